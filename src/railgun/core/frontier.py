@@ -1,0 +1,85 @@
+"""Frontiers (watermarks): how far time has come at one worker of one stage.
+
+A frontier `f` promises that no record with a time below `f` will be delivered any more. Its rules:
+
+1. **Senders.** Every worker tells its own upstream's frontier to every worker of the stage, on the link its
+   records travel, behind them. Without a migration a worker's frontier is the minimum over the senders.
+2. **Homes.** During a migration a record can also come by way of its key's home. Every home *relays* the
+   frontier of what it may still forward; the minimum is over senders and unfinished homes. A home relays the
+   minimum over its own senders, never its own frontier, so there is no circle among homes.
+3. **Held records.** A record that waits at its new owner keeps the frontier at what it was for that record's
+   path when it came (`held`): a held or forwarded record is never overtaken.
+4. **The end.** `MAX` says that nothing comes any more and ends an operator. A home that still has keys to
+   give away stays just below it, and so do those it may give them to: a key ends once, at its last owner.
+5. A frontier never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from railgun.core.errors import ProtocolError
+from railgun.core.placement import Worker
+
+MIN: Final = -(1 << 63)
+MAX: Final = (1 << 63) - 1
+LAST: Final = MAX - 1
+"""The highest frontier that does not end an operator."""
+
+
+class Frontiers:
+    """What one worker has been told of time, by sender and by home."""
+
+    __slots__ = ("relayed", "senders", "told")
+
+    def __init__(self, members: Iterable[Worker]) -> None:
+        self.senders: dict[Worker, int] = dict.fromkeys(sorted(members), MIN)
+        self.relayed: dict[Worker, int] = {}
+        self.told = MIN
+
+    def join(self, worker: Worker) -> None:
+        """A worker begins to send; until it tells a frontier, ours stays where it is."""
+        self.senders.setdefault(worker, MIN)
+
+    def leave(self, worker: Worker) -> None:
+        """A worker will never send again."""
+        self.senders.pop(worker, None)
+
+    def sender(self, worker: Worker, value: int) -> None:
+        """A sender's frontier has come to `value`."""
+        if value < self.senders[worker]:
+            raise ProtocolError(
+                f"worker {worker} told frontier {value} after {self.senders[worker]}: it went back"
+            )
+        self.senders[worker] = value
+
+    def begin(self, homes: Iterable[Worker]) -> None:
+        """From now on records can come by way of these homes."""
+        self.relayed = dict.fromkeys(sorted(homes), MIN)
+
+    def relay(self, home: Worker, value: int) -> None:
+        """A home forwards nothing below `value` any more."""
+        if home in self.relayed:
+            self.relayed[home] = max(value, self.relayed[home])
+
+    def finish(self, home: Worker) -> None:
+        """A home forwards nothing at all any more."""
+        self.relayed.pop(home, None)
+
+    def lowest_sender(self, among: Iterable[Worker]) -> int:
+        """The frontier of what these senders may still send."""
+        return min((self.senders[worker] for worker in among), default=MAX)
+
+    def advance(self, held: int, may_end: bool) -> int | None:
+        """The new frontier, if there is one to tell; `held` is the lowest a waiting record allows."""
+        value = min(
+            held,
+            min(self.senders.values(), default=MAX),
+            min(self.relayed.values(), default=MAX),
+            MAX if may_end else LAST,
+        )
+        if value <= self.told:
+            return None
+        self.told = value
+        return value

@@ -1,0 +1,264 @@
+"""Stable 64-bit hashes of keys: the same in every process, on every machine, in every run.
+
+The rest of the core knows a key only by its hash. Two promises follow:
+
+1. **Equal keys hash equal**, across types too, as Python compares them: ``1 == 1.0 == True``,
+   ``Decimal("0.5") == 0.5``, a named tuple and the plain tuple. (The converse is not promised: keys
+   that share a hash simply live together.)
+2. **Stable**: not Python's ``hash()``, which is salted per process for strings.
+
+Columns of str, bytes and int are hashed as arrays, with no Python per key. Any other key takes the
+path of `key_hash`: numbers, None, tuples, frozensets, enums, dataclasses, dates, UUIDs, and classes that
+tell their identity with ``__stable_key__``. What fits nowhere is refused with a `KeyTypeError`.
+
+The function, for whoever writes it in another language. All arithmetic is modulo 2**64::
+
+    text(tag, data):   h = tag ^ (len(data) * P2)
+                       for every 8 bytes w of data, little-endian, the last ones padded with zeros:
+                           h = (h ^ w) * P1;  h = h ^ (h >> 29)
+                       return finish(h)
+    number(n):         finish((n ^ INT) * P1)          for -2**63 <= n < 2**63
+    finish(h):         h = (h ^ (h >> 33)) * P3;  return h ^ (h >> 32)
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import datetime
+import enum
+import numbers
+import uuid
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.core.errors import KeyTypeError
+
+Hashes = NDArray[np.uint64]
+
+MASK: Final = (1 << 64) - 1
+P1: Final = 0x9E3779B97F4A7C15
+P2: Final = 0xC2B2AE3D27D4EB4F
+P3: Final = 0xFF51AFD7ED558CCD
+
+# One tag a kind, so that "1", b"1" and 1 do not share a hash.
+STR: Final = 0x7374720000000001
+BYTES: Final = 0x6279746500000002
+INT: Final = 0x696E740000000003
+OTHER: Final = 0x6F74686500000004
+
+# Masks that keep the first 0..8 bytes of a little-endian word.
+_KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
+_U = np.uint64
+
+
+def hash_keys(keys: Sequence[Any] | NDArray[Any]) -> Hashes:
+    """Hash a column of keys; one array operation per eight bytes of key where the column allows it.
+
+    >>> [hex(h) for h in hash_keys(["ada", "grace"]).tolist()]
+    ['0xf834b90f27bc8a57', '0x2b5e9bf93c60e2dd']
+    >>> bool((hash_keys([1, 2]) == hash_keys([1.0, 2.0])).all())
+    True
+    """
+    if isinstance(keys, np.ndarray):
+        if keys.dtype.kind in "ib" or (keys.dtype.kind == "u" and keys.dtype.itemsize < 8):
+            return hash_ints(keys.astype(np.int64))
+        column: Sequence[Any] = keys.tolist()
+    else:
+        column = keys
+    if len(column) == 0:
+        return np.empty(0, dtype=np.uint64)
+    first = column[0]
+    # Each of these refuses a column with a key of another type, which then takes the general path.
+    try:
+        if isinstance(first, str):
+            joined = "\0".join(column).encode("utf-8", "surrogatepass")
+            return _hash_joined(STR, joined, column)
+        if isinstance(first, bytes):
+            return _hash_joined(BYTES, b"\0".join(column), column)
+        if isinstance(first, int):
+            return hash_ints(np.frombuffer(array.array("q", column), dtype=np.int64))
+    except (TypeError, OverflowError):
+        pass
+    return np.fromiter(map(key_hash, column), dtype=np.uint64, count=len(column))
+
+
+def hash_buffer(
+    tag: int, data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Hashes:
+    """Hash byte strings that lie in one buffer; `data` must go on for 8 bytes after the last one.
+
+    This is also how a column that already has buffer and offsets (Arrow's, say) is hashed.
+    """
+    words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
+    hashes = _U(tag) ^ (lengths.astype(np.uint64) * _U(P2))
+    longest = int(lengths.max(initial=0))
+    shortest = int(lengths.min(initial=longest))
+    rows: Any = slice(None)
+    for at in range(0, longest, 8):
+        if at + 8 <= shortest:  # a whole word in every row
+            word = words[starts + at]
+        else:
+            rows = np.flatnonzero(lengths > at) if at >= shortest else slice(None)
+            left = np.minimum(lengths[rows] - at, 8)
+            word = words[starts[rows] + at] & _KEEP[left]
+        mixed = (hashes[rows] ^ word) * _U(P1)
+        mixed ^= mixed >> _U(29)
+        hashes[rows] = mixed
+    return finish(hashes)
+
+
+def _hash_joined(tag: int, joined: bytes, keys: Sequence[Any]) -> Hashes:
+    """Hash the keys of a column from their concatenation with a zero byte between them."""
+    data = np.frombuffer(joined + bytes(8), dtype=np.uint8)
+    ends = np.flatnonzero(data[: len(joined)] == 0)
+    if len(ends) == len(keys) - 1:
+        ends = np.append(ends, len(joined))
+        starts = np.empty_like(ends)
+        starts[0] = 0
+        starts[1:] = ends[:-1] + 1
+        return hash_buffer(tag, data, starts, ends - starts)
+    # A zero byte within a key: the lengths have to be asked for.
+    encoded = [k.encode("utf-8", "surrogatepass") if isinstance(k, str) else k for k in keys]
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    data = np.frombuffer(b"".join(encoded) + bytes(8), dtype=np.uint8)
+    return hash_buffer(tag, data, np.cumsum(lengths) - lengths, lengths)
+
+
+def hash_ints(values: NDArray[np.int64]) -> Hashes:
+    """Hash an array of whole numbers."""
+    return finish((values.view(np.uint64) ^ _U(INT)) * _U(P1))
+
+
+def finish(hashes: Hashes) -> Hashes:
+    """Spread the bits of a mixed value over the whole word."""
+    hashes = (hashes ^ (hashes >> _U(33))) * _U(P3)
+    return hashes ^ (hashes >> _U(32))
+
+
+def key_hash(key: object) -> int:
+    """Hash one key of any kind a key may be.
+
+    >>> key_hash(1) == key_hash(1.0) == key_hash(True)
+    True
+    >>> key_hash(("ada", 1)) == key_hash(("ada", 1.0))
+    True
+    >>> key_hash(["ada"])
+    Traceback (most recent call last):
+    railgun.core.errors.KeyTypeError: a list cannot be a key: it can change, so it has no stable hash...
+    """
+    if isinstance(key, str):
+        return _text(STR, key.encode("utf-8", "surrogatepass"))
+    if isinstance(key, bytes):
+        return _text(BYTES, key)
+    if isinstance(key, int):
+        return _integer(int(key))
+    return _other(key)
+
+
+def _other(key: object) -> int:
+    """The kinds of keys beside str, bytes and int. A key with parts is hashed by its parts' hashes."""
+    if key is None:
+        return _text(OTHER, b"none")
+    if type(key).__hash__ is None:
+        raise KeyTypeError(
+            f"a {type(key).__qualname__} cannot be a key: it can change, so it has no stable hash. "
+            f"Use a tuple, a string or a frozen dataclass instead. The key was {_short(key)}"
+        )
+    if isinstance(key, tuple):
+        return _parts(b"tuple", map(key_hash, key))
+    if hasattr(key, "__stable_key__"):
+        return key_hash(key.__stable_key__())
+    if isinstance(key, enum.Enum):
+        name = f"{type(key).__qualname__}.{key.name}"
+        return _text(OTHER, b"enum" + name.encode())
+    if isinstance(key, np.generic) and not isinstance(key, np.datetime64 | np.timedelta64):
+        plain = key.item()
+        if not isinstance(plain, np.generic):
+            return key_hash(plain)
+    if isinstance(key, numbers.Number) and isinstance(key, float | Decimal | Fraction | complex):
+        return _number(key)
+    if isinstance(key, datetime.date | datetime.time | datetime.timedelta):
+        return _text(OTHER, b"time" + repr(_moment(key)).encode())
+    if isinstance(key, uuid.UUID):
+        return _text(OTHER, b"uuid" + key.bytes)
+    if isinstance(key, frozenset):
+        return _parts(b"frozenset", sorted(map(key_hash, key)))
+    if isinstance(key, memoryview):
+        return key_hash(key.tobytes())
+    if dataclasses.is_dataclass(key) and type(key).__eq__ is not object.__eq__:
+        compared = [getattr(key, f.name) for f in dataclasses.fields(key) if f.compare]
+        return _parts(type(key).__qualname__.encode(), map(key_hash, compared))
+    raise KeyTypeError(
+        f"a {type(key).__qualname__} cannot be a key: Railgun does not know which of them are equal. "
+        "Use a string, a number, a tuple or a frozen dataclass, or give the class a method "
+        f"__stable_key__() that returns one of these. The key was {_short(key)}"
+    )
+
+
+def _number(key: float | Decimal | Fraction | complex) -> int:
+    """Equal numbers of different types have one hash: whole ones an int's, others their ratio's."""
+    if isinstance(key, complex):
+        if key.imag:
+            return _parts(b"complex", (_number(key.real), _number(key.imag)))
+        key = key.real
+    try:
+        over, under = key.as_integer_ratio()
+    except (ValueError, OverflowError):  # not a number, or infinite
+        return _text(OTHER, f"float{float(key)}".encode())
+    if under == 1:
+        return _integer(over)
+    return _text(OTHER, f"ratio{over}/{under}".encode())
+
+
+def _moment(key: datetime.date | datetime.time | datetime.timedelta) -> tuple[object, ...]:
+    """What makes two dates or times equal: aware ones by the instant, naive ones by their fields."""
+    if isinstance(key, datetime.timedelta):
+        return ("span", key.days, key.seconds, key.microseconds)
+    if isinstance(key, datetime.datetime):
+        key = key.replace(fold=0)
+        fields = (key.toordinal(), key.hour, key.minute, key.second, key.microsecond)
+        offset = key.utcoffset()
+    elif isinstance(key, datetime.date):
+        return ("date", key.toordinal())
+    else:
+        fields = (0, key.hour, key.minute, key.second, key.microsecond)
+        offset = key.utcoffset()
+    if offset is None:
+        return ("naive", *fields)
+    days, hours, minutes, seconds, micros = fields
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ("aware", (whole * 1_000_000 + micros) - offset // datetime.timedelta(microseconds=1))
+
+
+def _integer(value: int) -> int:
+    if -(1 << 63) <= value < 1 << 63:
+        return _finish_one(((value ^ INT) * P1) & MASK)
+    return _text(OTHER, b"int" + str(value).encode())
+
+
+def _parts(kind: bytes, hashes: Iterable[int]) -> int:
+    return _text(OTHER, kind + b"".join(h.to_bytes(8, "little") for h in hashes))
+
+
+def _text(tag: int, data: bytes) -> int:
+    mixed = tag ^ ((len(data) * P2) & MASK)
+    for at in range(0, len(data), 8):
+        mixed = ((mixed ^ int.from_bytes(data[at : at + 8], "little")) * P1) & MASK
+        mixed ^= mixed >> 29
+    return _finish_one(mixed)
+
+
+def _finish_one(mixed: int) -> int:
+    mixed = ((mixed ^ (mixed >> 33)) * P3) & MASK
+    return mixed ^ (mixed >> 32)
+
+
+def _short(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,529 @@
+"""The distributor: routes keyed batches to the workers that own the keys, and moves the keys live.
+
+There is one for each stage on each worker. It plays three parts at once, and during a rescale from the
+placement F to F′ these are the rules (the numbers are those of docs/design/rescale.md):
+
+- **Sender** C, of records from its own upstream. Rule 1: route a key K to its home F(K), as OLD, until it has
+  *switched* for that home; from then on to F′(K), as NEW. Rule 6: on `Done(A)` send `Flush` to A, then switch.
+- **Home** A, of the keys F gives it. Its phase decides about OLD records (rule 2): `normal`, `interrogate`,
+  `collect`, `settle`, one file each. Rule 5: with no key left it tells all `Done`. Rule 7: on `Flush` from C
+  it tells the new owners `Flushed(C)`.
+- **New owner** B, of the keys F′ gives it (`arrivals.py`). Rule 8: a NEW record from C waits until `Flushed(C)`
+  has come from its key's home.
+
+Rule 9: a worker is through when it has switched for all homes, has been flushed by all senders, and nothing can
+come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`, frontiers (rule 11) kept by
+`frontier.py`. A machine like all in `core`: `handle(event)` returns commands, in order; it never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from railgun.core.barrier import Barrier
+from railgun.core.batch import Batch, split
+from railgun.core.errors import ProtocolError
+from railgun.core.frontier import LAST, MAX, MIN, Frontiers
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.arrivals import Arrivals
+from railgun.core.rescale.collect import Collect
+from railgun.core.rescale.interrogate import Interrogate
+from railgun.core.rescale.migration import Migration
+from railgun.core.rescale.normal import Normal
+from railgun.core.rescale.phase import TRANSITIONS, Phase
+from railgun.core.rescale.settle import Settle
+
+
+class Distributor:
+    """One stage's distributor on one worker. `downstream`: how many stages follow this one."""
+
+    __slots__ = (
+        "barrier", "bound", "deferred", "departing", "downstream", "early", "epoch", "frontiers", "heard", "left", "local",
+        "members", "migration", "out", "peers", "phase", "placement", "relayed", "stage", "worker",
+    )  # fmt: skip
+
+    phases: ClassVar[dict[str, type[Phase]]] = {
+        phase.name: phase for phase in (Normal, Interrogate, Collect, Settle)
+    }
+
+    def __init__(
+        self,
+        worker: Worker,
+        placement: Placement,
+        members: Iterable[Worker] | None = None,
+        *,
+        stage: str = "",
+        epoch: int = 0,
+        downstream: int = 0,
+    ) -> None:
+        self.worker = worker
+        self.stage = stage
+        self.downstream = downstream
+        self.epoch = epoch
+        self.placement = placement
+        self.members = tuple(sorted({worker, *placement.workers, *(members or ())}))
+        self.peers = tuple(peer for peer in self.members if peer != worker)
+        self.phase: Phase = Normal()
+        self.migration: Migration | None = None
+        self.heard: set[Worker] = set()  # peers that know of the next epoch
+        self.early: dict[Worker, int] = {}  # frontiers told by peers that know more than we do
+        self.frontiers = Frontiers(self.members)
+        self.local = MIN  # the frontier of the own upstream
+        self.bound = MAX  # the earliest the operators may emit at on their own
+        self.relayed = MIN  # what this home told last
+        self.barrier: Barrier[m.UpstreamEvent, m.Message] = Barrier()
+        self.deferred: list[Worker] = []  # homes to switch for after the snapshot
+        self.departing = False
+        self.left = False
+        self.out: list[m.Command] = []
+
+    def __repr__(self) -> str:
+        return f"worker {self.worker}, stage {self.stage or '-'}, {self.phase.name} {self.epoch}"
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: m.Event) -> list[m.Command]:
+        """Take one event; the commands it leads to, to be carried out in order."""
+        match event:
+            case m.Received(sender, message):
+                self._receive(sender, message)
+            case m.Local() | m.Advanced() | m.StartSnapshot() | m.PassFence():
+                self._upstream(event)
+            case m.Move(keys):
+                if self.movable and keys > 0:
+                    self._collecting().move(self, keys)
+            case m.Collected(states):
+                self._collecting().collected(self, states)
+                self._try_done()
+            case m.Interrogated(hashes):
+                self._interrogating().answer(self, hashes)
+                self._try_collect()
+            case m.Rescale(epoch, placement):
+                self._rescale(epoch, placement)
+            case m.Join(workers):
+                self._join(workers)
+            case m.Depart():
+                self.departing = True
+            case m.Bound(value):
+                self.bound = value
+        self._settle_down()
+        out, self.out = self.out, []
+        return out
+
+    def _upstream(self, event: m.UpstreamEvent) -> None:
+        """What comes from the own upstream, in order; behind a barrier it waits for the snapshot."""
+        if self.barrier.stopped:
+            self.barrier.backlog.append(event)
+            return
+        match event:
+            case m.Local(batch):
+                if self.local == MAX:
+                    raise ProtocolError(f"{self}: records came from an upstream that had ended")
+                if len(batch):
+                    self._route(batch)
+            case m.Advanced(value):
+                if value < self.local:
+                    raise ProtocolError(f"{self}: the upstream's frontier went back to {value}")
+                self.local = value
+                self.frontiers.sender(self.worker, value)
+                self.tell(self.peers, m.Frontier(self.known_epoch, value))
+            case m.StartSnapshot(snapshot):
+                if self.left:
+                    self.emit(m.Snapshot(snapshot))
+                else:
+                    self.barrier.stop(snapshot)
+            case m.PassFence(fence):
+                self.tell(self.peers, fence)
+                self._confirm(fence)
+
+    def _receive(self, sender: Worker, message: m.Message) -> None:
+        """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
+        if isinstance(message, m.Fenced):
+            self._current(message.epoch, message).arrivals.on_fenced(self, message.home, message.chunk)
+            return
+        if sender not in self.peers:
+            raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
+        if self.left:
+            return
+        if self.barrier.blocks(sender):
+            self.barrier.wait_behind(sender, message)
+            return
+        match message:
+            case m.Data(epoch, batch):
+                self._data(sender, epoch, batch)
+            case m.Forward(epoch, batch):
+                self._current(epoch, message).arrivals.on_forward(self, sender, batch)
+            case m.Acquire(epoch):
+                self._current(epoch, message).arrivals.on_acquire(self, sender, message)
+            case m.Heard(epoch):
+                if epoch != self.epoch + 1 or sender in self.heard:
+                    raise ProtocolError(f"{self}: worker {sender} announced epoch {epoch}")
+                self.heard.add(sender)
+                self._try_collect()
+            case m.Done(epoch):
+                self._current(epoch, message)
+                self._on_done(sender)
+            case m.Flush(epoch):
+                self._current(epoch, message)
+                self._on_flush(sender)
+            case m.Flushed(epoch, origin):
+                self._current(epoch, message)
+                self._on_flushed(sender, origin)
+            case m.Bar1(snapshot):
+                self.barrier.arrive(sender, snapshot, last=False)
+            case m.Bar2(snapshot):
+                self.barrier.arrive(sender, snapshot, last=True)
+            case m.Frontier(epoch, value):
+                if epoch > self.known_epoch:
+                    self.early[sender] = value
+                else:
+                    self.frontiers.sender(sender, value)
+            case m.Relay(epoch, value):
+                self._current(epoch, message)
+                self.frontiers.relay(sender, value)
+            case m.Fence():
+                self._confirm(message)
+            case m.Leave():
+                self._on_leave(sender)
+
+    # ------------------------------------------------------------ the sender
+
+    def _route(self, batch: Batch) -> None:
+        """Rule 1. One key has one home, so its records never change between OLD and NEW in a batch."""
+        migration = self.migration
+        if migration is None:
+            self._dispatch(self.epoch, batch, self.placement)
+        elif not migration.switched:
+            self._dispatch(self.epoch, batch, migration.old)
+        elif migration.switched.issuperset(migration.old.workers):
+            self._dispatch(migration.epoch, batch, migration.new)
+        else:
+            homes = migration.old.owners(batch.hashes)
+            switched = np.isin(homes, sorted(migration.switched))
+            old, new = np.flatnonzero(~switched), np.flatnonzero(switched)
+            if len(old):
+                self._dispatch(self.epoch, batch.take(old), migration.old)
+            if len(new):
+                self._dispatch(migration.epoch, batch.take(new), migration.new)
+
+    def _dispatch(self, epoch: int, batch: Batch, placement: Placement) -> None:
+        for to, part in split(batch, placement.owners(batch.hashes)):
+            if to == self.worker:
+                self._data(self.worker, epoch, part)
+            else:
+                self.send(to, m.Data(epoch, part))
+
+    def _on_done(self, home: Worker) -> None:
+        """Rule 6, put off while a snapshot is being aligned (rule 10)."""
+        if self.barrier.stopped:
+            self.deferred.append(home)
+        else:
+            self._switch(home)
+
+    def _switch(self, home: Worker) -> None:
+        migration = self.migration_now()
+        if home in migration.switched or home not in migration.old.workers:
+            raise ProtocolError(f"{self}: worker {home} said Done, which it had or could not")
+        if home == self.worker:
+            self._on_flush(self.worker)
+        else:
+            self.send(home, m.Flush(migration.epoch))
+        migration.switched.add(home)
+
+    # ------------------------------------------------------------ the home, and the new owner
+
+    def _data(self, sender: Worker, epoch: int, batch: Batch) -> None:
+        """Records routed by `sender` itself: OLD, NEW, or of a configuration that is not ours."""
+        migration = self.migration
+        if epoch == self.epoch:
+            if migration is not None and sender in migration.flushes:
+                raise ProtocolError(f"{self}: OLD records from worker {sender} after its Flush")
+            self.phase.on_old(self, batch)
+        elif migration is not None and epoch == migration.epoch:
+            migration.arrivals.on_new(self, sender, batch)
+        else:
+            raise ProtocolError(f"{self}: records of epoch {epoch} from worker {sender}")
+
+    def _rescale(self, epoch: int, placement: Placement) -> None:
+        if self.migration is not None or epoch != self.epoch + 1 or self.left:
+            raise ProtocolError(f"{self}: cannot begin a rescale to epoch {epoch} now")
+        if self.barrier.snapshot is not None:
+            raise ProtocolError(f"{self}: a rescale began while a snapshot was on its way")
+        if not set(placement.workers) <= set(self.members):
+            raise ProtocolError(f"{self}: {placement.workers} are not all members {self.members}")
+        confirmations = self.downstream * len(self.members)
+        arrivals = Arrivals(self.worker, self.placement, confirmations)
+        self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
+        self.relayed = MIN
+        self.tell(arrivals.homes, m.Heard(epoch))
+        self.emit(m.Started(epoch))
+        if self.worker in placement.workers:
+            self.frontiers.begin(self.migration.arrivals.homes)
+        early, self.early = self.early, {}
+        for sender, value in early.items():
+            self.frontiers.sender(sender, value)
+        if self.worker not in self.placement.workers:
+            self.go("rescale, and I own none")
+        else:
+            self.go("rescale, and I own keys")
+            self.emit(m.Interrogate())
+
+    def _try_collect(self) -> None:
+        """From interrogate to collect, when the operators have answered and all have heard."""
+        phase = self.phase
+        if isinstance(phase, Interrogate) and phase.answered and self.heard.issuperset(self.peers):
+            ended = self.frontiers.lowest_sender(self.members) == MAX
+            self.go("operators answered, all have heard", phase.whitelist(), ended)
+            self.raise_fence(0, tuple(w for w in self.migration_now().new.workers if w != self.worker))
+            self._try_done()
+
+    def _try_done(self) -> None:
+        """Rule 5."""
+        if self._collecting().finished:
+            self.tell(self.peers, m.Done(self.migration_now().epoch))
+            self.go("no key left: Done")
+            self._on_done(self.worker)
+
+    def _on_flush(self, sender: Worker) -> None:
+        """Rule 7."""
+        migration = self.migration_now()
+        if sender in migration.flushes or not isinstance(self.phase, Settle):
+            raise ProtocolError(f"{self}: a Flush from worker {sender} at a wrong time")
+        migration.flushes.add(sender)
+        for owner in migration.new.workers:
+            if owner != self.worker:
+                self.send(owner, m.Flushed(migration.epoch, sender))
+
+    def _on_flushed(self, home: Worker, origin: Worker) -> None:
+        migration = self.migration_now()
+        migration.arrivals.on_flushed(self, home, origin)
+        if migration.arrivals.finished(home, migration.members):
+            self.frontiers.finish(home)
+
+    # ------------------------------------------------------------ fences
+
+    def raise_fence(self, chunk: int, owners: tuple[Worker, ...]) -> None:
+        """Rule 12: have everything this home emitted for a chunk confirmed to its new owners."""
+        if self.downstream and owners:
+            epoch = self.migration_now().epoch
+            self.emit(m.RaiseFence(m.Fence(self.stage, epoch, self.worker, chunk, owners)))
+
+    def _confirm(self, fence: m.Fence) -> None:
+        for owner in fence.owners:
+            self.emit(m.Confirm(owner, fence.stage, m.Fenced(fence.epoch, fence.home, fence.chunk)))
+
+    # ------------------------------------------------------------ joining and leaving
+
+    def _join(self, workers: tuple[Worker, ...]) -> None:
+        new = [worker for worker in workers if worker not in self.members]
+        if new and (self.migration is not None or self.barrier.snapshot is not None):
+            raise ProtocolError(f"{self}: workers {new} join during a rescale or a snapshot")
+        self._set_members({*self.members, *new})
+        for worker in new:
+            self.frontiers.join(worker)
+            if self.local > MIN:
+                self.send(worker, m.Frontier(self.known_epoch, self.local))
+
+    def _on_leave(self, worker: Worker) -> None:
+        owners = (self.placement if self.migration is None else self.migration.new).workers
+        if worker in owners:
+            raise ProtocolError(f"{self}: worker {worker} left while keys may go to it")
+        self._set_members(set(self.members) - {worker})
+        self.frontiers.leave(worker)
+        self.emit(m.Left(worker))
+
+    def _set_members(self, members: set[Worker]) -> None:
+        self.members = tuple(sorted(members))
+        self.peers = tuple(peer for peer in self.members if peer != self.worker)
+
+    # ------------------------------------------------------------ what follows from what happened
+
+    def _settle_down(self) -> None:
+        """After each event: what has become possible by it."""
+        self._relay()
+        self._try_complete()
+        self._align()
+        self._advance()
+        self._try_leave()
+
+    def _relay(self) -> None:
+        """Rule 11 for a home: tell the new owners how far time is in what may still be forwarded."""
+        migration = self.migration
+        if migration is None or not isinstance(self.phase, Collect | Settle):
+            return
+        if not self.may_forward or self.phase.holding:
+            return
+        value = self.frontiers.lowest_sender(w for w in self.members if w not in migration.flushes)
+        if isinstance(self.phase, Collect):
+            value = min(value, self.bound, LAST)
+        if value > self.relayed:
+            self.relayed = value
+            owners = [w for w in migration.new.workers if w != self.worker]
+            self.tell(owners, m.Relay(migration.epoch, value))
+
+    def _try_complete(self) -> None:
+        """Rule 9."""
+        migration = self.migration
+        if migration is None or not isinstance(self.phase, Settle):
+            return
+        switched = migration.switched.issuperset(migration.old.workers)
+        if switched and not self.may_forward and self._owner_is_complete(migration):
+            self.epoch, self.placement = migration.epoch, migration.new
+            self.migration = None
+            self.heard = set()
+            self.frontiers.begin(())
+            self.go("switched, flushed, all settled")
+            self.emit(m.Completed(self.epoch))
+
+    def _owner_is_complete(self, migration: Migration) -> bool:
+        return self.worker not in migration.new.workers or migration.arrivals.complete(migration.members)
+
+    def _align(self) -> None:
+        """Rule 10: send the barriers that are due; with all of them here, take the snapshot."""
+        barrier = self.barrier
+        if not barrier.stopped or barrier.snapshot is None:
+            return
+        if self.may_forward and not barrier.sent_first:
+            barrier.sent_first = True
+            self.tell(self.peers, m.Bar1(barrier.snapshot))
+        if not barrier.sent_last and self._forwarded_all():
+            barrier.sent_last = True
+            self.tell(self.peers, m.Bar2(barrier.snapshot))
+        if barrier.sent_last and barrier.all_last(self.peers) and self._nothing_waits():
+            self._take_snapshot(barrier)
+
+    def _forwarded_all(self) -> bool:
+        """Whether everything sent before the cut has come here and gone on from here."""
+        if not self.may_forward:
+            return True
+        return self.barrier.all_first(self.peers) and not self.phase.holding
+
+    def _nothing_waits(self) -> bool:
+        return self.migration is None or self.migration.arrivals.empty
+
+    def _take_snapshot(self, barrier: Barrier[m.UpstreamEvent, m.Message]) -> None:
+        assert barrier.snapshot is not None
+        self.emit(m.Snapshot(barrier.snapshot))
+        self.barrier = Barrier()
+        deferred, self.deferred = self.deferred, []
+        for home in deferred:
+            self._switch(home)
+        for sender in sorted(barrier.behind):
+            for message in barrier.behind[sender]:
+                self._receive(sender, message)
+        for event in barrier.backlog:
+            self._upstream(event)
+        self._settle_down()
+
+    def _advance(self) -> None:
+        """Rule 11: tell the operators how far time has come."""
+        migration = self.migration
+        held = MAX if migration is None else migration.arrivals.lowest
+        giving = isinstance(self.phase, Interrogate | Collect)
+        value = self.frontiers.advance(held, may_end=not giving)
+        if value is not None:
+            self.emit(m.Advance(value))
+
+    def _try_leave(self) -> None:
+        """A departing worker without keys whose upstream has ended has nothing more to say."""
+        idle = self.migration is None and not self.barrier.stopped and self.local == MAX
+        gone = idle and self.worker not in self.placement.workers
+        if self.departing and gone and not self.left:
+            self.tell(self.peers, m.Leave())
+            self.left = True
+            self.barrier = Barrier()  # whatever peers still say is of no concern here
+            if self.frontiers.told < MAX:
+                self.frontiers.told = MAX
+                self.emit(m.Advance(MAX))
+            self.emit(m.Left(self.worker))
+
+    # ------------------------------------------------------------ for the phases, and for drivers
+
+    @property
+    def known_epoch(self) -> int:
+        """The last epoch this worker has heard of."""
+        return self.epoch if self.migration is None else self.migration.epoch
+
+    @property
+    def may_forward(self) -> bool:
+        """Whether records of others may still pass through this home."""
+        migration = self.migration
+        if migration is None or self.worker not in migration.old.workers:
+            return False
+        return not migration.flushes.issuperset(migration.members)
+
+    @property
+    def movable(self) -> bool:
+        """Whether a `Move` would put a chunk of keys in motion now."""
+        phase = self.phase
+        if not isinstance(phase, Collect) or phase.holding or phase.finished:
+            return False
+        return not self._cut_is_near()
+
+    def _cut_is_near(self) -> bool:
+        """Rule 10: no new chunk from BAR1 of all until the own snapshot."""
+        return self.barrier.stopped and self.barrier.all_first(self.peers)
+
+    def process(self, batch: Batch) -> None:
+        """Hand records to the operators."""
+        self.emit(m.Process(batch))
+
+    def send(self, to: Worker, message: m.Message) -> None:
+        """Send one message to one peer."""
+        self.emit(m.Send(to, message))
+
+    def tell(self, to: Iterable[Worker], message: m.Message) -> None:
+        """Send one message to several peers."""
+        for worker in to:
+            self.send(worker, message)
+
+    def emit(self, command: m.Command) -> None:
+        """Add a command to those of the current event."""
+        self.out.append(command)
+
+    def go(self, why: str, *arguments: Any) -> None:
+        """Enter the phase that follows the present one when `why` happened."""
+        following = TRANSITIONS.get((self.phase.name, why))
+        if following is None:
+            raise ProtocolError(f"{self}: no phase follows when: {why}")
+        self.phase = self.phases[following](*arguments)
+
+    def migration_now(self) -> Migration:
+        """The migration that must be under way."""
+        if self.migration is None:
+            raise ProtocolError(f"{self}: no rescale is under way")
+        return self.migration
+
+    def _current(self, epoch: int, message: m.Message) -> Migration:
+        """The migration a message speaks of, which must be the one under way here."""
+        migration = self.migration
+        if migration is None or migration.epoch != epoch:
+            raise ProtocolError(f"{self}: {type(message).__name__} of epoch {epoch} is not for now")
+        return migration
+
+    def _interrogating(self) -> Interrogate:
+        if not isinstance(self.phase, Interrogate) or self.phase.answered:
+            raise ProtocolError(f"{self}: the operators answered, but were not asked")
+        return self.phase
+
+    def _collecting(self) -> Collect:
+        if not isinstance(self.phase, Collect):
+            raise ProtocolError(f"{self}: not collecting")
+        return self.phase
+
+    def validate(self) -> None:
+        """Check the invariants. Costs time: for tests, after every step."""
+        assert not self.out, "all commands handed over"
+        assert self.worker in self.members
+        assert (self.migration is None) == isinstance(self.phase, Normal)
+        self.phase.validate(self)
+        if self.migration is not None:
+            self.migration.validate(self)
+        if self.barrier.sent_last:
+            assert not self.phase.holding, "no key between two owners behind BAR2"
+        assert self.barrier.stopped or not (self.barrier.backlog or self.deferred)
+        assert set(self.barrier.behind) <= self.barrier.last

@@ -1,0 +1,45 @@
+"""One rescale under way, as one worker sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale.arrivals import Arrivals
+
+if TYPE_CHECKING:
+    from railgun.core.rescale.distributor import Distributor
+
+
+class Migration:
+    """From placement `old` (F) to `new` (F′): what this worker has done and heard so far."""
+
+    __slots__ = ("arrivals", "epoch", "flushes", "members", "new", "old", "switched")
+
+    def __init__(
+        self,
+        epoch: int,
+        old: Placement,
+        new: Placement,
+        members: tuple[Worker, ...],
+        arrivals: Arrivals,
+    ) -> None:
+        self.epoch = epoch
+        self.old = old
+        self.new = new
+        self.members = members  # those who were part of the stage when it began; one may leave early
+        self.arrivals = arrivals
+        self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
+        self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
+
+    def validate(self, worker: Distributor) -> None:
+        """Check what must always hold."""
+        assert self.epoch == worker.epoch + 1
+        assert self.switched <= set(self.old.workers)
+        assert self.flushes <= set(self.members)
+        for entry in self.arrivals.in_order():
+            assert bool((self.new.owners(entry.batch.hashes) == worker.worker).all())
+            assert bool((self.old.owners(entry.batch.hashes) != worker.worker).all())
+            assert not self.arrivals.ready(entry.origin, entry.batch.hashes).any(), "waits in vain"
+        for fenced in self.arrivals.fenced:
+            assert not self.arrivals.open(fenced.home, fenced.acquire.chunk), "waits in vain"

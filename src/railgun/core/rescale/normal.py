@@ -1,0 +1,22 @@
+"""Normal: no rescale known. A home processes what comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from railgun.core.batch import Batch
+from railgun.core.rescale.phase import Phase
+
+if TYPE_CHECKING:
+    from railgun.core.rescale.distributor import Distributor
+
+
+class Normal(Phase):
+    """Rule 2, "not migrating": process."""
+
+    __slots__ = ()
+    name = "normal"
+
+    def on_old(self, worker: Distributor, batch: Batch) -> None:
+        """Process everything."""
+        worker.process(batch)

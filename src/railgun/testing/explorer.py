@@ -1,0 +1,263 @@
+"""An exhaustive explorer: every interleaving of a few workers, with the production classes themselves.
+
+A *node* is one worker. In each step one node takes one event: something of its own (`events`) or the first message
+of a link to it. The explorer visits every state the system can reach and reports the first violation, with the
+shortest story that leads to it.
+
+It is fast because of two observations. A step changes one node and appends to its links, so the outcome of (node
+state, event) never has to be computed twice: nodes, messages and link contents are interned as numbers, and after
+a short while a step is a few dictionary look-ups; the machines have run once for each local situation. And
+interleavings that lead to the same state are merged, so it is states that are counted, not paths.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from railgun.testing.fork import fingerprint, fork
+from railgun.testing.model import Violation
+
+State = tuple[int, ...]
+
+
+class Node(Protocol):
+    """What the explorer needs of a worker."""
+
+    def events(self) -> Sequence[str]:
+        """The events of its own it could take now."""
+        ...
+
+    def step(self, event: str) -> list[tuple[int, Any]]:
+        """Take one of them; the messages it sends, as (to, message)."""
+        ...
+
+    def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
+        """Take a message; the messages it sends."""
+        ...
+
+    def holdings(self) -> int:
+        """A bit set of what only one node may have at a time."""
+        ...
+
+    def flags(self) -> int:
+        """A bit set that guards of events of other nodes look at."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of a story."""
+
+    node: int
+    event: str
+    sender: int | None = None
+    message: Any = None
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What came out: how much was seen, and the first violation with its story."""
+
+    states: int = 0
+    transitions: int = 0
+    complete: bool = True
+    violation: Violation | None = None
+    story: list[Step] = field(default_factory=list)
+
+
+class Explorer:
+    """All reachable states of some nodes and the links between them."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        judge: Callable[[Sequence[Any]], Violation | None],
+        guards: dict[str, int] | None = None,
+    ) -> None:
+        self.count = len(nodes)
+        self.judge = judge
+        self.guards = guards or {}  # event → flag that all nodes must have
+        self.node_ids: dict[Hashable, int] = {}
+        self.nodes: list[Node] = []
+        self.own: list[tuple[str, ...]] = []
+        self.holdings: list[int] = []
+        self.flags: list[int] = []
+        self.memo: list[dict[Any, Any]] = []
+        self.message_ids: dict[Hashable, int] = {}
+        self.messages: list[Any] = []
+        self.link_ids: dict[tuple[int, ...], int] = {(): 0}
+        self.links: list[tuple[int, ...]] = [()]
+        self.tails: list[int] = [0]
+        self.appended: dict[tuple[int, int], int] = {}
+        self.start: State = tuple(self._intern_node(n) for n in nodes) + (0,) * self.count**2
+
+    def run(
+        self,
+        shortest: bool = False,
+        limit: int | None = None,
+        accept: Callable[[Violation, list[Step]], bool] | None = None,
+    ) -> Exploration:
+        """Visit every state, or stop at the first violation (that `accept` accepts).
+
+        `shortest` goes breadth-first and remembers the way, for a minimal story; otherwise a violation found
+        depth-first is looked for again that way.
+        """
+        result = Exploration()
+        parents: dict[State, tuple[State, Step] | None] = {self.start: None}
+        seen: set[State] = {self.start}
+        todo: deque[State] = deque([self.start])
+        take = todo.popleft if shortest else todo.pop
+        while todo:
+            if limit is not None and len(seen) > limit:
+                result.complete = False
+                break
+            state = take()
+            successors = self.successors(state)
+            if not successors:
+                violation = self.judge([self.nodes[n] for n in state[: self.count]])
+                if violation is not None and self._report(
+                    result, parents, state, None, violation, shortest, accept
+                ):
+                    break
+            for step, following in successors:
+                result.transitions += 1
+                if isinstance(following, Violation):
+                    if self._report(result, parents, state, step, following, shortest, accept):
+                        todo.clear()
+                        break
+                    continue
+                if following not in seen:
+                    seen.add(following)
+                    todo.append(following)
+                    if shortest:
+                        parents[following] = (state, self._told(step))
+        result.states = len(seen)
+        if result.violation is not None and not shortest:
+            again = self.run(shortest=True, accept=accept)
+            result.violation, result.story = again.violation, again.story
+        return result
+
+    def successors(self, state: State) -> list[tuple[tuple[int, Any, int], State | Violation]]:
+        """Every step possible in a state, and where it leads."""
+        count = self.count
+        found: list[tuple[tuple[int, Any, int], State | Violation]] = []
+        flags = -1
+        for node in state[:count]:
+            flags &= self.flags[node]
+        for index in range(count):
+            node = state[index]
+            for event in self.own[node]:
+                guard = self.guards.get(event, 0)
+                if flags & guard == guard:
+                    found.append(((index, event, -1), self._follow(state, index, node, event, -1)))
+            for sender in range(count):
+                link = state[count + sender * count + index]
+                if link:
+                    head = self.links[link][0]
+                    found.append(
+                        ((index, head, sender), self._follow(state, index, node, head, sender))
+                    )
+        return found
+
+    def _follow(
+        self, state: State, index: int, node: int, event: str | int, sender: int
+    ) -> State | Violation:
+        outcome = self.memo[node].get((event, sender))
+        if outcome is None:
+            outcome = self.memo[node][event, sender] = self._compute(node, event, sender)
+        if isinstance(outcome, Violation):
+            return outcome
+        following, sent = outcome
+        count = self.count
+        successor = list(state)
+        successor[index] = following
+        if sender >= 0:
+            at = count + sender * count + index
+            successor[at] = self.tails[state[at]]
+        for to, message in sent:
+            at = count + index * count + to
+            link = self.appended.get((successor[at], message))
+            successor[at] = self._append(successor[at], message) if link is None else link
+        mine = self.holdings[following]
+        if mine:
+            for other in range(count):
+                if other != index and self.holdings[state[other]] & mine:
+                    return Violation("split state", f"workers {index} and {other} both have it")
+        return tuple(successor)
+
+    def _compute(self, node: int, event: str | int, sender: int) -> Any:
+        """Run the machines: one step of one node."""
+        machine = fork(self.nodes[node])
+        try:
+            if isinstance(event, str):
+                sent = machine.step(event)
+            else:
+                sent = machine.deliver(sender, self.messages[event])
+        except Violation as violation:
+            return violation
+        outgoing = tuple((to, self._intern_message(message)) for to, message in sent)
+        return self._intern_node(machine), outgoing
+
+    def _intern_node(self, node: Node) -> int:
+        print_ = fingerprint(node)
+        found = self.node_ids.get(print_)
+        if found is None:
+            found = self.node_ids[print_] = len(self.nodes)
+            self.nodes.append(node)
+            self.own.append(tuple(node.events()))
+            self.holdings.append(node.holdings())
+            self.flags.append(node.flags())
+            self.memo.append({})
+        return found
+
+    def _intern_message(self, message: Any) -> int:
+        print_ = fingerprint(message)
+        found = self.message_ids.get(print_)
+        if found is None:
+            found = self.message_ids[print_] = len(self.messages)
+            self.messages.append(message)
+        return found
+
+    def _append(self, link: int, message: int) -> int:
+        longer = self._intern_link((*self.links[link], message))
+        self.appended[link, message] = longer
+        return longer
+
+    def _intern_link(self, content: tuple[int, ...]) -> int:
+        found = self.link_ids.get(content)
+        if found is None:
+            tail = self._intern_link(content[1:])
+            found = self.link_ids[content] = len(self.links)
+            self.links.append(content)
+            self.tails.append(tail)
+        return found
+
+    def _told(self, step: tuple[int, Any, int]) -> Step:
+        index, event, sender = step
+        if isinstance(event, str):
+            return Step(index, event)
+        return Step(index, "deliver", sender, self.messages[event])
+
+    def _report(
+        self,
+        result: Exploration,
+        parents: dict[State, tuple[State, Step] | None],
+        state: State,
+        last: tuple[int, Any, int] | None,
+        violation: Violation,
+        shortest: bool,
+        accept: Callable[[Violation, list[Step]], bool] | None,
+    ) -> bool:
+        story = [] if last is None else [self._told(last)]
+        before = parents.get(state)
+        while before is not None:
+            story.append(before[1])
+            before = parents.get(before[0])
+        story.reverse()
+        if accept is not None and not accept(violation, story):
+            return False
+        result.violation, result.story = violation, story
+        return True

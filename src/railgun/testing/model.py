@@ -1,0 +1,245 @@
+"""A worker as the proof sees it: production distributors, chained stage by stage, around model operators.
+
+The model operator keeps, for each key, how many records of each origin it has processed. Records are numbered,
+so the operator itself notices the moment a record is lost, doubled or out of order, or meets the wrong state:
+it raises a `Violation`. The same worker serves the exhaustive explorer and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from railgun.core.errors import ProtocolError
+from railgun.core.frontier import MAX, MIN
+from railgun.core.hashing import Hashes
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.distributor import Distributor
+from railgun.testing.rows import Item, Rows
+
+Counts = dict[int, int]
+"""Of each origin, the last record processed."""
+
+
+class Violation(Exception):
+    """A property does not hold: `kind` names it, the text tells the case."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class CountingOperator:
+    """Counts records by key and origin, checks them, and emits one record for each to the next stage."""
+
+    __slots__ = ("ended", "frontier", "onward", "states", "worker")
+
+    def __init__(self, worker: Worker, onward: Callable[[int], int] | None = None) -> None:
+        self.worker = worker
+        self.onward = onward
+        self.states: dict[int, Counts] = {}
+        self.ended: set[int] = set()
+        self.frontier = MIN
+
+    def process(self, rows: Rows) -> Rows | None:
+        """Count each record; what goes to the next stage, if there is one."""
+        emitted = []
+        for item in rows.items:
+            if item.time < self.frontier:
+                raise Violation(
+                    "late", f"worker {self.worker} processed {tell(item)} after frontier {self.frontier}"
+                )
+            counts = self.states.setdefault(item.key, {})
+            expected = counts.get(item.origin, 0) + 1
+            if item.seq != expected:
+                kind = "twice" if item.seq < expected else "out of order"
+                raise Violation(
+                    kind,
+                    f"worker {self.worker} processed {tell(item)} when {tell(item._replace(seq=expected))} "
+                    "was next",
+                )
+            counts[item.origin] = item.seq
+            if self.onward is not None:
+                seq = sum(counts.values())
+                emitted.append(Item(self.onward(item.key), item.key, seq, item.time))
+        return Rows(emitted) if emitted else None
+
+    def keys(self) -> Hashes:
+        """All keys that have state."""
+        return np.array(sorted(self.states), dtype=np.uint64)
+
+    def collect(self, hashes: Hashes, frontier: int) -> dict[int, tuple[Counts, bool]]:
+        """The state of these keys, brought to `frontier`, and whether they have ended."""
+        keys = [key for key in hashes.tolist() if key in self.states]
+        over = frontier == MAX
+        return {key: (dict(self.states[key]), over or key in self.ended) for key in keys}
+
+    def take(self, state: dict[int, tuple[Counts, bool]]) -> None:
+        """State from another worker."""
+        for key, (counts, ended) in state.items():
+            if key in self.states:
+                raise Violation("split state", f"worker {self.worker} got a second state of {name(key)}")
+            if self.frontier == MAX and not ended:
+                raise Violation("late", f"worker {self.worker} got {name(key)} after the end of time")
+            self.states[key] = dict(counts)
+            if ended:
+                self.ended.add(key)
+
+    def drop(self, hashes: Hashes) -> None:
+        """Forget these keys."""
+        for key in hashes.tolist():
+            self.states.pop(key, None)
+            self.ended.discard(key)
+
+    def snapshot(self) -> dict[int, Counts]:
+        """A copy of all state."""
+        return {key: dict(counts) for key, counts in self.states.items()}
+
+    def advance(self, frontier: int) -> int:
+        """Time has come so far; how far the next stage may go."""
+        self.frontier = frontier
+        if frontier == MAX:
+            self.ended.update(self.states)
+        return frontier
+
+
+class ModelStage:
+    """One stage on one worker: its distributor and its operator, and what it has saved."""
+
+    __slots__ = ("distributor", "operator", "saved")
+
+    def __init__(self, distributor: Distributor, operator: Any) -> None:
+        self.distributor = distributor
+        self.operator = operator
+        self.saved: dict[int, Any] = {}
+
+
+class ModelWorker:
+    """One worker: carries out the commands of its distributors as a real driver would.
+
+    With `prompt` the operators answer Interrogate and Collect at once (as the real ones do unless they wait for
+    something); without, when `answer` is called, so that anything can happen in between.
+    """
+
+    __slots__ = ("outbox", "pending", "prompt", "reports", "stages", "validate", "worker")
+
+    def __init__(self, worker: Worker, stages: Iterable[ModelStage], prompt: bool = True) -> None:
+        self.worker = worker
+        self.stages = tuple(stages)
+        self.prompt = prompt
+        self.validate = True
+        self.pending: list[tuple[int, m.Interrogate | m.Collect]] = []
+        self.outbox: list[tuple[Worker, int, m.Message]] = []
+        self.reports: list[tuple[int, m.Command]] = []
+
+    def feed(self, stage: int, event: m.Event) -> None:
+        """Give one event to the distributor of a stage and carry out what follows."""
+        distributor = self.stages[stage].distributor
+        try:
+            commands = distributor.handle(event)
+            if self.validate:
+                distributor.validate()
+        except (ProtocolError, AssertionError) as error:
+            raise Violation("protocol", f"worker {self.worker}: {error or repr(error)}") from error
+        for command in commands:
+            self.carry_out(stage, command)
+
+    def carry_out(self, index: int, command: m.Command) -> None:
+        """One command of a distributor."""
+        stage = self.stages[index]
+        operator = stage.operator
+        match command:
+            case m.Process(batch):
+                self.pass_on(index, operator.process(batch))
+            case m.Send(to, message):
+                self.outbox.append((to, index, message))
+            case m.Interrogate() | m.Collect():
+                self.pending.append((index, command))
+                if self.prompt:
+                    self.answer()
+            case m.Take(_, state):
+                operator.take(state)
+            case m.Drop(hashes):
+                operator.drop(hashes)
+            case m.RaiseFence(fence):
+                if index + 1 < len(self.stages):
+                    self.feed(index + 1, m.PassFence(fence))
+            case m.Confirm(to, name_, message):
+                target = next(i for i, s in enumerate(self.stages) if s.distributor.stage == name_)
+                if to == self.worker:
+                    self.feed(target, m.Received(self.worker, message))
+                else:
+                    self.outbox.append((to, target, message))
+            case m.Snapshot(snapshot):
+                stage.saved[snapshot] = operator.snapshot()
+                if index + 1 < len(self.stages):
+                    self.feed(index + 1, m.StartSnapshot(snapshot))
+                else:
+                    self.reports.append((index, command))
+            case m.Advance(frontier):
+                self.advance(index, operator.advance(frontier))
+            case m.Started() | m.Completed() | m.Left():
+                self.reports.append((index, command))
+
+    def answer(self) -> None:
+        """Let the operators answer the oldest question."""
+        index, question = self.pending.pop(0)
+        operator = self.stages[index].operator
+        if isinstance(question, m.Interrogate):
+            self.feed(index, m.Interrogated(operator.keys()))
+        else:
+            states = tuple(operator.collect(part, question.frontier) for _, part in question.parts)
+            self.feed(index, m.Collected(states))
+
+    def pass_on(self, index: int, emitted: Rows | None) -> None:
+        """What a stage emitted goes to the next one."""
+        if emitted is not None and index + 1 < len(self.stages):
+            self.feed(index + 1, m.Local(emitted))
+
+    def advance(self, index: int, frontier: int) -> None:
+        """How far time has come in what a stage emits."""
+        if index + 1 < len(self.stages) and frontier > self.stages[index + 1].distributor.local:
+            self.feed(index + 1, m.Advanced(frontier))
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do here."""
+        return not self.pending and all(
+            stage.distributor.migration is None and stage.distributor.barrier.snapshot is None
+            for stage in self.stages
+        )
+
+
+def counting_worker(
+    worker: Worker,
+    placements: Iterable[Placement],
+    members: Iterable[Worker],
+    onward: Callable[[int], int] | None = None,
+    prompt: bool = True,
+    make: type[Distributor] = Distributor,
+) -> ModelWorker:
+    """A worker of counting stages, one for each placement."""
+    placements, members = tuple(placements), tuple(members)
+    stages = []
+    for index, placement in enumerate(placements):
+        last = index == len(placements) - 1
+        distributor = make(worker, placement, members, stage=f"s{index}", downstream=int(not last))
+        stages.append(ModelStage(distributor, CountingOperator(worker, None if last else onward)))
+    model = ModelWorker(worker, stages, prompt)
+    model.validate = make is Distributor  # a mutant must be caught by what it does
+    return model
+
+
+def name(key: int) -> str:
+    """A key's name in stories: k1, k2, ..."""
+    return f"k{key}"
+
+
+def tell(item: Item) -> str:
+    """An item in stories: record 2 of worker 1 for key k1."""
+    return f"{name(item.key)}#{item.seq} of {item.origin}"
+
+

@@ -1,0 +1,475 @@
+"""Mutants: the production rules with one rule changed. A proof that lets one of them pass proves nothing.
+
+Each is a subclass of the production distributor; the explorer or the simulator must find it wrong by what it
+does, so the machines' own checks (`validate`) are off for mutants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.core.barrier import Barrier
+from railgun.core.batch import Batch
+from railgun.core.frontier import MAX, Frontiers
+from railgun.core.hashing import Hashes
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.arrivals import Arrivals, Waiting
+from railgun.core.rescale.collect import Collect, forward
+from railgun.core.rescale.distributor import Distributor
+from railgun.core.rescale.interrogate import Interrogate
+from railgun.core.rescale.phase import Phase
+
+MUTANTS: dict[str, type[Distributor]] = {}
+
+
+def mutant(kind: type[Distributor]) -> type[Distributor]:
+    """Register a mutant under the first line of its docstring."""
+    assert kind.__doc__ is not None
+    MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind
+    return kind
+
+
+def with_phase(phase: type[Phase]) -> dict[str, type[Phase]]:
+    """The production phases with one exchanged."""
+    return {**Distributor.phases, phase.name: phase}
+
+
+class _WithArrivals(Distributor):
+    """A distributor whose arrivals are of another class."""
+
+    __slots__ = ()
+    arrivals: type[Arrivals] = Arrivals
+
+    def _rescale(self, epoch: int, placement: Placement) -> None:
+        super()._rescale(epoch, placement)
+        migration = self.migration_now()
+        migration.arrivals = self.arrivals(
+            self.worker, migration.old, migration.arrivals.confirmations
+        )
+
+
+# ---------------------------------------------------------------- the sender
+
+
+@mutant
+class SwitchBeforeDone(Distributor):
+    """A sender switches when it hears of the rescale, before Done (rule 6)."""
+
+    __slots__ = ()
+
+    def _rescale(self, epoch: int, placement: Placement) -> None:
+        super()._rescale(epoch, placement)
+        for home in self.migration_now().old.workers:
+            super()._switch(home)
+
+    def _switch(self, home: Worker) -> None:
+        pass
+
+    def _on_flush(self, sender: Worker) -> None:
+        migration = self.migration_now()
+        migration.flushes.add(sender)
+        for owner in migration.new.workers:
+            if owner != self.worker:
+                self.send(owner, m.Flushed(migration.epoch, sender))
+
+
+@mutant
+class FlushAfterSwitch(Distributor):
+    """A sender switches without sending Flush, and the home does not wait for it (rules 6, 7)."""
+
+    __slots__ = ()
+
+    def _switch(self, home: Worker) -> None:
+        self.migration_now().switched.add(home)
+
+    def _try_done(self) -> None:
+        finished = isinstance(self.phase, Collect) and self.phase.finished
+        super()._try_done()
+        if finished:
+            for sender in self.members:
+                self._on_flush(sender)
+
+
+@mutant
+class SendInsideBarrier(Distributor):
+    """A sender goes on sending between its barrier and its snapshot (rule 10)."""
+
+    __slots__ = ()
+
+    def _upstream(self, event: m.UpstreamEvent) -> None:
+        stopped, self.barrier.stopped = self.barrier.stopped, False
+        super()._upstream(event)
+        self.barrier.stopped = self.barrier.stopped or stopped
+
+
+# ---------------------------------------------------------------- the home
+
+
+@mutant
+class NoRecording(Distributor):
+    """Interrogate does not record the keys of records that come meanwhile (rule 2)."""
+
+    __slots__ = ()
+
+    class _Interrogate(Interrogate):
+        __slots__ = ()
+
+        def on_old(self, worker: Distributor, batch: Batch) -> None:
+            worker.process(batch)
+
+    phases = with_phase(_Interrogate)
+
+
+@mutant
+class ForgetfulInterrogate(Distributor):
+    """Interrogate forgets what the operators answered (rule 2)."""
+
+    __slots__ = ()
+
+    class _Interrogate(Interrogate):
+        __slots__ = ()
+
+        def answer(self, worker: Distributor, hashes: Hashes) -> None:
+            self.answered = True
+
+    phases = with_phase(_Interrogate)
+
+
+@mutant
+class NoHoldAtHome(Distributor):
+    """The home goes on processing keys whose state is being collected (rule 2)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            known, held = super().whereabouts(hashes)
+            return known | held, np.zeros_like(held)
+
+    phases = with_phase(_Collect)
+
+
+@mutant
+class DropBeforeAcquire(Distributor):
+    """The home drops the state before it is collected (rule 4)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def move(self, worker: Distributor, keys: int) -> None:
+            worker.emit(m.Drop(self.keys[self.low : self.low + keys]))
+            super().move(worker, keys)
+
+    phases = with_phase(_Collect)
+
+
+@mutant
+class ForwardBeforeAcquire(Distributor):
+    """The home forwards what it buffered before it sends the state (rule 4)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def collected(self, worker: Distributor, states: tuple[Any, ...]) -> None:
+            buffered, self.buffer = self.buffer, []
+            for batch in buffered:
+                forward(worker, batch)
+            super().collected(worker, states)
+
+    phases = with_phase(_Collect)
+
+
+@mutant
+class NoDrop(Distributor):
+    """The home keeps the state it has given away (rule 4)."""
+
+    __slots__ = ()
+
+    def emit(self, command: m.Command) -> None:
+        if not isinstance(command, m.Drop):
+            super().emit(command)
+
+
+@mutant
+class DoneTooSoon(Distributor):
+    """The home says Done while its last chunk is still on hold (rule 5)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def move(self, worker: Distributor, keys: int) -> None:
+            super().move(worker, keys)
+            if self.high == len(self.keys):
+                worker.tell(worker.peers, m.Done(worker.migration_now().epoch))
+                worker._on_done(worker.worker)
+
+    phases = with_phase(_Collect)
+
+    def _try_done(self) -> None:
+        phase = self._collecting()
+        if phase.finished:
+            if len(phase.keys) == 0:
+                super()._try_done()
+            else:
+                self.go("no key left: Done")
+
+    def _on_flush(self, sender: Worker) -> None:
+        migration = self.migration_now()
+        migration.flushes.add(sender)
+        for owner in migration.new.workers:
+            if owner != self.worker:
+                self.send(owner, m.Flushed(migration.epoch, sender))
+
+
+@mutant
+class FlushedForAll(Distributor):
+    """The home says Flushed for all senders on the first Flush (rule 7)."""
+
+    __slots__ = ()
+
+    def _on_flush(self, sender: Worker) -> None:
+        migration = self.migration_now()
+        first = not migration.flushes
+        migration.flushes.add(sender)
+        if first:
+            for owner in migration.new.workers:
+                for origin in self.members:
+                    if owner != self.worker:
+                        self.send(owner, m.Flushed(migration.epoch, origin))
+
+
+@mutant
+class NoHeard(Distributor):
+    """The home collects before all have heard of the rescale."""
+
+    __slots__ = ()
+
+    def _try_collect(self) -> None:
+        heard, self.heard = self.heard, set(self.peers)
+        super()._try_collect()
+        self.heard = heard
+
+
+# ---------------------------------------------------------------- the new owner
+
+
+@mutant
+class NoHoldAtNewOwner(_WithArrivals):
+    """The new owner processes NEW records at once (rule 8)."""
+
+    __slots__ = ()
+
+    class _Arrivals(Arrivals):
+        __slots__ = ()
+
+        def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
+            return super().ready(None, hashes)
+
+    arrivals = _Arrivals
+
+
+@mutant
+class DirectBeforeForwarded(_WithArrivals):
+    """What waits at the new owner leaves in the order it came (rules 8, 12)."""
+
+    __slots__ = ()
+
+    class _Arrivals(Arrivals):
+        __slots__ = ()
+
+        def in_order(self) -> list[Waiting]:
+            return self.direct + self.forwarded
+
+    arrivals = _Arrivals
+
+
+@mutant
+class CompleteTooSoon(Distributor):
+    """A worker is through before all senders have flushed it (rule 9)."""
+
+    __slots__ = ()
+
+    def _try_complete(self) -> None:
+        migration = self.migration
+        if migration is not None and migration.switched.issuperset(migration.old.workers):
+            migration.flushes.update(self.members)
+        super()._try_complete()
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+@mutant
+class OneLayer(Distributor):
+    """The barrier has one layer: BAR2 at once, during a migration too (rule 10)."""
+
+    __slots__ = ()
+
+    def _forwarded_all(self) -> bool:
+        return not self.phase.holding
+
+
+@mutant
+class CollectInsideBarrier(Distributor):
+    """Chunks are moved between BAR2 and the snapshot (rule 10)."""
+
+    __slots__ = ()
+
+    def _cut_is_near(self) -> bool:
+        return False
+
+
+@mutant
+class LastBarrierWhileHolding(Distributor):
+    """BAR2 is sent while keys are on hold (rule 10)."""
+
+    __slots__ = ()
+
+    def _forwarded_all(self) -> bool:
+        return not self.may_forward or self.barrier.all_first(self.peers)
+
+
+@mutant
+class NothingWaitsBehind(Distributor):
+    """What comes behind BAR2 is taken before the snapshot (rule 10)."""
+
+    __slots__ = ()
+
+    class _Barrier(Barrier[m.UpstreamEvent, m.Message]):
+        __slots__ = ()
+
+        def blocks(self, sender: Worker) -> bool:
+            return False
+
+    def handle(self, event: m.Event) -> list[m.Command]:
+        if type(self.barrier) is Barrier:
+            self.barrier = self._Barrier()
+        return super().handle(event)
+
+
+@mutant
+class SnapshotWhileWaiting(Distributor):
+    """The snapshot is taken while records wait at the new owner (rule 10)."""
+
+    __slots__ = ()
+
+    def _nothing_waits(self) -> bool:
+        return True
+
+    def _forwarded_all(self) -> bool:
+        return True
+
+
+# ---------------------------------------------------------------- frontiers
+
+
+@mutant
+class FrontierOvertakesHold(_WithArrivals):
+    """Frontiers overtake records that wait at the new owner (rule 11)."""
+
+    __slots__ = ()
+
+    class _Arrivals(Arrivals):
+        __slots__ = ()
+
+        @property
+        def lowest(self) -> int:
+            return MAX
+
+    arrivals = _Arrivals
+
+
+@mutant
+class FrontierIgnoresHomes(Distributor):
+    """Frontiers overtake records that are forwarded (rule 11)."""
+
+    __slots__ = ()
+
+    class _Frontiers(Frontiers):
+        __slots__ = ()
+
+        def begin(self, homes: Iterable[Worker]) -> None:
+            super().begin(())
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.frontiers = self._Frontiers(self.members)
+
+
+@mutant
+class RelayOvertakesHold(Distributor):
+    """A home relays a frontier past what it has on hold (rule 11)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        @property
+        def holding(self) -> bool:
+            return False
+
+    def _relay(self) -> None:
+        phase = self.phase
+        if isinstance(phase, Collect) and phase.holding:
+            stand_in = self._Collect(phase.keys, phase.ended)
+            self.phase = stand_in
+            super()._relay()
+            self.phase = phase
+        else:
+            super()._relay()
+
+
+@mutant
+class EndsTwice(Distributor):
+    """A home that still has keys to give ends its operators (rule 11)."""
+
+    __slots__ = ()
+
+    def _advance(self) -> None:
+        held = MAX if self.migration is None else self.migration.arrivals.lowest
+        value = self.frontiers.advance(held, may_end=True)
+        if value is not None:
+            self.emit(m.Advance(value))
+
+
+# ---------------------------------------------------------------- order into the next stage
+
+
+@mutant
+class NoFence(Distributor):
+    """Keys go on at their new owner without a fence (rule 12)."""
+
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "downstream": 0})
+
+
+@mutant
+class NoFenceForNewKeys(_WithArrivals):
+    """Keys that come without state pass the fence (rule 12)."""
+
+    __slots__ = ()
+
+    class _Arrivals(Arrivals):
+        __slots__ = ()
+
+        def open(self, home: Worker, chunk: int) -> bool:
+            return chunk == 0 or super().open(home, chunk)
+
+    arrivals = _Arrivals
+
