@@ -11,7 +11,11 @@ A frontier `f` promises that no record with a time below `f` will be delivered a
    path when it came (`held`): a held or forwarded record is never overtaken.
 4. **The end.** `MAX` says that nothing comes any more and ends an operator. A home that still has keys to
    give away stays just below it, and so do those it may give them to: a key ends once, at its last owner.
-5. A frontier never goes back.
+5. **Readers** emit on their own, at times of their own, and move from worker to worker. So the frontier of a
+   stage of readers is one for all its workers: the minimum over what each of them may emit (`Emissions`). It
+   stands still while the stage moves, which for a handful of readers is a moment, and goes on when all
+   workers have told anew.
+6. A frontier never goes back.
 """
 
 from __future__ import annotations
@@ -79,6 +83,42 @@ class Frontiers:
             min(self.relayed.values(), default=MAX),
             MAX if may_end else LAST,
         )
+        if value <= self.told:
+            return None
+        self.told = value
+        return value
+
+
+class Emissions:
+    """What the workers of a stage of readers have told of the times they may emit at."""
+
+    __slots__ = ("early", "epoch", "told", "values")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.values: dict[Worker, int] = {}
+        self.early: dict[Worker, int] = {}  # of workers that are through with a move before us
+        self.told = MIN
+
+    def of(self, worker: Worker) -> int:
+        """What a worker has told in this epoch."""
+        return self.values.get(worker, MIN)
+
+    def tell(self, worker: Worker, epoch: int, value: int) -> None:
+        """A worker emits nothing below `value` any more; what was told in an earlier epoch is void."""
+        if epoch == self.epoch:
+            self.values[worker] = max(value, self.of(worker))
+        elif epoch == self.epoch + 1:
+            self.early[worker] = value
+
+    def begin(self, epoch: int) -> None:
+        """The keys have moved: everybody tells anew."""
+        self.epoch = epoch
+        self.values, self.early = self.early, {}
+
+    def advance(self, members: Iterable[Worker]) -> int | None:
+        """The stage's new frontier, if there is one to tell."""
+        value = min((self.of(worker) for worker in members), default=MAX)
         if value <= self.told:
             return None
         self.told = value

@@ -7,7 +7,6 @@ our own mutable objects) and shares the rest (arrays, batches and frozen message
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -21,7 +20,7 @@ _ATOMS = (int, str, bytes, float, bool, type(None))
 
 
 @cache
-def _fields(kind: type) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in reversed(kind.__mro__):
         slots = base.__dict__.get("__slots__", ())
@@ -30,18 +29,18 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 @cache
-def _is_shared(kind: type) -> bool:
+def _is_shared(kind: Any) -> bool:
     """Whether objects of this class never change."""
     if issubclass(kind, (*_ATOMS, np.ndarray, np.generic, tuple, frozenset, Rows, Placement)):
         return True
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if hasattr(kind, "__dataclass_params__") and kind.__dataclass_params__.frozen:
         return True
     return issubclass(kind, FunctionType | type)
 
 
 def fork(state: Any) -> Any:
     """A copy that can change without changing the original."""
-    kind = type(state)
+    kind: Any = type(state)
     if kind is dict:
         return {key: fork(value) for key, value in state.items()}
     if kind is list:
@@ -60,13 +59,15 @@ def fork(state: Any) -> Any:
 
 def fingerprint(state: Any) -> Any:
     """Nested tuples that tell one state from another."""
-    kind = type(state)
+    kind: Any = type(state)
     if issubclass(kind, _ATOMS):
         return state
     if kind is dict:
         return tuple(sorted((fingerprint(k), fingerprint(v)) for k, v in state.items()))
-    if kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+    if kind in (list, tuple):
         return tuple(fingerprint(value) for value in state)
+    if issubclass(kind, tuple):  # a named tuple: equal content is not equal meaning
+        return (kind.__name__, *(fingerprint(value) for value in state))
     if kind in (set, frozenset):
         return tuple(sorted(fingerprint(value) for value in state))
     if kind is np.ndarray:
@@ -77,8 +78,8 @@ def fingerprint(state: Any) -> Any:
         return (state.workers, state.slots, state.keys)
     if issubclass(kind, np.generic):
         return state.item()
-    if dataclasses.is_dataclass(kind):
-        values = (fingerprint(getattr(state, f.name)) for f in dataclasses.fields(kind))
+    if hasattr(kind, "__dataclass_fields__"):
+        values = (fingerprint(getattr(state, name)) for name in kind.__dataclass_fields__)
         return (kind.__name__, *values)
     if _is_shared(kind):
         return id(state)

@@ -131,7 +131,7 @@ class ModelWorker:
         self.stages = tuple(stages)
         self.prompt = prompt
         self.validate = True
-        self.pending: list[tuple[int, m.Interrogate | m.Collect]] = []
+        self.pending: list[tuple[int, m.Interrogated | m.Collected]] = []
         self.outbox: list[tuple[Worker, int, m.Message]] = []
         self.reports: list[tuple[int, m.Command]] = []
 
@@ -146,6 +146,8 @@ class ModelWorker:
             raise Violation("protocol", f"worker {self.worker}: {error or repr(error)}") from error
         for command in commands:
             self.carry_out(stage, command)
+        if distributor.emissions is not None and distributor.bound == MIN:
+            self.feed(stage, m.Bound(self.stages[stage].operator.bound()))
 
     def carry_out(self, index: int, command: m.Command) -> None:
         """One command of a distributor."""
@@ -156,10 +158,11 @@ class ModelWorker:
                 self.pass_on(index, operator.process(batch))
             case m.Send(to, message):
                 self.outbox.append((to, index, message))
-            case m.Interrogate() | m.Collect():
-                self.pending.append((index, command))
-                if self.prompt:
-                    self.answer()
+            case m.Interrogate():
+                self.ask(index, m.Interrogated(operator.keys()))
+            case m.Collect(parts, frontier):
+                states = tuple(operator.collect(hashes, frontier) for _, hashes in parts)
+                self.ask(index, m.Collected(states))
             case m.Take(_, state):
                 operator.take(state)
             case m.Drop(hashes):
@@ -184,15 +187,16 @@ class ModelWorker:
             case m.Started() | m.Completed() | m.Left():
                 self.reports.append((index, command))
 
+    def ask(self, index: int, answer: m.Interrogated | m.Collected) -> None:
+        """The operators' answer holds what they had when they were asked, whenever it is given."""
+        self.pending.append((index, answer))
+        if self.prompt:
+            self.answer()
+
     def answer(self) -> None:
-        """Let the operators answer the oldest question."""
-        index, question = self.pending.pop(0)
-        operator = self.stages[index].operator
-        if isinstance(question, m.Interrogate):
-            self.feed(index, m.Interrogated(operator.keys()))
-        else:
-            states = tuple(operator.collect(part, question.frontier) for _, part in question.parts)
-            self.feed(index, m.Collected(states))
+        """Let the operators give their oldest answer."""
+        index, answer = self.pending.pop(0)
+        self.feed(index, answer)
 
     def pass_on(self, index: int, emitted: Rows | None) -> None:
         """What a stage emitted goes to the next one."""

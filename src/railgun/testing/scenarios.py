@@ -5,19 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
-from typing import Any
+from typing import Any, Protocol
 
 from railgun.core.frontier import MAX
 from railgun.core.placement import Placement
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
 from railgun.testing.explorer import Explorer
-from railgun.testing.model import ModelWorker, Violation, counting_worker, name
+from railgun.testing.model import Counts, ModelWorker, Violation, counting_worker, name
 from railgun.testing.rows import Item, Rows
 
 STARTED = 1
 SAVED = 2
 SNAPSHOT = 1
+
+
+class Judged(Protocol):
+    """What a scenario's verdict is about: one worker at the end."""
+
+    worker: int
+    cut: int
+
+    def finished(self) -> bool:
+        """Whether everything that had to happen here has."""
+        ...
+
+    def waits_for(self) -> str:
+        """Where it stopped."""
+        ...
+
+    def states(self) -> Sequence[dict[int, Counts]]:
+        """The state of each stage."""
+        ...
+
+    def saved(self) -> Sequence[dict[int, Counts]]:
+        """The snapshot of each stage."""
+        ...
+
+    def frontier(self) -> int:
+        """How far time has come."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,13 +101,13 @@ class Scenario:
 
     # ------------------------------------------------------------ judging an end state
 
-    def judge(self, nodes: Sequence[Participant]) -> Violation | None:
+    def judge(self, nodes: Sequence[Judged]) -> Violation | None:
         """What must hold when nothing can happen any more."""
         for node in nodes:
             if not node.finished():
                 return Violation("never ends", f"worker {node.worker} waits for ever: {node.waits_for()}")
         full = {key: self._sent(key, [len(script) for script in self.scripts]) for key in self.keys}
-        states = [[stage.operator.states for stage in node.model.stages] for node in nodes]
+        states = [node.states() for node in nodes]
         found = self._whole("state", states, full)
         if found is None:
             for node, stages in zip(nodes, states, strict=True):
@@ -88,12 +115,12 @@ class Scenario:
                     if self.owners[key - 1] != node.worker:
                         return Violation("stranded", f"{name(key)} stayed at worker {node.worker}")
         if found is None and self.snapshot:
-            saved = [[stage.saved[SNAPSHOT] for stage in node.model.stages] for node in nodes]
+            saved = [node.saved() for node in nodes]
             cut = {key: self._sent(key, [node.cut for node in nodes]) for key in self.keys}
             found = self._whole("snapshot", saved, cut)
         if found is None and self.times:
             for node in nodes:
-                if node.model.stages[0].operator.frontier != MAX:
+                if node.frontier() != MAX:
                     return Violation("never ends", f"worker {node.worker} did not come to the end of time")
         return found
 
@@ -103,7 +130,7 @@ class Scenario:
         return {worker: count for worker, count in counts.items() if count}
 
     def _whole(
-        self, what: str, states: Sequence[Sequence[Any]], expected: dict[int, dict[int, int]]
+        self, what: str, states: Sequence[Sequence[dict[int, Counts]]], expected: dict[int, dict[int, int]]
     ) -> Violation | None:
         """Whether each key is in just one place, with just these records counted, in every stage."""
         for stage in range(len(states[0])):
@@ -227,6 +254,19 @@ class Participant:
             and distributor.left == self._leaves()
             and (not self.scenario.snapshot or all(s.saved for s in self.model.stages))
         )
+
+    def states(self) -> list[dict[int, Counts]]:
+        """The state of each stage."""
+        return [stage.operator.states for stage in self.model.stages]
+
+    def saved(self) -> list[dict[int, Counts]]:
+        """The snapshot of each stage."""
+        return [stage.saved[SNAPSHOT] for stage in self.model.stages]
+
+    def frontier(self) -> int:
+        """How far time has come."""
+        frontier: int = self.model.stages[0].operator.frontier
+        return frontier
 
     def waits_for(self) -> str:
         """Where it stopped."""

@@ -4,6 +4,7 @@
 over all stages; `messages` is their vocabulary. The rules are in docs/design/rescale.md.
 """
 
+from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 
-__all__ = ["Distributor"]
+__all__ = ["Coordinator", "Distributor"]

@@ -25,7 +25,7 @@ from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MAX, MIN
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
-from railgun.core.rescale.messages import Acquire, Take
+from railgun.core.rescale.messages import Acquire
 
 if TYPE_CHECKING:
     from railgun.core.rescale.distributor import Distributor
@@ -70,7 +70,7 @@ class Arrivals:
     def on_acquire(self, worker: Distributor, home: Worker, acquire: Acquire) -> None:
         """State of keys, from their home."""
         if self.open(home, acquire.chunk):
-            worker.emit(Take(acquire.hashes, acquire.state))
+            worker.take(acquire)
         else:
             lowest = worker.frontiers.relayed.get(home, MIN)
             self.fenced.append(Fenced(home, acquire, lowest))
@@ -137,7 +137,7 @@ class Arrivals:
         fenced, self.fenced = self.fenced, []
         for entry in fenced:
             if self.open(entry.home, entry.acquire.chunk):
-                worker.emit(Take(entry.acquire.hashes, entry.acquire.state))
+                worker.take(entry.acquire)
             else:
                 self.fenced.append(entry)
         waiting, self.forwarded, self.direct = self.in_order(), [], []

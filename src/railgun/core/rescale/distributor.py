@@ -26,7 +26,7 @@ import numpy as np
 from railgun.core.barrier import Barrier
 from railgun.core.batch import Batch, split
 from railgun.core.errors import ProtocolError
-from railgun.core.frontier import LAST, MAX, MIN, Frontiers
+from railgun.core.frontier import LAST, MAX, MIN, Emissions, Frontiers
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.arrivals import Arrivals
@@ -39,11 +39,16 @@ from railgun.core.rescale.settle import Settle
 
 
 class Distributor:
-    """One stage's distributor on one worker. `downstream`: how many stages follow this one."""
+    """One stage's distributor on one worker.
+
+    `downstream`: how many stages follow this one. `emits`: whether the operators emit on their own, at times of
+    their own, as readers do.
+    """
 
     __slots__ = (
-        "barrier", "bound", "deferred", "departing", "downstream", "early", "epoch", "frontiers", "heard", "left", "local",
-        "members", "migration", "out", "peers", "phase", "placement", "relayed", "stage", "worker",
+        "barrier", "bound", "deferred", "departing", "downstream", "early", "emissions", "epoch",
+        "frontiers", "heard", "left", "local", "members", "migration", "out", "peers", "phase",
+        "placement", "relayed", "stage", "worker",
     )  # fmt: skip
 
     phases: ClassVar[dict[str, type[Phase]]] = {
@@ -59,6 +64,7 @@ class Distributor:
         stage: str = "",
         epoch: int = 0,
         downstream: int = 0,
+        emits: bool = False,
     ) -> None:
         self.worker = worker
         self.stage = stage
@@ -74,6 +80,7 @@ class Distributor:
         self.frontiers = Frontiers(self.members)
         self.local = MIN  # the frontier of the own upstream
         self.bound = MAX  # the earliest the operators may emit at on their own
+        self.emissions = Emissions(epoch) if emits else None
         self.relayed = MIN  # what this home told last
         self.barrier: Barrier[m.UpstreamEvent, m.Message] = Barrier()
         self.deferred: list[Worker] = []  # homes to switch for after the snapshot
@@ -185,6 +192,9 @@ class Distributor:
             case m.Relay(epoch, value):
                 self._current(epoch, message)
                 self.frontiers.relay(sender, value)
+            case m.Emission(epoch, value):
+                if self.emissions is not None:
+                    self.emissions.tell(sender, epoch, value)
             case m.Fence():
                 self._confirm(message)
             case m.Leave():
@@ -327,6 +337,8 @@ class Distributor:
             self.frontiers.join(worker)
             if self.local > MIN:
                 self.send(worker, m.Frontier(self.known_epoch, self.local))
+            if self.emissions is not None:
+                self.send(worker, m.Emission(self.epoch, self.emissions.of(self.worker)))
 
     def _on_leave(self, worker: Worker) -> None:
         owners = (self.placement if self.migration is None else self.migration.new).workers
@@ -359,7 +371,7 @@ class Distributor:
             return
         value = self.frontiers.lowest_sender(w for w in self.members if w not in migration.flushes)
         if isinstance(self.phase, Collect):
-            value = min(value, self.bound, LAST)
+            value = min(value, LAST)
         if value > self.relayed:
             self.relayed = value
             owners = [w for w in migration.new.workers if w != self.worker]
@@ -376,6 +388,8 @@ class Distributor:
             self.migration = None
             self.heard = set()
             self.frontiers.begin(())
+            if self.emissions is not None:
+                self.emissions.begin(self.epoch)
             self.go("switched, flushed, all settled")
             self.emit(m.Completed(self.epoch))
 
@@ -425,8 +439,17 @@ class Distributor:
         held = MAX if migration is None else migration.arrivals.lowest
         giving = isinstance(self.phase, Interrogate | Collect)
         value = self.frontiers.advance(held, may_end=not giving)
+        if self.emissions is not None:
+            value = None if migration is not None else self._advance_emissions(self.emissions)
         if value is not None:
             self.emit(m.Advance(value))
+
+    def _advance_emissions(self, emissions: Emissions) -> int | None:
+        mine = min(self.frontiers.told, self.bound)
+        if mine > emissions.of(self.worker):
+            emissions.tell(self.worker, self.epoch, mine)
+            self.tell(self.peers, m.Emission(self.epoch, mine))
+        return emissions.advance(self.members)
 
     def _try_leave(self) -> None:
         """A departing worker without keys whose upstream has ended has nothing more to say."""
@@ -436,9 +459,9 @@ class Distributor:
             self.tell(self.peers, m.Leave())
             self.left = True
             self.barrier = Barrier()  # whatever peers still say is of no concern here
-            if self.frontiers.told < MAX:
-                self.frontiers.told = MAX
-                self.emit(m.Advance(MAX))
+            self.emissions = None
+            self.frontiers.told = MAX
+            self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))
 
     # ------------------------------------------------------------ for the phases, and for drivers
@@ -469,8 +492,14 @@ class Distributor:
         return self.barrier.stopped and self.barrier.all_first(self.peers)
 
     def process(self, batch: Batch) -> None:
-        """Hand records to the operators."""
+        """Hand records to the operators; what they will emit on their own has to be told anew."""
         self.emit(m.Process(batch))
+        self.bound = MAX if self.emissions is None else MIN
+
+    def take(self, acquire: m.Acquire) -> None:
+        """Hand state to the operators, likewise."""
+        self.emit(m.Take(acquire.hashes, acquire.state))
+        self.bound = MAX if self.emissions is None else MIN
 
     def send(self, to: Worker, message: m.Message) -> None:
         """Send one message to one peer."""

@@ -12,8 +12,9 @@ The driver of a `Distributor` has these duties:
    `Confirm` to the worker it names, as `Received(self, fenced)` for the distributor of that stage.
 6. Let state remember whether its key has ended (`Advance(MAX)`): a key that ended before it moved has ended,
    one that had not ends at its new owner.
-7. On `Snapshot` save the operators' state, then pass the barrier to the stages that follow.
-8. Begin no rescale of a stage while a snapshot is on its way through it, and no snapshot until every worker
+7. Where operators emit on their own (readers do), tell `Bound` after every `Process` and `Take`, and when it rises.
+8. On `Snapshot` save the operators' state, then pass the barrier to the stages that follow.
+9. Begin no rescale of a stage while a snapshot is on its way through it, and no snapshot until every worker
    has heard of the rescale (`Coordinator` keeps this).
 """
 
@@ -118,6 +119,14 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
+class Emission:
+    """No operator of the sender emits below this time any more, in this epoch."""
+
+    epoch: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Stands behind everything a home of `stage` emitted for the keys of a chunk.
 
@@ -157,6 +166,7 @@ Message = (
     | Bar2
     | Frontier
     | Relay
+    | Emission
     | Fence
     | Fenced
     | Leave
