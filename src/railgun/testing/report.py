@@ -1,0 +1,98 @@
+"""One form for everything that measures: checks with a value, a goal and a verdict.
+
+`./run prove`, `./run demo` and `./run bench NAME` all end with a table of checks for people, or with `--json` with one
+line for programs: ``{"name", "pass", "checks": [{"name", "value", "unit", "goal", "pass"}]}``. Their exit code is 0
+only if every check passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing measured; without a goal it is only told, and passes."""
+
+    name: str
+    value: Value
+    unit: str = ""
+    goal: str = ""
+    passed: bool = True
+
+
+@dataclass(slots=True)
+class Report:
+    """The checks of one run."""
+
+    name: str
+    checks: list[Check] = field(default_factory=list)
+
+    def check(
+        self, name: str, value: Value, unit: str = "", goal: str = "", passed: bool = True
+    ) -> None:
+        """Add a check."""
+        self.checks.append(Check(name, value, unit, goal, passed))
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as it must be."""
+        return all(check.passed for check in self.checks)
+
+    def as_json(self) -> str:
+        """The report as one line.
+
+        >>> report = Report("example")
+        >>> report.check("answers", 42, "answers", goal="= 42", passed=True)
+        >>> print(report.as_json())
+        {"name": "example", "pass": true, "checks": [{"name": "answers", "value": 42, "unit": "answers", "goal": "= 42", "pass": true}]}
+        """  # noqa: E501
+        checks = []
+        for check in self.checks:
+            row = asdict(check)
+            row["pass"] = row.pop("passed")
+            checks.append(row)
+        return json.dumps({"name": self.name, "pass": self.passed, "checks": checks})
+
+    def show(self, console: Console) -> None:
+        """The report as a table."""
+        table = Table(title=self.name, title_justify="left")
+        table.add_column("check")
+        table.add_column("value", justify="right")
+        table.add_column("goal")
+        table.add_column("")
+        for check in self.checks:
+            value = f"{check.value:,}" if isinstance(check.value, int) else f"{check.value}"
+            if isinstance(check.value, float):
+                value = f"{check.value:,.3g}" if abs(check.value) < 1000 else f"{check.value:,.0f}"
+            mark = ("[green]ok[/]" if check.passed else "[red]FAILS[/]") if check.goal else ""
+            table.add_row(check.name, f"{value} {check.unit}".strip(), check.goal, mark)
+        console.print(table)
+
+    def finish(self, options: argparse.Namespace) -> int:
+        """Print the report as the options ask for; the exit code."""
+        if options.json:
+            print(self.as_json(), flush=True)
+        else:
+            console = Console()
+            self.show(console)
+            console.print("[green]pass[/]" if self.passed else "[red]FAIL[/]")
+        return 0 if self.passed else 1
+
+
+def options(
+    name: str, description: str, argv: Sequence[str] | None = None
+) -> tuple[argparse.Namespace, Console]:
+    """The options everything that measures takes, and where its progress goes (never stdout)."""
+    parser = argparse.ArgumentParser(prog=f"./run {name}", description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
+    return parser.parse_args(argv), Console(stderr=True)
