@@ -8,6 +8,12 @@ It is fast because of two observations. A step changes one node and appends to i
 state, event) never has to be computed twice: nodes, messages and link contents are interned as numbers, and after
 a short while a step is a few dictionary look-ups; the machines have run once for each local situation. And
 interleavings that lead to the same state are merged, so it is states that are counted, not paths.
+
+`reduce` uses a third: steps of different nodes commute, so the order between them matters only through messages. In
+each state it follows only the steps of a set of nodes to which no other node can send anything new before they
+move (a *persistent set*; `may_send` says who may still send to whom). Every order of events at every node is
+still seen, and so is every end state; what is left out are states in between that differ only in how far
+unrelated nodes have come. What `may_send` claims is checked in every step.
 """
 
 from __future__ import annotations
@@ -46,6 +52,10 @@ class Node(Protocol):
         """A bit set that guards of events of other nodes look at."""
         ...
 
+    def may_send(self) -> int:
+        """A bit set of the nodes it may ever send something to, from now on."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -76,7 +86,9 @@ class Explorer:
         nodes: Sequence[Node],
         judge: Callable[[Sequence[Any]], Violation | None],
         guards: dict[str, int] | None = None,
+        reduce: bool = False,
     ) -> None:
+        self.reduce = reduce
         self.count = len(nodes)
         self.judge = judge
         self.guards = guards or {}  # event → flag that all nodes must have
@@ -85,6 +97,7 @@ class Explorer:
         self.own: list[tuple[str, ...]] = []
         self.holdings: list[int] = []
         self.flags: list[int] = []
+        self.targets: list[int] = []
         self.memo: list[dict[Any, Any]] = []
         self.message_ids: dict[Hashable, int] = {}
         self.messages: list[Any] = []
@@ -147,7 +160,7 @@ class Explorer:
         flags = -1
         for node in state[:count]:
             flags &= self.flags[node]
-        for index in range(count):
+        for index in self._persistent(state, flags) if self.reduce else range(count):
             node = state[index]
             for event in self.own[node]:
                 guard = self.guards.get(event, 0)
@@ -161,6 +174,37 @@ class Explorer:
                         ((index, head, sender), self._follow(state, index, node, head, sender))
                     )
         return found
+
+    def _persistent(self, state: State, flags: int) -> Sequence[int]:
+        """Nodes that no other node can disturb before they move; as few as possible."""
+        count = self.count
+        best: Sequence[int] = range(count)
+        for first in range(count):
+            group = [first]
+            able = False
+            for index in group:  # grows while we go through it
+                for other in range(count):
+                    filled = state[count + other * count + index] != 0
+                    able = able or filled
+                    if other not in group and not filled and self._may_disturb(state, other, index):
+                        group.append(other)
+                able = able or any(
+                    flags & self.guards.get(event, 0) == self.guards.get(event, 0)
+                    for event in self.own[state[index]]
+                )
+                if len(group) >= len(best):
+                    break
+            if able and len(group) < len(best):
+                best = group
+        return best
+
+    def _may_disturb(self, state: State, other: int, index: int) -> bool:
+        """Whether `other` can do something that gives node `index` an event it does not have now."""
+        if self.targets[state[other]] >> index & 1:
+            return True
+        return any(
+            self.guards.get(event, 0) & ~self.flags[state[other]] for event in self.own[state[index]]
+        )
 
     def _follow(
         self, state: State, index: int, node: int, event: str | int, sender: int
@@ -199,7 +243,12 @@ class Explorer:
         except Violation as violation:
             return violation
         outgoing = tuple((to, self._intern_message(message)) for to, message in sent)
-        return self._intern_node(machine), outgoing
+        following = self._intern_node(machine)
+        if self.reduce:
+            allowed = self.targets[node]
+            assert all(allowed >> to & 1 for to, _ in sent), "may_send left a node out"
+            assert self.targets[following] & ~allowed == 0, "may_send took back what it said"
+        return following, outgoing
 
     def _intern_node(self, node: Node) -> int:
         print_ = fingerprint(node)
@@ -210,6 +259,7 @@ class Explorer:
             self.own.append(tuple(node.events()))
             self.holdings.append(node.holdings())
             self.flags.append(node.flags())
+            self.targets.append(node.may_send())
             self.memo.append({})
         return found
 

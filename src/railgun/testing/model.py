@@ -33,13 +33,20 @@ class Violation(Exception):
 
 
 class CountingOperator:
-    """Counts records by key and origin, checks them, and emits one record for each to the next stage."""
+    """Counts records by key and origin, checks them, and emits one record for each to the next stage.
 
-    __slots__ = ("ended", "frontier", "onward", "states", "worker")
+    One that forgets keeps no state and passes records on as they are: the next stage sees their order.
+    """
 
-    def __init__(self, worker: Worker, onward: Callable[[int], int] | None = None) -> None:
+    __slots__ = ("ended", "endings", "forgets", "frontier", "onward", "states", "worker")
+
+    def __init__(
+        self, worker: Worker, onward: Callable[[int], int] | None = None, forgets: bool = False
+    ) -> None:
         self.worker = worker
         self.onward = onward
+        self.forgets = forgets
+        self.endings: Counts = {}  # how often each key was ended here
         self.states: dict[int, Counts] = {}
         self.ended: set[int] = set()
         self.frontier = MIN
@@ -52,6 +59,9 @@ class CountingOperator:
                 raise Violation(
                     "late", f"worker {self.worker} processed {tell(item)} after frontier {self.frontier}"
                 )
+            if self.forgets:
+                emitted.append(item)
+                continue
             counts = self.states.setdefault(item.key, {})
             expected = counts.get(item.origin, 0) + 1
             if item.seq != expected:
@@ -74,8 +84,16 @@ class CountingOperator:
     def collect(self, hashes: Hashes, frontier: int) -> dict[int, tuple[Counts, bool]]:
         """The state of these keys, brought to `frontier`, and whether they have ended."""
         keys = [key for key in hashes.tolist() if key in self.states]
-        over = frontier == MAX
-        return {key: (dict(self.states[key]), over or key in self.ended) for key in keys}
+        if frontier == MAX:
+            self.end(keys)
+        return {key: (dict(self.states[key]), key in self.ended) for key in keys}
+
+    def end(self, keys: Iterable[int]) -> None:
+        """These keys get no more records; each must be told once, wherever it is."""
+        for key in keys:
+            if key not in self.ended:
+                self.ended.add(key)
+                self.endings[key] = self.endings.get(key, 0) + 1
 
     def take(self, state: dict[int, tuple[Counts, bool]]) -> None:
         """State from another worker."""
@@ -102,7 +120,7 @@ class CountingOperator:
         """Time has come so far; how far the next stage may go."""
         self.frontier = frontier
         if frontier == MAX:
-            self.ended.update(self.states)
+            self.end(self.states)
         return frontier
 
 
@@ -223,6 +241,7 @@ def counting_worker(
     members: Iterable[Worker],
     onward: Callable[[int], int] | None = None,
     prompt: bool = True,
+    forgets: bool = False,
     make: type[Distributor] = Distributor,
 ) -> ModelWorker:
     """A worker of counting stages, one for each placement."""
@@ -231,7 +250,8 @@ def counting_worker(
     for index, placement in enumerate(placements):
         last = index == len(placements) - 1
         distributor = make(worker, placement, members, stage=f"s{index}", downstream=int(not last))
-        stages.append(ModelStage(distributor, CountingOperator(worker, None if last else onward)))
+        operator = CountingOperator(worker, None if last else onward, forgets and not last)
+        stages.append(ModelStage(distributor, operator))
     model = ModelWorker(worker, stages, prompt)
     model.validate = make is Distributor  # a mutant must be caught by what it does
     return model

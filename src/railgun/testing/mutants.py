@@ -1,13 +1,13 @@
 """Mutants: the production rules with one rule changed. A proof that lets one of them pass proves nothing.
 
-Each is a subclass of the production distributor; the explorer or the simulator must find it wrong by what it
+Each is a subclass of the production distributor or coordinator; the explorer or the simulator must find it wrong by what it
 does, so the machines' own checks (`validate`) are off for mutants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +20,26 @@ from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.arrivals import Arrivals, Waiting
 from railgun.core.rescale.collect import Collect, forward
+from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.phase import Phase
 
-MUTANTS: dict[str, type[Distributor]] = {}
+Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
+
+MUTANTS: dict[str, tuple[type[Distributor] | type[Coordinator], str]] = {}
+"""By name: the class, and what to look at it with first (a family of scenarios, or the simulator)."""
 
 
-def mutant(kind: type[Distributor]) -> type[Distributor]:
+def mutant(look_at: str) -> Callable[[Kind], Kind]:
     """Register a mutant under the first line of its docstring."""
-    assert kind.__doc__ is not None
-    MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind
-    return kind
+
+    def register(kind: Kind) -> Kind:
+        assert kind.__doc__ is not None
+        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = (kind, look_at)
+        return kind
+
+    return register
 
 
 def with_phase(phase: type[Phase]) -> dict[str, type[Phase]]:
@@ -56,7 +64,7 @@ class _WithArrivals(Distributor):
 # ---------------------------------------------------------------- the sender
 
 
-@mutant
+@mutant("plain")
 class SwitchBeforeDone(Distributor):
     """A sender switches when it hears of the rescale, before Done (rule 6)."""
 
@@ -78,7 +86,7 @@ class SwitchBeforeDone(Distributor):
                 self.send(owner, m.Flushed(migration.epoch, sender))
 
 
-@mutant
+@mutant("plain")
 class FlushAfterSwitch(Distributor):
     """A sender switches without sending Flush, and the home does not wait for it (rules 6, 7)."""
 
@@ -95,7 +103,7 @@ class FlushAfterSwitch(Distributor):
                 self._on_flush(sender)
 
 
-@mutant
+@mutant("snapshot")
 class SendInsideBarrier(Distributor):
     """A sender goes on sending between its barrier and its snapshot (rule 10)."""
 
@@ -110,7 +118,7 @@ class SendInsideBarrier(Distributor):
 # ---------------------------------------------------------------- the home
 
 
-@mutant
+@mutant("plain")
 class NoRecording(Distributor):
     """Interrogate does not record the keys of records that come meanwhile (rule 2)."""
 
@@ -125,7 +133,7 @@ class NoRecording(Distributor):
     phases = with_phase(_Interrogate)
 
 
-@mutant
+@mutant("plain")
 class ForgetfulInterrogate(Distributor):
     """Interrogate forgets what the operators answered (rule 2)."""
 
@@ -140,7 +148,7 @@ class ForgetfulInterrogate(Distributor):
     phases = with_phase(_Interrogate)
 
 
-@mutant
+@mutant("slow")
 class NoHoldAtHome(Distributor):
     """The home goes on processing keys whose state is being collected (rule 2)."""
 
@@ -156,7 +164,7 @@ class NoHoldAtHome(Distributor):
     phases = with_phase(_Collect)
 
 
-@mutant
+@mutant("plain")
 class DropBeforeAcquire(Distributor):
     """The home drops the state before it is collected (rule 4)."""
 
@@ -172,7 +180,7 @@ class DropBeforeAcquire(Distributor):
     phases = with_phase(_Collect)
 
 
-@mutant
+@mutant("slow")
 class ForwardBeforeAcquire(Distributor):
     """The home forwards what it buffered before it sends the state (rule 4)."""
 
@@ -190,7 +198,7 @@ class ForwardBeforeAcquire(Distributor):
     phases = with_phase(_Collect)
 
 
-@mutant
+@mutant("plain")
 class NoDrop(Distributor):
     """The home keeps the state it has given away (rule 4)."""
 
@@ -201,7 +209,7 @@ class NoDrop(Distributor):
             super().emit(command)
 
 
-@mutant
+@mutant("slow")
 class DoneTooSoon(Distributor):
     """The home says Done while its last chunk is still on hold (rule 5)."""
 
@@ -234,7 +242,7 @@ class DoneTooSoon(Distributor):
                 self.send(owner, m.Flushed(migration.epoch, sender))
 
 
-@mutant
+@mutant("plain")
 class FlushedForAll(Distributor):
     """The home says Flushed for all senders on the first Flush (rule 7)."""
 
@@ -251,7 +259,7 @@ class FlushedForAll(Distributor):
                         self.send(owner, m.Flushed(migration.epoch, origin))
 
 
-@mutant
+@mutant("plain")
 class NoHeard(Distributor):
     """The home collects before all have heard of the rescale."""
 
@@ -266,7 +274,7 @@ class NoHeard(Distributor):
 # ---------------------------------------------------------------- the new owner
 
 
-@mutant
+@mutant("plain")
 class NoHoldAtNewOwner(_WithArrivals):
     """The new owner processes NEW records at once (rule 8)."""
 
@@ -281,7 +289,7 @@ class NoHoldAtNewOwner(_WithArrivals):
     arrivals = _Arrivals
 
 
-@mutant
+@mutant("fence")
 class DirectBeforeForwarded(_WithArrivals):
     """What waits at the new owner leaves in the order it came (rules 8, 12)."""
 
@@ -296,7 +304,7 @@ class DirectBeforeForwarded(_WithArrivals):
     arrivals = _Arrivals
 
 
-@mutant
+@mutant("plain")
 class CompleteTooSoon(Distributor):
     """A worker is through before all senders have flushed it (rule 9)."""
 
@@ -312,7 +320,7 @@ class CompleteTooSoon(Distributor):
 # ---------------------------------------------------------------- snapshots
 
 
-@mutant
+@mutant("snapshot")
 class OneLayer(Distributor):
     """The barrier has one layer: BAR2 at once, during a migration too (rule 10)."""
 
@@ -322,7 +330,7 @@ class OneLayer(Distributor):
         return not self.phase.holding
 
 
-@mutant
+@mutant("snapshot")
 class CollectInsideBarrier(Distributor):
     """Chunks are moved between BAR2 and the snapshot (rule 10)."""
 
@@ -332,7 +340,7 @@ class CollectInsideBarrier(Distributor):
         return False
 
 
-@mutant
+@mutant("slow snapshot")
 class LastBarrierWhileHolding(Distributor):
     """BAR2 is sent while keys are on hold (rule 10)."""
 
@@ -342,7 +350,7 @@ class LastBarrierWhileHolding(Distributor):
         return not self.may_forward or self.barrier.all_first(self.peers)
 
 
-@mutant
+@mutant("simulator")
 class NothingWaitsBehind(Distributor):
     """What comes behind BAR2 is taken before the snapshot (rule 10)."""
 
@@ -360,7 +368,7 @@ class NothingWaitsBehind(Distributor):
         return super().handle(event)
 
 
-@mutant
+@mutant("snapshot")
 class SnapshotWhileWaiting(Distributor):
     """The snapshot is taken while records wait at the new owner (rule 10)."""
 
@@ -376,7 +384,7 @@ class SnapshotWhileWaiting(Distributor):
 # ---------------------------------------------------------------- frontiers
 
 
-@mutant
+@mutant("simulator")
 class FrontierOvertakesHold(_WithArrivals):
     """Frontiers overtake records that wait at the new owner (rule 11)."""
 
@@ -392,7 +400,7 @@ class FrontierOvertakesHold(_WithArrivals):
     arrivals = _Arrivals
 
 
-@mutant
+@mutant("times")
 class FrontierIgnoresHomes(Distributor):
     """Frontiers overtake records that are forwarded (rule 11)."""
 
@@ -409,7 +417,7 @@ class FrontierIgnoresHomes(Distributor):
         self.frontiers = self._Frontiers(self.members)
 
 
-@mutant
+@mutant("slow times")
 class RelayOvertakesHold(Distributor):
     """A home relays a frontier past what it has on hold (rule 11)."""
 
@@ -433,23 +441,20 @@ class RelayOvertakesHold(Distributor):
             super()._relay()
 
 
-@mutant
+@mutant("slow times")
 class EndsTwice(Distributor):
     """A home that still has keys to give ends its operators (rule 11)."""
 
     __slots__ = ()
 
-    def _advance(self) -> None:
-        held = MAX if self.migration is None else self.migration.arrivals.lowest
-        value = self.frontiers.advance(held, may_end=True)
-        if value is not None:
-            self.emit(m.Advance(value))
+    def _may_end(self) -> bool:
+        return True
 
 
 # ---------------------------------------------------------------- order into the next stage
 
 
-@mutant
+@mutant("fence")
 class NoFence(Distributor):
     """Keys go on at their new owner without a fence (rule 12)."""
 
@@ -459,7 +464,7 @@ class NoFence(Distributor):
         super().__init__(*arguments, **{**options, "downstream": 0})
 
 
-@mutant
+@mutant("fence forgets")
 class NoFenceForNewKeys(_WithArrivals):
     """Keys that come without state pass the fence (rule 12)."""
 
@@ -468,8 +473,53 @@ class NoFenceForNewKeys(_WithArrivals):
     class _Arrivals(Arrivals):
         __slots__ = ()
 
-        def open(self, home: Worker, chunk: int) -> bool:
-            return chunk == 0 or super().open(home, chunk)
+        def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
+            known = [fenced.acquire.hashes for fenced in self.fenced]
+            strange = ~np.isin(hashes, np.concatenate(known)) if known else np.ones(len(hashes), bool)
+            if origin is not None:
+                homes = self.old.owners(hashes)
+                strange &= np.array([(home, origin) in self.flushed for home in homes.tolist()])
+            return super().ready(origin, hashes) | strange
 
     arrivals = _Arrivals
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+@mutant("simulator")
+class AllStagesAtOnce(Coordinator):
+    """All stages move at the same time (rule 12)."""
+
+    __slots__ = ()
+
+    def _move(self, stage: int) -> bool:
+        for index in range(len(self.epochs)):
+            super()._move(index)
+        return True
+
+
+@mutant("simulator")
+class NextRescaleTooSoon(Coordinator):
+    """The next rescale begins before all workers have reported (rule 9)."""
+
+    __slots__ = ()
+
+    def _advance(self) -> bool:
+        if self.phase == "moving" and self.queued is not None:
+            self.waiting = {w for w in self.waiting if w[1][0] == "left"}
+        return super()._advance()
+
+    def _arrived(self, worker: Worker, what: tuple[object, ...]) -> None:
+        self.waiting.discard((worker, what))
+
+
+@mutant("simulator")
+class SnapshotWhileStarting(Coordinator):
+    """A snapshot begins before all workers have heard of the rescale (rule 10)."""
+
+    __slots__ = ()
+
+    def _quiet(self) -> bool:
+        return self.phase != "joining"
 

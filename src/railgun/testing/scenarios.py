@@ -46,6 +46,10 @@ class Judged(Protocol):
         """How far time has come."""
         ...
 
+    def endings(self) -> Counts:
+        """How often each key was ended there."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Scenario:
@@ -54,7 +58,8 @@ class Scenario:
     `scripts`: the keys of the records each worker's own upstream brings, in order. `snapshot`: one is taken, at
     any moment after all have heard of the rescale. `times`: records carry times and upstreams tell frontiers.
     `prompt`: the operators answer at once. `second`: owners of the keys of a second stage, which does not
-    move (the output fence is at work); records of key k go on with key k.
+    move (the output fence is at work); records of key k go on with key k. `forgets`: the operators of the first
+    stage keep no state.
     """
 
     old: tuple[int, ...]
@@ -66,6 +71,7 @@ class Scenario:
     times: bool = False
     prompt: bool = True
     second: tuple[int, ...] = ()
+    forgets: bool = False
 
     @property
     def keys(self) -> range:
@@ -78,10 +84,10 @@ class Scenario:
         after = Placement.of(self.new, keys=dict(zip(self.keys, self.owners, strict=True)))
         return before, after
 
-    def explorer(self, make: type[Distributor] = Distributor) -> Explorer:
+    def explorer(self, make: type[Distributor] = Distributor, reduce: bool = False) -> Explorer:
         """The explorer of this scenario, for a distributor class."""
         nodes = [Participant(self, worker, make) for worker in range(len(self.scripts))]
-        return Explorer(nodes, self.judge, {"snapshot": STARTED})
+        return Explorer(nodes, self.judge, {"snapshot": STARTED}, reduce)
 
     def __str__(self) -> str:
         moves = ", ".join(
@@ -96,6 +102,7 @@ class Scenario:
         extras = [word for word in ("snapshot", "times") if getattr(self, word)]
         extras += [] if self.prompt else ["slow operators"]
         extras += ["second stage"] if self.second else []
+        extras += ["forgets"] if self.forgets else []
         text = f"{set(self.old)} → {set(self.new)}; {moves}; {sends}"
         return f"{text} [{', '.join(extras)}]" if extras else text
 
@@ -122,6 +129,10 @@ class Scenario:
             for node in nodes:
                 if node.frontier() != MAX:
                     return Violation("never ends", f"worker {node.worker} did not come to the end of time")
+            for key in self.keys:
+                endings = [node.endings().get(key, 0) for node in nodes]
+                if sum(endings) != 1:
+                    return Violation("ends", f"{name(key)} ended {endings} times at the workers")
         return found
 
     def _sent(self, key: int, upto: Sequence[int]) -> dict[int, int]:
@@ -137,7 +148,9 @@ class Scenario:
             for key in self.keys:
                 places = [w for w in range(len(states)) if key in states[w][stage]]
                 want = expected[key]
-                if stage == 1:
+                if self.forgets:
+                    want = want if stage == 1 else {}
+                elif stage == 1:
                     want = {key: sum(want.values())} if want else {}
                 if len(places) > 1:
                     return Violation(f"two in {what}", f"{name(key)} is at workers {places}")
@@ -167,7 +180,7 @@ class Participant:
             keys = dict(zip(scenario.keys, scenario.second, strict=True))
             placements.append(Placement.of(members, keys=keys))
         self.model: ModelWorker = counting_worker(
-            worker, placements, members, _same, scenario.prompt, make
+            worker, placements, members, _same, scenario.prompt, scenario.forgets, make
         )
 
     def events(self) -> list[str]:
@@ -241,6 +254,34 @@ class Participant:
         """Whether it has heard of the rescale."""
         return STARTED * self.heard
 
+    def may_send(self) -> int:
+        """The workers it may still send to: by what it has yet to send, as sender, home and leaver."""
+        scenario, distributor = self.scenario, self.model.stages[0].distributor
+        everyone = (1 << len(scenario.scripts)) - 1
+        rest = scenario.scripts[self.worker][self.at :]
+        ends = scenario.times or self._leaves()
+        ending = ends and (self.at <= len(scenario.scripts[self.worker]) or not self._gone())
+        saved = all(stage.saved for stage in self.model.stages)
+        saving = scenario.snapshot and not saved and not distributor.barrier.sent_last
+        if not self.heard or ending or saving or (rest and scenario.times) or scenario.second:
+            return everyone
+        waiting = {i.key for e in distributor.barrier.backlog for i in e.batch.items}  # type: ignore[union-attr]
+        found = 0
+        for key in {*rest, *waiting}:
+            found |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]
+        migration = distributor.migration
+        if migration is not None:
+            if distributor.phase.name in ("interrogate", "collect"):
+                return everyone
+            unswitched = set(migration.old.workers) - migration.switched
+            onward = migration.new.workers if distributor.may_forward else ()
+            for worker in {*unswitched, *onward}:
+                found |= 1 << worker
+        return found & ~(1 << self.worker)
+
+    def _gone(self) -> bool:
+        return not self._leaves() or self.model.stages[0].distributor.left
+
     def _leaves(self) -> bool:
         return self.worker not in self.scenario.new
 
@@ -267,6 +308,11 @@ class Participant:
         """How far time has come."""
         frontier: int = self.model.stages[0].operator.frontier
         return frontier
+
+    def endings(self) -> Counts:
+        """How often each key was ended here."""
+        endings: Counts = self.model.stages[0].operator.endings
+        return endings
 
     def waits_for(self) -> str:
         """Where it stopped."""

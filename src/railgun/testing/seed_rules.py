@@ -248,6 +248,10 @@ class SeedWorker:
         """Whether it has heard of the rescale."""
         return STARTED * (self.phase != "normal")
 
+    def may_send(self) -> int:
+        """Not worked out for these rules: anyone."""
+        return -1
+
     def finished(self) -> bool:
         """Whether everything that had to happen here has."""
         return self.phase == "final" and (not self.scenario.snapshot or self.save is not None)
@@ -267,6 +271,10 @@ class SeedWorker:
     def frontier(self) -> int:
         """The original text has no frontiers."""
         return MIN
+
+    def endings(self) -> Counts:
+        """Nor does it have an end."""
+        return {}
 
 
 def seed_explorer(scenario: Scenario) -> Explorer:

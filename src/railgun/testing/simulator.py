@@ -65,7 +65,7 @@ class Plan:
         draw = random.Random(f"plan {seed}")
         return Plan(
             seed=seed,
-            workers=draw.randint(1, 5),
+            workers=draw.choice((1, 2, 3, 3, 4, 5)),
             most_workers=draw.choice((3, 5, 8)),
             partitions=draw.randint(1, 10),
             keys=max(2, int(size * draw.choice((3, 30, 300, 3000)))),
@@ -76,7 +76,7 @@ class Plan:
             rescales=draw.choice((1, 2, 3, 5)),
             snapshots=draw.choice((0, 1, 3, 8)),
             crashes=draw.choice((0, 0, 0, 1, 2)),
-            slow_links=draw.choice((0.0, 0.0, 0.2, 0.5)),
+            slow_links=draw.choice((0.0, 0.2, 0.5, 1.0)),
             slow_operators=draw.random() < 0.3,
             swaps=draw.random() < 0.3,
             pins=draw.random() < 0.2,

@@ -165,7 +165,7 @@ class Coordinator:
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted and not self.saving and self.phase not in ("joining", "starting"):
+        if self.snapshot_wanted and not self.saving and self._quiet():
             self.snapshot_wanted = False
             self.snapshot += 1
             self.saving = set(self.members)
@@ -173,6 +173,10 @@ class Coordinator:
                 self._give(TakeSnapshot(worker, self.snapshot))
         out, self.out = self.out, []
         return out
+
+    def _quiet(self) -> bool:
+        """Whether a snapshot may begin."""
+        return self.phase not in ("joining", "starting")
 
     def _advance(self) -> bool:
         """Do the next thing that can be done now; False if there is none."""

@@ -437,12 +437,15 @@ class Distributor:
         """Rule 11: tell the operators how far time has come."""
         migration = self.migration
         held = MAX if migration is None else migration.arrivals.lowest
-        giving = isinstance(self.phase, Interrogate | Collect)
-        value = self.frontiers.advance(held, may_end=not giving)
+        value = self.frontiers.advance(held, self._may_end())
         if self.emissions is not None:
             value = None if migration is not None else self._advance_emissions(self.emissions)
         if value is not None:
             self.emit(m.Advance(value))
+
+    def _may_end(self) -> bool:
+        """Whether all keys that are to end here are here, and only they."""
+        return not isinstance(self.phase, Interrogate | Collect)
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
         mine = min(self.frontiers.told, self.bound)

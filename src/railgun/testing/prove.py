@@ -1,0 +1,315 @@
+"""`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
+
+Four parts, each a line or more of the table:
+
+1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
+2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
+3. the mutants: each production rule changed in one place must be found wrong;
+4. the simulator: seeded schedules of whole clusters; no violation.
+
+The quick run takes about a minute on two cores, the full run explores all families.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from railgun.core.rescale.coordinator import Coordinator
+from railgun.core.rescale.distributor import Distributor
+from railgun.testing.mutants import MUTANTS
+from railgun.testing.report import Report, options
+from railgun.testing.scenarios import Scenario, configurations
+from railgun.testing.seed_rules import HOLES, seed_explorer, story_of
+from railgun.testing.simulator import Plan, shrink, simulate
+from railgun.testing.story import story
+
+LIMIT = 3_000_000
+"""States of one scenario after which the full run goes on to the next; such a scenario is told as cut short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Scenarios that are alike, and whether the quick run looks at them (all, or every n-th one)."""
+
+    name: str
+    scenarios: tuple[Scenario, ...]
+    quick_step: int = 0
+
+    def chosen(self, quick: bool) -> tuple[Scenario, ...]:
+        """Those to explore."""
+        if not quick:
+            return self.scenarios
+        return self.scenarios[:: self.quick_step] if self.quick_step else ()
+
+
+def fence_scenarios(records: int) -> Iterator[Scenario]:
+    """A key moves from 0 to 1 while its outputs go to a second stage at worker 2; anyone sends."""
+    for scripts in _spread(records, 3):
+        yield Scenario((0,), (1,), (0,), (1,), scripts, second=(2,))
+
+
+def bystander_scenarios(records: int) -> Iterator[Scenario]:
+    """A key moves from 0 to 1; a third worker, neither old nor new owner, sends too."""
+    for scripts in _spread(records, 3):
+        yield Scenario((0,), (1,), (0,), (1,), scripts)
+
+
+def _spread(records: int, workers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    if workers == 1:
+        yield ((1,) * records,)
+        return
+    for first in range(records + 1):
+        for rest in _spread(records - first, workers - 1):
+            yield ((1,) * first, *rest)
+
+
+def families() -> list[Family]:
+    """All families of scenarios, the small ones first."""
+    two_small = [*configurations(2, 1, 2), *configurations(2, 1, 3), *configurations(2, 2, 2)]
+    two = [*two_small, *configurations(2, 2, 3)]
+    three = [*configurations(3, 1, 2), *configurations(3, 2, 2), *configurations(3, 1, 3)]
+    bystander = [*bystander_scenarios(2), *bystander_scenarios(3)]
+    fence = [*fence_scenarios(2), *fence_scenarios(3)]
+
+    def family(name: str, base: Iterable[Scenario], step: int, **changes: bool) -> Family:
+        return Family(name, tuple(replace(s, **changes) for s in base), step)  # type: ignore[arg-type]
+
+    return [
+        family("2 workers", two, 1),
+        family("2 workers, slow operators", two, 1, prompt=False),
+        family("2 workers, a snapshot", two, 3, snapshot=True),
+        family("2 workers, a snapshot, slow operators", two, 12, snapshot=True, prompt=False),
+        family("2 workers, frontiers", two, 6, times=True),
+        family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
+        family("3 workers, one a bystander", bystander, 2),
+        family("3 workers, one a bystander, a snapshot", bystander, 0, snapshot=True),
+        family("3 workers, output fence", fence, 4),
+        family("3 workers, output fence, no state", fence, 4, forgets=True),
+        family("3 workers, output fence, slow operators", fence, 0, prompt=False),
+        family("3 workers", three, 0),
+        family("3 workers, a snapshot", configurations(3, 1, 2), 0, snapshot=True),
+    ]
+
+
+# ---------------------------------------------------------------- the four parts, one piece of work each
+
+
+def explore(scenario: Scenario, limit: int) -> tuple[Scenario, int, int, bool, str]:
+    """Explore one scenario under the production rules."""
+    found = scenario.explorer(reduce=True).run(limit=limit)
+    told = ""
+    if found.violation is not None:
+        told = f"{scenario}\n  {found.violation}\n" + "\n".join(story(found.story))
+    return scenario, found.states, found.transitions, found.complete, told
+
+
+def explore_seed(scenario: Scenario) -> bool:
+    """Whether the original rules break in a scenario."""
+    return seed_explorer(scenario).run().violation is not None
+
+
+def hunt(name: str, seeds: int) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    kind, look_at = MUTANTS[name]
+    if look_at != "simulator":
+        assert issubclass(kind, Distributor)
+        for scenario in hunting_grounds(look_at):
+            found = scenario.explorer(kind).run(limit=400_000)
+            if found.violation is not None:
+                return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    for seed in range(seeds):
+        if issubclass(kind, Coordinator):
+            outcome = simulate(seed, 0.3, coordinate=kind)
+        else:
+            outcome = simulate(seed, 0.3, make=kind)
+        if outcome.violation is not None:
+            return name, f"simulator, seed {seed}", str(outcome.violation)
+    return name, "", ""
+
+
+def hunting_grounds(look_at: str) -> Iterator[Scenario]:
+    """Scenarios in which a mutant of this kind shows itself."""
+    base = fence_scenarios(2) if "fence" in look_at else configurations(2, 1, 2)
+    for scenario in base:
+        yield replace(
+            scenario,
+            prompt="slow" not in look_at,
+            snapshot="snapshot" in look_at,
+            times="times" in look_at,
+            forgets="forgets" in look_at,
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the simulated schedules came to."""
+
+    schedules: int = 0
+    records: int = 0
+    rescales: int = 0
+    moved: int = 0
+    snapshots: int = 0
+    during: int = 0
+    crashes: int = 0
+
+
+def run_seed(seed: int, size: float) -> tuple[int, Totals, str]:
+    """One simulated schedule; the story if it fails, shortened."""
+    outcome = simulate(seed, size)
+    told = "" if outcome.violation is None else shrink(Plan.of(seed, size)).story()
+    totals = Totals(
+        1,
+        outcome.records,
+        outcome.rescales,
+        outcome.moved,
+        outcome.snapshots,
+        outcome.during,
+        outcome.crashes,
+    )
+    return seed, totals, told
+
+
+# ---------------------------------------------------------------- the whole
+
+
+class Prover:
+    """Runs the parts on all cores, shows progress, fills the report."""
+
+    def __init__(self, quick: bool, console: Console, cores: int | None = None) -> None:
+        self.quick = quick
+        self.console = console
+        self.report = Report("prove")
+        self.pool = ProcessPoolExecutor(cores or multiprocessing.cpu_count())
+
+    def work(self, what: str, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
+        """Do pieces of work on all cores; results as they come."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(what, total=len(jobs))
+            for done in as_completed([self.pool.submit(job) for job in jobs]):
+                progress.advance(task)
+                yield done.result()
+
+    def run(self) -> Report:
+        """All four parts."""
+        began = time.monotonic()
+        try:
+            self.production()
+            self.original()
+            self.mutants()
+            self.simulations()
+        finally:
+            self.pool.shutdown(cancel_futures=True)
+        self.report.check("time", round(time.monotonic() - began, 1), "s")
+        return self.report
+
+    def violation(self, told: str) -> None:
+        """Show what is wrong."""
+        self.console.print(f"[red]violation[/] {told}", highlight=False)
+
+    def production(self) -> None:
+        """Part 1."""
+        configurations_seen = states = transitions = short = wrong = 0
+        for family in families():
+            chosen = family.chosen(self.quick)
+            if not chosen:
+                continue
+            seen = 0
+            jobs = [partial(explore, scenario, LIMIT) for scenario in chosen]
+            for _, some_states, some_transitions, complete, told in self.work(family.name, jobs):
+                seen += some_states
+                transitions += some_transitions
+                short += not complete
+                if told:
+                    wrong += 1
+                    self.violation(told)
+            configurations_seen += len(chosen)
+            states += seen
+            self.report.check(family.name, len(chosen), f"configurations, {seen:,} states")
+        self.report.check("configurations explored", configurations_seen, "configurations")
+        self.report.check("states", states, "states")
+        self.report.check("transitions", transitions, "transitions")
+        self.report.check(
+            "cut short", short, "configurations", "= 0" if self.quick else "", not (self.quick and short)
+        )
+        self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
+
+    def original(self) -> None:
+        """Part 2."""
+        holes = 0
+        for name, hole in HOLES.items():
+            found = hole.find()
+            if found.violation is not None:
+                holes += 1
+                self.console.print(f"[bold]{name}[/] ({hole.scenario}): {found.violation}", highlight=False)
+                for line in story_of(found.story):
+                    self.console.print(f"    {line}", highlight=False)
+        self.report.check("holes found in the original rules", holes, "holes", "= 5", holes == 5)
+        sizes = ((2, 1, 2), (2, 1, 3), (2, 2, 2), (2, 2, 3), (3, 1, 2), (3, 1, 3))
+        base = [scenario for size in sizes for scenario in configurations(*size)]
+        jobs = [partial(explore_seed, scenario) for scenario in base]
+        broken = sum(self.work("original rules", jobs))
+        self.report.check(
+            f"configurations (of {len(base)}) the original rules break in",
+            broken,
+            "configurations",
+            "> 0",
+            broken > 0,
+        )
+
+    def mutants(self) -> None:
+        """Part 3."""
+        caught = 0
+        jobs = [partial(hunt, name, 60 if self.quick else 400) for name in MUTANTS]
+        for name, how, what in self.work("mutants", jobs):
+            if how:
+                caught += 1
+                self.console.print(f"caught: {name} [dim]({how}) {what[:90]}[/]", highlight=False)
+            else:
+                self.console.print(f"[red]not caught:[/] {name}", highlight=False)
+        goal = f"= {len(MUTANTS)}"
+        self.report.check("mutants caught", caught, "mutants", goal, caught == len(MUTANTS))
+
+    def simulations(self) -> None:
+        """Part 4."""
+        seeds, size = (200, 0.3) if self.quick else (3000, 1.0)
+        totals, wrong = Totals(), 0
+        jobs = [partial(run_seed, seed, size) for seed in range(seeds)]
+        for _, some, told in self.work("simulated schedules", jobs):
+            for field in totals.__slots__:
+                setattr(totals, field, getattr(totals, field) + getattr(some, field))
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("simulated schedules", totals.schedules, "schedules")
+        self.report.check("records", totals.records, "records")
+        self.report.check("rescales", totals.rescales, "rescales", "> 0", totals.rescales > 0)
+        self.report.check("keys moved", totals.moved, "keys", "> 0", totals.moved > 0)
+        self.report.check("exact snapshots", totals.snapshots, f"snapshots, {totals.during} in motion")
+        self.report.check("crashes and reloads", totals.crashes, "crashes")
+        self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prove, report, and say by the exit code whether all is as it must be."""
+    chosen, console = options("prove", "The proof of the rescale protocol.", argv)
+    return Prover(chosen.quick, console).run().finish(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
