@@ -1,11 +1,11 @@
 """`./run demo`: what there is to see of Railgun today, on local Spark, in under a minute.
 
-Flows that run a user's pipeline on Spark do not exist yet. What exists is the protocol that will let
-them rescale live, and this shows it at work:
+Flows that run a user's pipeline on Spark do not exist yet. What exists is the protocol that will
+let them rescale live, and this shows it at work:
 
-1. Spark is started in this process, and whole simulated clusters are run as its tasks, one seed each.
-   Every simulated worker runs the production distributors, while the cluster is resized, saved and
-   hurt; every record is numbered, so the first one lost, doubled or out of order is noticed.
+1. Spark is started in this process, and whole simulated clusters are run as its tasks, one seed in
+   each. Every simulated worker runs the production distributors, while the cluster is resized, saved
+   and hurt; every record is numbered, so the first one lost, doubled or out of order is noticed.
 2. One more cluster is resized by script, from 2 workers to 4 and to 1, and drawn as a picture.
 """
 
@@ -31,7 +31,7 @@ from railgun.testing.rows import Rows
 from railgun.testing.simulator import Outcome, Plan, ReaderOperator, Simulation, simulate
 
 SIZE = 0.3
-SCHEDULES, QUICK_SCHEDULES = 240, 60
+SCHEDULES, QUICK_SCHEDULES = 200, 48
 PICTURE = Path("railgun-demo.svg")
 WRONG_RECORDS = {"lost", "twice", "out of order", "late", "wrong counts", "wrong snapshot"}
 """The kinds of violation that are about records; the others are about keys and the protocol."""
@@ -170,7 +170,8 @@ class Recorder(Simulation):
     """A simulated cluster that is resized by script, and keeps what there is to see of it."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, keep_trace=False, watch=lambda _: self.look())
+        super().__init__(plan, keep_trace=False)
+        self.watch = lambda _: self.look()
         self.story = Story(TITLE, SUBTITLE, EVERY)
         self.read_at: dict[tuple[int, int, int], int] = {}  # when a record was read
         self.waits: dict[int, list[int]] = {}  # by interval, of the records counted in it
@@ -309,21 +310,21 @@ def tell(console: Console, totals: Counter[str], story: Story, cores: int) -> No
         (during if moving else calm).append(wait)
     lines = (
         "",
-        f"What happened: {totals['schedules'] - 1} simulated clusters ran as Spark tasks on {cores} "
-        f"cores, and one here by script. Over {totals['records']:,} records they were rescaled "
-        f"{totals['rescales']:,} times, which moved {totals['moved']:,} keys; took "
-        f"{totals['snapshots']:,} snapshots, {totals['during']:,} of them during a rescale; and came "
-        f"back from {totals['crashes']:,} crashes.",
+        f"What happened: {totals['schedules'] - 1} simulated clusters ran as Spark tasks on "
+        f"{cores} cores, and one here by script. Over {totals['records']:,} records they were "
+        f"rescaled {totals['rescales']:,} times, which moved {totals['moved']:,} keys; took "
+        f"{totals['snapshots']:,} snapshots, {totals['during']:,} of them during a rescale; and "
+        f"came back from {totals['crashes']:,} crashes.",
         "No record was lost, doubled, out of order or late.",
-        f"In the scripted rescale records never stopped: {min(story.counted)} or more were counted in "
-        f"every {story.every} ticks. The longest wait of a record was {max(calm)} ticks in calm, "
-        f"{max(during)} during a rescale.",
+        f"In the scripted rescale records never stopped: {min(story.counted)} or more were counted "
+        f"in every {story.every} ticks of simulated time. The longest wait of a record was "
+        f"{max(calm)} ticks in calm, {max(during)} during a rescale.",
         f"The picture of it: {PICTURE.resolve()}",
         "",
         "What this is not yet: flows that run your own pipelines on Spark are the next part. This "
         "ran the protocol they will rescale by, under simulated workers inside Spark tasks.",
-        "Try next: ./run prove (the proof), ./run bench placement (where keys go, and how fast that "
-        "is known), docs/design/rescale.md (how it works).",
+        "Try next: ./run prove (the proof of the protocol), ./run bench placement (how fast the "
+        "owners of keys are found), docs/design/rescale.md (how a live rescale works).",
     )
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=line.startswith("The picture"))

@@ -15,7 +15,7 @@ The function, for whoever writes it in another language. All arithmetic is modul
 
     text(tag, data):   h = tag ^ (len(data) * P2)
                        for every 8 bytes w of data, little-endian, the last ones padded with zeros:
-                           h = (h ^ w) * P1;  h = h ^ (h >> 29)
+                           h = (h ^ w) * P1;  h = (h ^ (h >> 32)) * P3;  h = h ^ (h >> 29)
                        return finish(h)
     number(n):         finish((n ^ INT) * P1)          for -2**63 <= n < 2**63
     finish(h):         h = (h ^ (h >> 33)) * P3;  return h ^ (h >> 32)
@@ -27,7 +27,6 @@ import array
 import dataclasses
 import datetime
 import enum
-import numbers
 import uuid
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -55,37 +54,52 @@ OTHER: Final = 0x6F74686500000004
 # Masks that keep the first 0..8 bytes of a little-endian word.
 _KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _U = np.uint64
+_FEW: Final = 8
+_BLOCK: Final = 2048  # rows hashed at once: larger temporaries would be fetched anew from the system each time
 
 
 def hash_keys(keys: Sequence[Any] | NDArray[Any]) -> Hashes:
-    """Hash a column of keys; one array operation per eight bytes of key where the column allows it.
+    """Hash a column of keys; a few array operations per eight bytes of key where the column allows it.
 
     >>> [hex(h) for h in hash_keys(["ada", "grace"]).tolist()]
-    ['0xf834b90f27bc8a57', '0x2b5e9bf93c60e2dd']
+    ['0x98e012f8e43a19d2', '0xbd0ef5073afdf83']
     >>> bool((hash_keys([1, 2]) == hash_keys([1.0, 2.0])).all())
     True
     """
     if isinstance(keys, np.ndarray):
+        if keys.ndim != 1:
+            raise KeyTypeError(f"a column of keys has one dimension, this array has {keys.ndim}")
         if keys.dtype.kind in "ib" or (keys.dtype.kind == "u" and keys.dtype.itemsize < 8):
             return hash_ints(keys.astype(np.int64))
-        column: Sequence[Any] = keys.tolist()
+        # Dates lose their unit as plain values: they stay what they are, and are refused.
+        column: Sequence[Any] = list(keys) if keys.dtype.kind in "mM" else keys.tolist()
     else:
         column = keys
     if len(column) == 0:
         return np.empty(0, dtype=np.uint64)
     first = column[0]
-    # Each of these refuses a column with a key of another type, which then takes the general path.
-    try:
-        if isinstance(first, str):
+    if len(column) > _BLOCK and isinstance(first, str | bytes):
+        blocks = range(0, len(column), _BLOCK)
+        return np.concatenate([hash_keys(column[at : at + _BLOCK]) for at in blocks])
+    if isinstance(first, str):
+        try:
             joined = "\0".join(column).encode("utf-8", "surrogatepass")
             return _hash_joined(STR, joined, column)
-        if isinstance(first, bytes):
-            return _hash_joined(BYTES, b"\0".join(column), column)
-        if isinstance(first, int):
+        except TypeError:  # not all are str
+            pass
+    elif isinstance(first, bytes) and _all_are(bytes, column):
+        return _hash_joined(BYTES, b"\0".join(column), column)
+    elif isinstance(first, int) and _all_are((int, np.integer), column):
+        try:
             return hash_ints(np.frombuffer(array.array("q", column), dtype=np.int64))
-    except (TypeError, OverflowError):
-        pass
+        except OverflowError:  # not all fit into 64 bits
+            pass
     return np.fromiter(map(key_hash, column), dtype=np.uint64, count=len(column))
+
+
+def _all_are(kind: type | tuple[type, ...], column: Sequence[Any]) -> bool:
+    found = set(map(type, column))
+    return all(issubclass(f, kind) and f is not np.timedelta64 for f in found)
 
 
 def hash_buffer(
@@ -99,18 +113,29 @@ def hash_buffer(
     hashes = _U(tag) ^ (lengths.astype(np.uint64) * _U(P2))
     longest = int(lengths.max(initial=0))
     shortest = int(lengths.min(initial=longest))
-    rows: Any = slice(None)
+    rows: Any = slice(None)  # the rows that have not come to their end
     for at in range(0, longest, 8):
         if at + 8 <= shortest:  # a whole word in every row
-            word = words[starts + at]
-        else:
-            rows = np.flatnonzero(lengths > at) if at >= shortest else slice(None)
-            left = np.minimum(lengths[rows] - at, 8)
-            word = words[starts[rows] + at] & _KEEP[left]
-        mixed = (hashes[rows] ^ word) * _U(P1)
-        mixed ^= mixed >> _U(29)
-        hashes[rows] = mixed
+            hashes = _mix(hashes, words[starts + at])
+            continue
+        if at >= shortest:
+            longer = np.flatnonzero(lengths[rows] > at)
+            rows = longer if isinstance(rows, slice) else rows[longer]
+            if len(rows) <= _FEW and longest - at > 64:  # some very long keys among short ones
+                for row in rows.tolist():
+                    rest = data[starts[row] + at : starts[row] + lengths[row]].tobytes()
+                    hashes[row] = _mix_bytes(int(hashes[row]), rest)
+                break
+        word = words[starts[rows] + at] & _KEEP[np.minimum(lengths[rows] - at, 8)]
+        hashes[rows] = _mix(hashes[rows], word)
     return finish(hashes)
+
+
+def _mix(hashes: Hashes, word: Hashes) -> Hashes:
+    mixed = (hashes ^ word) * _U(P1)
+    mixed = (mixed ^ (mixed >> _U(32))) * _U(P3)
+    mixed ^= mixed >> _U(29)
+    return mixed
 
 
 def _hash_joined(tag: int, joined: bytes, keys: Sequence[Any]) -> Hashes:
@@ -158,43 +183,58 @@ def key_hash(key: object) -> int:
         return _text(BYTES, key)
     if isinstance(key, int):
         return _integer(int(key))
-    return _other(key)
+    try:
+        return _other(key)
+    except (ValueError, ArithmeticError) as error:  # pandas' NaT, a signalling NaN
+        raise _unknown(key) from error
 
 
 def _other(key: object) -> int:
     """The kinds of keys beside str, bytes and int. A key with parts is hashed by its parts' hashes."""
     if key is None:
         return _text(OTHER, b"none")
-    if type(key).__hash__ is None:
+    if isinstance(key, type):
+        raise _unknown(key)
+    if hasattr(key, "__stable_key__"):
+        return key_hash(key.__stable_key__())
+    if type(key).__hash__ is None or (isinstance(key, memoryview) and not key.readonly):
         raise KeyTypeError(
             f"a {type(key).__qualname__} cannot be a key: it can change, so it has no stable hash. "
             f"Use a tuple, a string or a frozen dataclass instead. The key was {_short(key)}"
         )
     if isinstance(key, tuple):
         return _parts(b"tuple", map(key_hash, key))
-    if hasattr(key, "__stable_key__"):
-        return key_hash(key.__stable_key__())
-    if isinstance(key, enum.Enum):
-        name = f"{type(key).__qualname__}.{key.name}"
-        return _text(OTHER, b"enum" + name.encode())
     if isinstance(key, np.generic) and not isinstance(key, np.datetime64 | np.timedelta64):
         plain = key.item()
         if not isinstance(plain, np.generic):
             return key_hash(plain)
-    if isinstance(key, numbers.Number) and isinstance(key, float | Decimal | Fraction | complex):
+    if isinstance(key, float | Decimal | Fraction | complex):
         return _number(key)
     if isinstance(key, datetime.date | datetime.time | datetime.timedelta):
         return _text(OTHER, b"time" + repr(_moment(key)).encode())
+    if isinstance(key, enum.Enum):
+        name = f"{type(key).__qualname__}.{key.name}"
+        return _text(OTHER, b"enum" + name.encode())
     if isinstance(key, uuid.UUID):
         return _text(OTHER, b"uuid" + key.bytes)
     if isinstance(key, frozenset):
         return _parts(b"frozenset", sorted(map(key_hash, key)))
     if isinstance(key, memoryview):
         return key_hash(key.tobytes())
-    if dataclasses.is_dataclass(key) and type(key).__eq__ is not object.__eq__:
+    if dataclasses.is_dataclass(key) and _compares_fields(type(key)):
         compared = [getattr(key, f.name) for f in dataclasses.fields(key) if f.compare]
         return _parts(type(key).__qualname__.encode(), map(key_hash, compared))
-    raise KeyTypeError(
+    raise _unknown(key)
+
+
+def _compares_fields(kind: Any) -> bool:
+    """Whether a dataclass has the equality that dataclasses make, of its own fields."""
+    made = getattr(kind.__eq__, "__code__", None)
+    return kind.__dataclass_params__.eq and made is not None and made.co_filename == "<string>"
+
+
+def _unknown(key: object) -> KeyTypeError:
+    return KeyTypeError(
         f"a {type(key).__qualname__} cannot be a key: Railgun does not know which of them are equal. "
         "Use a string, a number, a tuple or a frozen dataclass, or give the class a method "
         f"__stable_key__() that returns one of these. The key was {_short(key)}"
@@ -207,13 +247,15 @@ def _number(key: float | Decimal | Fraction | complex) -> int:
         if key.imag:
             return _parts(b"complex", (_number(key.real), _number(key.imag)))
         key = key.real
+    if key != key:
+        return _text(OTHER, b"nan")
     try:
         over, under = key.as_integer_ratio()
-    except (ValueError, OverflowError):  # not a number, or infinite
-        return _text(OTHER, f"float{float(key)}".encode())
+    except OverflowError:
+        return _text(OTHER, b"infinite" if key > 0 else b"-infinite")
     if under == 1:
         return _integer(over)
-    return _text(OTHER, f"ratio{over}/{under}".encode())
+    return _text(OTHER, f"ratio{over:x}/{under:x}".encode())
 
 
 def _moment(key: datetime.date | datetime.time | datetime.timedelta) -> tuple[object, ...]:
@@ -239,7 +281,7 @@ def _moment(key: datetime.date | datetime.time | datetime.timedelta) -> tuple[ob
 def _integer(value: int) -> int:
     if -(1 << 63) <= value < 1 << 63:
         return _finish_one(((value ^ INT) * P1) & MASK)
-    return _text(OTHER, b"int" + str(value).encode())
+    return _text(OTHER, f"int{value:x}".encode())
 
 
 def _parts(kind: bytes, hashes: Iterable[int]) -> int:
@@ -247,11 +289,15 @@ def _parts(kind: bytes, hashes: Iterable[int]) -> int:
 
 
 def _text(tag: int, data: bytes) -> int:
-    mixed = tag ^ ((len(data) * P2) & MASK)
+    return _finish_one(_mix_bytes(tag ^ ((len(data) * P2) & MASK), data))
+
+
+def _mix_bytes(mixed: int, data: bytes) -> int:
     for at in range(0, len(data), 8):
         mixed = ((mixed ^ int.from_bytes(data[at : at + 8], "little")) * P1) & MASK
+        mixed = ((mixed ^ (mixed >> 32)) * P3) & MASK
         mixed ^= mixed >> 29
-    return _finish_one(mixed)
+    return mixed
 
 
 def _finish_one(mixed: int) -> int:

@@ -73,6 +73,9 @@ class Placement:
         if self.workers != tuple(sorted(set(self.workers))):
             raise PlacementError(f"workers must be sorted and different, not {self.workers}")
         for what, overrides in (("slot", self.slots), ("key", self.keys)):
+            names = [name for name, _ in overrides]
+            if names != sorted(set(names)):
+                raise PlacementError(f"{what} overrides must be sorted and different: use Placement.of")
             for name, worker in overrides:
                 if worker not in self.workers:
                     raise PlacementError(

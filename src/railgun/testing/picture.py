@@ -1,8 +1,8 @@
 """A live rescale as a picture: who holds which keys while records flow on.
 
-One glance should tell what a page of the design explains: keys change hands a few at a time, and the
-records of all others do not wait for them. Plain SVG, written by hand: it needs nothing installed and
-opens in any browser, on a light or on a dark page.
+One glance should tell what a page of the design explains: keys change hands a few at a time, and
+the records of all others do not wait for them. Plain SVG, written by hand: it needs nothing
+installed and opens in any browser, on a light or on a dark page.
 """
 
 from __future__ import annotations
@@ -60,15 +60,19 @@ class Rescale:
 
 @dataclass(slots=True)
 class Story:
-    """What there is to see, interval by interval, `every` ticks of simulated time long."""
+    """What there is to see, by intervals of `every` ticks of simulated time.
+
+    Keys are told at the beginning of each interval and at the end of the last; records and waits (the
+    ticks from a record's being read to its being counted) for each interval.
+    """
 
     title: str
     subtitle: str
     every: int
-    held: dict[int, list[int]] = field(default_factory=dict)  # by worker: keys, at each interval's begin
-    travel: list[int] = field(default_factory=list)  # keys between two workers, likewise
-    counted: list[int] = field(default_factory=list)  # records
-    median: list[float] = field(default_factory=list)  # wait of a record, from read to counted
+    held: dict[int, list[int]] = field(default_factory=dict)  # by worker
+    travel: list[int] = field(default_factory=list)  # between two workers
+    counted: list[int] = field(default_factory=list)
+    median: list[float] = field(default_factory=list)
     longest: list[int] = field(default_factory=list)
     rescales: list[Rescale] = field(default_factory=list)
     snapshots: list[int] = field(default_factory=list)  # when each was whole
@@ -107,7 +111,8 @@ def draw(story: Story) -> str:
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     """Words at a place."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} class="{kind}">{escape(words)}</text>'
 
 
 def ticks(top: float, most: int = 4) -> list[int]:
@@ -116,10 +121,8 @@ def ticks(top: float, most: int = 4) -> list[int]:
     >>> ticks(300), ticks(47), ticks(2400, most=8)
     ([0, 100, 200, 300], [0, 20, 40], [0, 500, 1000, 1500, 2000])
     """
-    step = next(
-        size * 10**power for power in range(12) for size in (1, 2, 5) if top / (size * 10**power) < most
-    )
-    return list(range(0, int(top) + 1, step))
+    steps = (size * 10**power for power in range(12) for size in (1, 2, 5))
+    return list(range(0, int(top) + 1, next(step for step in steps if top / step < most)))
 
 
 class Scale:
@@ -215,10 +218,10 @@ def _waits(story: Story) -> Iterator[str]:
     """Lines: how long records waited."""
     scale = Scale(story, "waits", max(story.longest, default=1))
     yield from scale.axis("Ticks from read to counted")
-    lines = (("median", story.median), ("longest", story.longest))
-    for row, (name, values) in enumerate(lines):
+    lines: dict[str, Sequence[float]] = {"median": story.median, "longest": story.longest}
+    for row, (name, values) in enumerate(lines.items()):
         yield f'<path class="{name}" d="M{"L".join(scale.points(values, 0.5))}"/>'
-        yield from _key(name, name, scale.y(0) - 12 - 22 * row)
+        yield from _key(name, scale.y(0) - 12 - 22 * row)
 
 
 def _snapshots(story: Story) -> Iterator[str]:
@@ -228,12 +231,12 @@ def _snapshots(story: Story) -> Iterator[str]:
         for at in story.snapshots:
             yield f'<path class="snapshot" d="M{scale.x(at):.1f} {scale.begin}v{scale.height}"/>'
     if story.snapshots:
-        yield from _key("snapshot", "snapshot", sum(PANELS["counted"]) - 12)
+        yield from _key("snapshot", sum(PANELS["counted"]) - 12)
 
 
-def _key(name: str, kind: str, y: float) -> Iterator[str]:
+def _key(name: str, y: float) -> Iterator[str]:
     """What a line means."""
-    yield f'<path class="{kind}" d="M{LEGEND} {y - 4:.1f}h12"/>'
+    yield f'<path class="{name}" d="M{LEGEND} {y - 4:.1f}h12"/>'
     yield text(LEGEND + 18, y, name, "soft")
 
 

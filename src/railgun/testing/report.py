@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Value = int | float | str
@@ -74,7 +75,8 @@ class Report:
             if isinstance(check.value, float):
                 value = f"{check.value:,.3g}" if abs(check.value) < 1000 else f"{check.value:,.0f}"
             mark = ("[green]ok[/]" if check.passed else "[red]FAILS[/]") if check.goal else ""
-            table.add_row(check.name, f"{value} {check.unit}".strip(), check.goal, mark)
+            told = escape(f"{value} {check.unit}".strip())
+            table.add_row(escape(check.name), told, escape(check.goal), mark)
         console.print(table)
 
     def finish(self, options: argparse.Namespace) -> int:

@@ -299,7 +299,7 @@ class Hole(NamedTuple):
 
 HOLES: dict[str, Hole] = {
     "state split": Hole(
-        Scenario((0, 1, 2), (0, 1, 2), (0,), (1,), ((1,), (), (1,))),
+        Scenario((0,), (1,), (0,), (1,), ((1,), (), (1,))),
         ("split state",),
         "the new owner must take a message with a higher version and begins a second state",
     ),
@@ -309,7 +309,7 @@ HOLES: dict[str, Hole] = {
         "a record bounced to the old owner is overtaken by one under the final rules",
     ),
     "path race": Hole(
-        Scenario((0, 1, 2), (0, 1, 2), (0,), (1,), ((), (), (1, 1))),
+        Scenario((0,), (1,), (0,), (1,), ((), (), (1, 1))),
         ("out of order at home",),
         "a record by the old placement is overtaken by one by way of the new owner",
     ),

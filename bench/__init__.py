@@ -1,0 +1,1 @@
+"""Benchmarks: one module each, with a `main(argv) -> int`. `python -m bench` lists them."""

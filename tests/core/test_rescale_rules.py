@@ -1,0 +1,434 @@
+"""One test per rule of docs/design/rescale.md, on a single machine: what it is told, what it answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from railgun.core.errors import ProtocolError
+from railgun.core.frontier import LAST, MAX
+from railgun.core.placement import Placement
+from railgun.core.rescale import Distributor
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.phase import TRANSITIONS
+from railgun.testing.playbook import Playbook
+from railgun.testing.rows import Item, Rows
+
+K1, K2, K3 = 1, 2, 3
+F = Placement.of([0, 1], keys={K1: 0, K2: 1, K3: 0})
+"""Before: k1 and k3 at 0, k2 at 1."""
+G = Placement.of([0, 1, 2], keys={K1: 2, K2: 1, K3: 0})
+"""After: k1 moves to 2, the others stay."""
+
+
+def rows(*items: tuple[int, int, int]) -> Rows:
+    return Rows(Item(key, origin, seq) for key, origin, seq in items)
+
+
+def hashes(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(keys, dtype=np.uint64)
+
+
+def worker(number: int, downstream: int = 0) -> Playbook:
+    """A worker of a cluster of three that is not in motion."""
+    return Playbook(Distributor(number, F, [0, 1, 2], stage="s", downstream=downstream))
+
+
+def home() -> Playbook:
+    """Worker 0, home of k1, asking its operators."""
+    return worker(0).on(m.Rescale(1, G), "→1 Heard", "report started 1", "interrogate")
+
+
+def collecting() -> Playbook:
+    """Worker 0 with k1 in its whitelist, ready to move it."""
+    play = home().on(m.Interrogated(hashes(K1, K3)))
+    return play.gets(1, m.Heard(1)).gets(2, m.Heard(1))
+
+
+def settling() -> Playbook:
+    """Worker 0 after it has given k1 away."""
+    play = collecting().on(m.Move(), "collect {k1} for 2")
+    return play.on(
+        m.Collected(({K1: ({0: 1}, False)},)),
+        "→2 Acquire chunk 1 {k1} [k1=1@0]",
+        "drop {k1}",
+        "→1 Done",
+        "→2 Done",
+        "→1 Flushed(0)",
+        "→2 Flushed(0)",
+    )
+
+
+def new_owner() -> Playbook:
+    """Worker 2, new owner of k1."""
+    return worker(2).on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
+
+
+# ---------------------------------------------------------------- rule 1
+
+
+def test_rule_1_a_sender_routes_to_the_home_until_it_has_switched() -> None:
+    play = worker(2)
+    play.on(m.Local(rows((K1, 2, 1))), "→0 Data/0 k1#1@2")
+    play.on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
+    play.on(m.Local(rows((K1, 2, 2), (K2, 2, 1))), "→0 Data/0 k1#2@2", "→1 Data/0 k2#1@2")
+    play.gets(0, m.Done(1), "→0 Flush")
+    # Switched for home 0, not for home 1; k1 is its own now, but waits for Flushed.
+    play.on(
+        m.Local(rows((K1, 2, 3), (K2, 2, 2), (K3, 2, 1))), "→1 Data/0 k2#2@2", "→0 Data/1 k3#1@2"
+    )
+
+
+def test_rule_1_rows_keep_their_order_within_an_owner() -> None:
+    play = worker(2)
+    play.on(
+        m.Local(rows((K1, 2, 1), (K2, 2, 1), (K1, 2, 2), (K3, 2, 1), (K1, 2, 3))),
+        "→0 Data/0 k1#1@2 k1#2@2 k3#1@2 k1#3@2",
+        "→1 Data/0 k2#1@2",
+    )
+
+
+def test_rule_1_keys_that_stay_are_never_held() -> None:
+    collecting().gets(1, m.Data(0, rows((K3, 1, 1))), "process k3#1@1")
+    settling().gets(1, m.Data(0, rows((K3, 1, 1))), "process k3#1@1")
+
+
+# ---------------------------------------------------------------- rules 2 and 3
+
+
+def test_rule_2_normal_processes() -> None:
+    worker(0).gets(1, m.Data(0, rows((K1, 1, 1))), "process k1#1@1")
+
+
+def test_rule_2_interrogate_records_and_processes() -> None:
+    play = home()
+    play.gets(1, m.Data(0, rows((K1, 1, 1))), "process k1#1@1")
+    play.on(m.Interrogated(hashes())).gets(1, m.Heard(1)).gets(2, m.Heard(1))
+    play.on(m.Move(), "collect {k1} for 2")
+
+
+def test_rule_2_collect_processes_whitelisted_keys() -> None:
+    collecting().gets(1, m.Data(0, rows((K1, 1, 1))), "process k1#1@1")
+
+
+def test_rule_2_collect_buffers_held_keys_and_forwards_them_behind_the_state() -> None:
+    play = collecting().on(m.Move(), "collect {k1} for 2")
+    play.gets(1, m.Data(0, rows((K1, 1, 1))))
+    play.on(
+        m.Collected(({},)),
+        "→2 Acquire chunk 1 {k1}",
+        "→2 FWD k1#1@1",
+        "drop {k1}",
+        "→1 Done",
+        "→2 Done",
+        "→1 Flushed(0)",
+        "→2 Flushed(0)",
+    )
+
+
+def test_rule_2_what_is_neither_is_forwarded() -> None:
+    settling().gets(1, m.Data(0, rows((K1, 1, 1), (K3, 1, 1))), "process k3#1@1", "→2 FWD k1#1@1")
+
+
+def test_rule_3_interrogate_records_only_what_has_to_move() -> None:
+    play = home().on(m.Interrogated(hashes(K3)))
+    play.gets(1, m.Heard(1))
+    play.gets(2, m.Heard(1), "→1 Done", "→2 Done", "→1 Flushed(0)", "→2 Flushed(0)")
+
+
+def test_rule_3_state_and_forwarded_records_are_accepted_while_the_new_owner_asks_its_operators() -> (
+    None
+):
+    there = Placement.of([0, 1], keys={K1: 1, K2: 0})
+    play = Playbook(Distributor(1, Placement.of([0, 1], keys={K1: 0, K2: 1})))
+    play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}), "take {k1} [k1=]")
+    play.gets(0, m.Forward(1, rows((K1, 0, 1))), "process k1#1@0")
+
+
+# ---------------------------------------------------------------- rules 4 to 9
+
+
+def test_rule_4_keys_move_in_chunks_to_each_new_owner() -> None:
+    keys = range(1, 6)
+    old = Placement.of([0], keys=dict.fromkeys(keys, 0))
+    new = Placement.of([0, 1, 2], keys={k: 1 + k % 2 for k in keys})
+    play = Playbook(Distributor(0, old, [0, 1, 2]))
+    play.on(m.Rescale(1, new), "report started 1", "interrogate")
+    play.on(m.Interrogated(hashes(*keys))).gets(1, m.Heard(1)).gets(2, m.Heard(1))
+    play.on(m.Move(3), "collect {k2} for 1, {k1 k3} for 2")
+    play.on(
+        m.Collected(({}, {})),
+        "→1 Acquire chunk 1 {k2}",
+        "→2 Acquire chunk 1 {k1 k3}",
+        "drop {k1 k2 k3}",
+    )
+    play.gets(1, m.Data(0, rows((2, 1, 1), (4, 1, 1))), "process k4#1@1", "→1 FWD k2#1@1")
+    play.on(m.Move(3), "collect {k4} for 1, {k5} for 2")
+
+
+def test_rule_4_one_chunk_at_a_time() -> None:
+    play = collecting().on(m.Move(), "collect {k1} for 2")
+    assert not play.machine.movable
+    play.on(m.Move())
+
+
+def test_rule_5_done_is_told_when_nothing_is_left() -> None:
+    settling()
+
+
+def test_rule_6_a_sender_flushes_then_switches() -> None:
+    play = new_owner().gets(0, m.Done(1), "→0 Flush")
+    play.on(m.Local(rows((K3, 2, 1))), "→0 Data/1 k3#1@2")
+
+
+def test_rule_7_a_home_tells_the_new_owners_who_has_flushed() -> None:
+    play = settling().gets(2, m.Flush(1), "→1 Flushed(2)", "→2 Flushed(2)")
+    play.gets(1, m.Flush(1), "→1 Flushed(1)", "→2 Flushed(1)")
+
+
+def test_rule_8_a_new_record_waits_for_flushed_of_its_sender() -> None:
+    play = new_owner().gets(1, m.Data(1, rows((K1, 1, 2))))
+    play.gets(0, m.Flushed(1, 2))
+    play.gets(0, m.Forward(1, rows((K1, 1, 1))), "process k1#1@1")
+    play.gets(0, m.Flushed(1, 1), "process k1#2@1")
+    play.gets(1, m.Data(1, rows((K1, 1, 3))), "process k1#3@1")
+
+
+def test_rule_9_complete_when_switched_flushed_and_settled() -> None:
+    play = settling()
+    play.gets(2, m.Flush(1), "→1 Flushed(2)", "→2 Flushed(2)")
+    play.gets(1, m.Flush(1), "→1 Flushed(1)", "→2 Flushed(1)")
+    play.gets(1, m.Done(1), "→1 Flush")
+    play.gets(1, m.Flushed(1, 1)).gets(1, m.Flushed(1, 2))
+    play.gets(1, m.Flushed(1, 0), "report completed 1")
+    assert play.machine.placement == G
+    assert play.machine.epoch == 1
+
+
+def test_rule_9_the_next_rescale_starts_only_after_this_one() -> None:
+    with pytest.raises(ProtocolError, match="cannot begin a rescale"):
+        collecting().machine.handle(m.Rescale(2, F))
+
+
+# ---------------------------------------------------------------- rule 10
+
+
+def test_rule_10_one_layer_when_nothing_is_in_motion() -> None:
+    play = worker(0).on(m.StartSnapshot(1), "→1 BAR2(1)", "→2 BAR2(1)")
+    play.on(m.Local(rows((K1, 0, 1))))  # behind the cut
+    play.gets(1, m.Bar2(1))
+    play.gets(1, m.Data(0, rows((K1, 1, 1))))  # behind the cut too
+    play.gets(2, m.Data(0, rows((K1, 2, 1))), "process k1#1@2")
+    play.gets(2, m.Bar2(1), "take snapshot 1", "process k1#1@1", "process k1#1@0")
+
+
+def test_rule_10_two_layers_during_a_migration() -> None:
+    play = settling().on(m.StartSnapshot(1), "→1 BAR1(1)", "→2 BAR1(1)")
+    play.gets(2, m.Bar1(1))
+    play.gets(1, m.Data(0, rows((K1, 1, 1))), "→2 FWD k1#1@1")
+    play.gets(1, m.Bar1(1), "→1 BAR2(1)", "→2 BAR2(1)")
+    play.gets(1, m.Bar2(1))
+    play.gets(2, m.Bar2(1), "take snapshot 1")
+
+
+def test_rule_10_no_bar2_while_a_key_is_on_hold() -> None:
+    play = collecting().on(m.Move(), "collect {k1} for 2")
+    play.on(m.StartSnapshot(1), "→1 BAR1(1)", "→2 BAR1(1)")
+    play.gets(1, m.Bar1(1)).gets(2, m.Bar1(1))
+    play.on(
+        m.Collected(({},)),
+        "→2 Acquire chunk 1 {k1}",
+        "drop {k1}",
+        "→1 Done",
+        "→2 Done",
+        "→1 BAR2(1)",
+        "→2 BAR2(1)",
+    )
+
+
+def test_rule_10_no_new_chunk_from_bar1_of_all_until_the_snapshot() -> None:
+    play = collecting().on(m.StartSnapshot(1), "→1 BAR1(1)", "→2 BAR1(1)")
+    assert play.machine.movable
+    play.gets(1, m.Bar1(1)).gets(2, m.Bar1(1), "→1 BAR2(1)", "→2 BAR2(1)")
+    assert not play.machine.movable
+    play.on(m.Move())
+    play.gets(1, m.Bar2(1)).gets(2, m.Bar2(1), "take snapshot 1")
+    assert play.machine.movable
+
+
+def test_rule_10_no_switch_between_barrier_and_snapshot() -> None:
+    play = new_owner().on(m.StartSnapshot(1), "→0 BAR2(1)", "→1 BAR2(1)")
+    play.gets(0, m.Bar1(1)).gets(0, m.Done(1)).gets(0, m.Bar2(1))
+    play.gets(1, m.Bar2(1), "take snapshot 1", "→0 Flush")
+
+
+def test_rule_10_the_snapshot_waits_for_records_that_wait() -> None:
+    play = new_owner().gets(1, m.Data(1, rows((K1, 1, 1))))
+    play.on(m.StartSnapshot(1), "→0 BAR2(1)", "→1 BAR2(1)")
+    play.gets(1, m.Bar2(1)).gets(0, m.Bar1(1))
+    play.gets(0, m.Flushed(1, 1), "process k1#1@1")
+    play.gets(0, m.Bar2(1), "take snapshot 1")
+
+
+def test_rule_10_a_rescale_does_not_begin_inside_a_snapshot() -> None:
+    play = worker(0).on(m.StartSnapshot(1), "→1 BAR2(1)", "→2 BAR2(1)")
+    with pytest.raises(ProtocolError, match="while a snapshot was on its way"):
+        play.machine.handle(m.Rescale(1, G))
+
+
+# ---------------------------------------------------------------- rule 11
+
+
+def test_rule_11_the_frontier_is_the_minimum_over_senders() -> None:
+    play = worker(0).on(m.Advanced(7), "→1 Frontier(7)", "→2 Frontier(7)")
+    play.gets(1, m.Frontier(0, 5)).gets(2, m.Frontier(0, 9), "advance 5")
+    play.gets(1, m.Frontier(0, 20), "advance 7")
+
+
+def test_rule_11_homes_count_while_they_may_forward() -> None:
+    play = new_owner().on(m.Advanced(9), "→0 Frontier(9)", "→1 Frontier(9)")
+    play.gets(0, m.Frontier(1, 9)).gets(1, m.Frontier(1, 9))
+    play.gets(0, m.Relay(1, 4)).gets(1, m.Relay(1, 6), "advance 4")
+    for origin in range(2):
+        play.gets(0, m.Flushed(1, origin))
+    play.gets(0, m.Flushed(1, 2), "advance 6")
+
+
+def test_rule_11_a_home_relays_what_its_senders_allow() -> None:
+    play = collecting().on(m.Advanced(9), "→1 Frontier(9)", "→2 Frontier(9)")
+    play.gets(1, m.Frontier(1, 5))
+    play.gets(2, m.Frontier(1, 7), "→1 Relay(5)", "→2 Relay(5)")
+
+
+def test_rule_11_a_waiting_record_is_not_overtaken() -> None:
+    play = new_owner().on(m.Advanced(9), "→0 Frontier(9)", "→1 Frontier(9)")
+    for home_ in (0, 1):
+        play.gets(home_, m.Frontier(1, 3)).gets(
+            home_, m.Relay(1, 9), *(["advance 3"] if home_ else [])
+        )
+    play.gets(1, m.Data(1, rows((K1, 1, 1))))
+    play.gets(0, m.Frontier(1, 9)).gets(1, m.Frontier(1, 9))
+    play.gets(0, m.Flushed(1, 1), "process k1#1@1", "advance 9")
+
+
+def test_rule_11_a_frontier_told_by_one_who_knows_more_waits() -> None:
+    play = worker(2).on(m.Advanced(9), "→0 Frontier(9)", "→1 Frontier(9)")
+    play.gets(0, m.Frontier(0, 9)).gets(1, m.Frontier(1, 9))
+    play.on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
+    play.gets(0, m.Relay(1, 5)).gets(1, m.Relay(1, 5), "advance 5")
+
+
+def test_rule_11_a_home_with_keys_to_give_does_not_end() -> None:
+    play = collecting().on(m.Advanced(MAX), "→1 Frontier(MAX)", "→2 Frontier(MAX)")
+    play.gets(1, m.Frontier(1, MAX))
+    play.gets(2, m.Frontier(1, MAX), "→1 Relay(LAST)", "→2 Relay(LAST)")
+    play.gets(1, m.Relay(1, MAX), "advance LAST")
+    [collect] = play.machine.handle(m.Move())
+    assert isinstance(collect, m.Collect)
+    assert collect.frontier == LAST
+
+
+def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves() -> None:
+    here = Placement.of([0, 1], keys={K1: 0})
+    there = Placement.of([0, 1], keys={K1: 1})
+    play = Playbook(Distributor(1, here, emits=True))
+    play.on(m.Advanced(LAST), "→0 Frontier(LAST)")
+    play.gets(0, m.Frontier(0, LAST), "→0 Emission(LAST)")
+    play.gets(0, m.Emission(0, 4), "advance 4")
+    play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
+    play.gets(0, m.Emission(0, 6))  # stands still
+    play.on(m.Interrogated(hashes())).gets(
+        0, m.Heard(1), "→0 Done", "→0 Flushed(1)", "→0 Relay(LAST)"
+    )
+    play.gets(0, m.Relay(1, LAST))
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}), "take {k1} [k1=]")
+    play.on(m.Bound(6))  # k1 is to be read from time 6 on
+    play.gets(0, m.Done(1), "→0 Flush").gets(0, m.Flush(1), "→0 Flushed(0)")
+    play.gets(0, m.Flushed(1, 0))
+    play.gets(0, m.Flushed(1, 1), "report completed 1", "→0 Emission(6)")
+    play.gets(0, m.Emission(1, LAST), "advance 6")
+
+
+# ---------------------------------------------------------------- rule 12
+
+
+def test_rule_12_state_and_records_wait_until_all_have_confirmed_the_fence() -> None:
+    play = worker(2, downstream=1).on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}))
+    play.gets(0, m.Forward(1, rows((K1, 0, 1))))
+    for chunk in (0, 1):
+        for confirms in (0, 1):
+            play.gets(confirms, m.Fenced(1, 0, chunk))
+        last = ["take {k1} [k1=]", "process k1#1@0"] if chunk else []
+        play.gets(2, m.Fenced(1, 0, chunk), *last)
+
+
+def test_rule_12_a_fence_travels_behind_the_records_and_is_confirmed_to_the_new_owners() -> None:
+    fence = m.Fence("before", 1, 0, 1, (2,))
+    play = worker(0).on(m.Local(rows((K2, 0, 1))), "→1 Data/0 k2#1@0")
+    told = "Fence before of 0 chunk 1 for {2}"
+    play.on(m.PassFence(fence), f"→1 {told}", f"→2 {told}", "→2 stage before Fenced of 0 chunk 1")
+    worker(1).gets(0, fence, "→2 stage before Fenced of 0 chunk 1")
+
+
+def test_rule_12_no_fences_where_no_stage_follows() -> None:
+    assert not any(isinstance(c, m.RaiseFence) for c in collecting().machine.handle(m.Move()))
+
+
+# ---------------------------------------------------------------- joining, leaving, and what is refused
+
+
+def test_a_new_worker_is_told_the_frontier() -> None:
+    play = Playbook(Distributor(0, F)).on(m.Advanced(5), "→1 Frontier(5)")
+    play.on(m.Join((2,)), "→2 Frontier(5)")
+    play.on(m.Advanced(6), "→1 Frontier(6)", "→2 Frontier(6)")
+
+
+def test_a_departing_worker_leaves_when_it_has_no_keys_and_its_upstream_has_ended() -> None:
+    play = Playbook(Distributor(2, F, [0, 1, 2])).on(m.Depart())
+    play.on(m.Advanced(MAX), "→0 Frontier(MAX)", "→1 Frontier(MAX)", "→0 Leave", "→1 Leave",
+            "advance MAX", "report left 2")  # fmt: skip
+    play.on(m.StartSnapshot(3), "take snapshot 3")
+
+
+def test_a_worker_that_left_is_waited_for_no_more() -> None:
+    play = worker(0).on(m.StartSnapshot(1), "→1 BAR2(1)", "→2 BAR2(1)").gets(1, m.Bar2(1))
+    play.gets(2, m.Leave(), "report left 2", "take snapshot 1")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Data(2, rows((K1, 1, 1))),
+        m.Forward(1, rows((K1, 1, 1))),
+        m.Acquire(1, 1, hashes(K1), {}),
+        m.Done(1),
+        m.Flush(1),
+        m.Flushed(1, 0),
+        m.Relay(1, 4),
+        m.Fenced(1, 0, 1),
+        m.Heard(2),
+        m.Leave(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_of_another_configuration_is_refused_loudly(message: m.Message) -> None:
+    play = worker(0)
+    with pytest.raises(ProtocolError):
+        play.machine.handle(m.Received(1, message))
+    play.machine.validate()  # and nothing of it was taken
+    play.on(m.Local(rows((K1, 0, 1))), "process k1#1@0")
+
+
+def test_a_message_from_a_stranger_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="not a peer"):
+        worker(0).machine.handle(m.Received(9, m.Data(0, rows((K1, 9, 1)))))
+
+
+def test_every_phase_is_reached_and_left_by_the_table() -> None:
+    phases = set(Distributor.phases)
+    assert {before for before, _ in TRANSITIONS} == phases
+    assert set(TRANSITIONS.values()) == phases
+    with pytest.raises(ProtocolError, match="no phase follows"):
+        worker(0).machine.go("no key left: Done")

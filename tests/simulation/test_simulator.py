@@ -1,0 +1,73 @@
+"""Whole clusters, seeded: a bounded set of schedules here; `./run prove` runs more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from railgun.testing.mutants import NoDrop
+from railgun.testing.simulator import Plan, Simulation, shrink, simulate
+
+KEPT = [
+    tuple(line.split()[:2])
+    for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(("seed", "size"), KEPT)
+def test_a_seed_that_once_failed(seed: str, size: str) -> None:
+    outcome = simulate(int(seed), float(size), keep_trace=True)
+    assert outcome.violation is None, outcome.story()
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("start", range(10_000, 10_040, 10))
+def test_schedules_not_seen_by_the_prover(start: int) -> None:
+    for seed in range(start, start + 10):
+        outcome = simulate(seed, 0.3)
+        assert outcome.violation is None, shrink(Plan.of(seed, 0.3)).story()
+
+
+def test_the_simulation_does_what_it_is_for() -> None:
+    totals = {"rescales": 0, "moved": 0, "snapshots": 0, "during": 0, "crashes": 0, "records": 0}
+    for seed in range(30):
+        outcome = simulate(seed, 0.2)
+        for name in totals:
+            totals[name] += getattr(outcome, name)
+    assert all(count > 0 for count in totals.values()), totals
+
+
+def test_same_seed_same_trace_under_any_hash_seed() -> None:
+    program = (
+        "from railgun.testing.simulator import simulate;"
+        "print([simulate(seed, 0.2).digest for seed in (4, 5, 6)])"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "4242")
+    }
+    assert len(answers) == 1
+    assert str([simulate(seed, 0.2).digest for seed in (4, 5, 6)]) in answers.pop()
+
+
+def test_a_failure_is_told_as_a_short_story_with_its_seed() -> None:
+    plan = Plan.of(0, 0.3)
+    found = shrink(plan, make=NoDrop)
+    assert found.violation is not None
+    story = found.story(lines=20)
+    assert story.startswith("seed 0: ")
+    assert len(story.splitlines()) <= 23
+    assert found.plan.records < plan.records  # it was made simpler
+    assert Simulation(found.plan, NoDrop).run().violation is not None  # and still fails
