@@ -53,7 +53,6 @@ IMPURE_BUILTINS = {
 IMPURE_NAMES = {"now", "utcnow", "today", "uuid1", "uuid4", "getnode", "random"}
 IMPURE_OWNERS = {"datetime", "date", "uuid", "np", "numpy"}
 LONGEST_IN_CORE = 450
-TO_BE_SPLIT = {"railgun.core.rescale.distributor"}  # still longer; nothing is to be added here
 
 
 class Import(NamedTuple):
@@ -206,9 +205,7 @@ CORE_FILES = [path for path in FILES if SOURCE / "core" in path.parents]
 
 
 @pytest.mark.parametrize("path", CORE_FILES, ids=[module_name(path) for path in CORE_FILES])
-def test_a_file_of_the_core_is_one_idea(path: Path, request: pytest.FixtureRequest) -> None:
-    if module_name(path) in TO_BE_SPLIT:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="is to be split"))
+def test_a_file_of_the_core_is_one_idea(path: Path) -> None:
     lines = len(path.read_text("utf-8").splitlines())
     assert lines <= LONGEST_IN_CORE, f"{path.name} has {lines} lines: it is probably two ideas"
 

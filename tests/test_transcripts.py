@@ -28,7 +28,16 @@ def test_transcript_is_as_recorded(path: Path) -> None:
 
 def test_the_important_scenarios_are_there() -> None:
     names = {path.stem for path in TRANSCRIPTS}
-    assert {"scale_up", "scale_down", "swap", "new_key", "hold", "snapshot", "fence", "frontier"} <= names
+    assert {
+        "scale_up",
+        "scale_down",
+        "swap",
+        "new_key",
+        "hold",
+        "snapshot",
+        "fence",
+        "frontier",
+    } <= names
 
 
 def test_a_line_that_makes_no_sense_is_named() -> None:

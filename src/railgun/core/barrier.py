@@ -30,7 +30,16 @@ Message = TypeVar("Message")
 class Barrier(Generic[Event, Message]):
     """The snapshot being aligned, if there is one, and what waits behind it."""
 
-    __slots__ = ("backlog", "behind", "first", "last", "sent_first", "sent_last", "snapshot", "stopped")
+    __slots__ = (
+        "backlog",
+        "behind",
+        "first",
+        "last",
+        "sent_first",
+        "sent_last",
+        "snapshot",
+        "stopped",
+    )
 
     def __init__(self) -> None:
         self.snapshot: int | None = None

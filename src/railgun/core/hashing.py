@@ -55,7 +55,9 @@ OTHER: Final = 0x6F74686500000004
 _KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _U = np.uint64
 _FEW: Final = 8
-_BLOCK: Final = 2048  # rows hashed at once: larger temporaries would be fetched anew from the system each time
+_BLOCK: Final = (
+    2048  # rows hashed at once: larger temporaries would be fetched anew from the system each time
+)
 
 
 def hash_keys(keys: Sequence[Any] | NDArray[Any]) -> Hashes:

@@ -75,7 +75,9 @@ class Placement:
         for what, overrides in (("slot", self.slots), ("key", self.keys)):
             names = [name for name, _ in overrides]
             if names != sorted(set(names)):
-                raise PlacementError(f"{what} overrides must be sorted and different: use Placement.of")
+                raise PlacementError(
+                    f"{what} overrides must be sorted and different: use Placement.of"
+                )
             for name, worker in overrides:
                 if worker not in self.workers:
                     raise PlacementError(
@@ -86,7 +88,9 @@ class Placement:
                 raise PlacementError(f"there is no slot {slot}: slots go from 0 to {SLOTS - 1}")
         for key, _ in self.keys:
             if not 0 <= key < 1 << 64:
-                raise PlacementError(f"{key} is not a key's hash: hashes are unsigned 64-bit numbers")
+                raise PlacementError(
+                    f"{key} is not a key's hash: hashes are unsigned 64-bit numbers"
+                )
         table = _rendezvous(self.workers)
         if self.slots:
             table = table.copy()

@@ -203,7 +203,8 @@ class Explorer:
         if self.targets[state[other]] >> index & 1:
             return True
         return any(
-            self.guards.get(event, 0) & ~self.flags[state[other]] for event in self.own[state[index]]
+            self.guards.get(event, 0) & ~self.flags[state[other]]
+            for event in self.own[state[index]]
         )
 
     def _follow(
@@ -236,10 +237,8 @@ class Explorer:
         """Run the machines: one step of one node."""
         machine = fork(self.nodes[node])
         try:
-            if isinstance(event, str):
-                sent = machine.step(event)
-            else:
-                sent = machine.deliver(sender, self.messages[event])
+            own = isinstance(event, str)
+            sent = machine.step(event) if own else machine.deliver(sender, self.messages[event])
         except Violation as violation:
             return violation
         outgoing = tuple((to, self._intern_message(message)) for to, message in sent)

@@ -24,7 +24,7 @@ Counts = dict[int, int]
 """Of each origin, the last record processed."""
 
 
-class Violation(Exception):
+class Violation(Exception):  # noqa: N818 - it is found, not made
     """A property does not hold: `kind` names it, the text tells the case."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -57,7 +57,8 @@ class CountingOperator:
         for item in rows.items:
             if item.time < self.frontier:
                 raise Violation(
-                    "late", f"worker {self.worker} processed {tell(item)} after frontier {self.frontier}"
+                    "late",
+                    f"worker {self.worker} processed {tell(item)} after frontier {self.frontier}",
                 )
             if self.forgets:
                 emitted.append(item)
@@ -99,9 +100,13 @@ class CountingOperator:
         """State from another worker."""
         for key, (counts, ended) in state.items():
             if key in self.states:
-                raise Violation("split state", f"worker {self.worker} got a second state of {name(key)}")
+                raise Violation(
+                    "split state", f"worker {self.worker} got a second state of {name(key)}"
+                )
             if self.frontier == MAX and not ended:
-                raise Violation("late", f"worker {self.worker} got {name(key)} after the end of time")
+                raise Violation(
+                    "late", f"worker {self.worker} got {name(key)} after the end of time"
+                )
             self.states[key] = dict(counts)
             if ended:
                 self.ended.add(key)
@@ -265,5 +270,3 @@ def name(key: int) -> str:
 def tell(item: Item) -> str:
     """An item in stories: record 2 of worker 1 for key k1."""
     return f"{name(item.key)}#{item.seq} of {item.origin}"
-
-

@@ -1,7 +1,7 @@
 """Mutants: the production rules with one rule changed. A proof that lets one of them pass proves nothing.
 
-Each is a subclass of the production distributor or coordinator; the explorer or the simulator must find it wrong by what it
-does, so the machines' own checks (`validate`) are off for mutants.
+Each is a subclass of the production distributor or coordinator; the explorer or the simulator must find it wrong
+by what it does, so the machines' own checks (`validate`) are off for mutants.
 """
 
 from __future__ import annotations
@@ -475,7 +475,9 @@ class NoFenceForNewKeys(_WithArrivals):
 
         def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
             known = [fenced.acquire.hashes for fenced in self.fenced]
-            strange = ~np.isin(hashes, np.concatenate(known)) if known else np.ones(len(hashes), bool)
+            strange = (
+                ~np.isin(hashes, np.concatenate(known)) if known else np.ones(len(hashes), bool)
+            )
             if origin is not None:
                 homes = self.old.owners(hashes)
                 strange &= np.array([(home, origin) in self.flushed for home in homes.tolist()])
@@ -522,4 +524,3 @@ class SnapshotWhileStarting(Coordinator):
 
     def _quiet(self) -> bool:
         return self.phase != "joining"
-

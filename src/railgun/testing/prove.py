@@ -245,7 +245,11 @@ class Prover:
         self.report.check("states", states, "states")
         self.report.check("transitions", transitions, "transitions")
         self.report.check(
-            "cut short", short, "configurations", "= 0" if self.quick else "", not (self.quick and short)
+            "cut short",
+            short,
+            "configurations",
+            "= 0" if self.quick else "",
+            not (self.quick and short),
         )
         self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
 
@@ -256,7 +260,9 @@ class Prover:
             found = hole.find()
             if found.violation is not None:
                 holes += 1
-                self.console.print(f"[bold]{name}[/] ({hole.scenario}): {found.violation}", highlight=False)
+                self.console.print(
+                    f"[bold]{name}[/] ({hole.scenario}): {found.violation}", highlight=False
+                )
                 for line in story_of(found.story):
                     self.console.print(f"    {line}", highlight=False)
         self.report.check("holes found in the original rules", holes, "holes", "= 5", holes == 5)
@@ -300,7 +306,9 @@ class Prover:
         self.report.check("records", totals.records, "records")
         self.report.check("rescales", totals.rescales, "rescales", "> 0", totals.rescales > 0)
         self.report.check("keys moved", totals.moved, "keys", "> 0", totals.moved > 0)
-        self.report.check("exact snapshots", totals.snapshots, f"snapshots, {totals.during} in motion")
+        self.report.check(
+            "exact snapshots", totals.snapshots, f"snapshots, {totals.during} in motion"
+        )
         self.report.check("crashes and reloads", totals.crashes, "crashes")
         self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
 

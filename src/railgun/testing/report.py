@@ -95,6 +95,8 @@ def options(
 ) -> tuple[argparse.Namespace, Console]:
     """The options everything that measures takes, and where its progress goes (never stdout)."""
     parser = argparse.ArgumentParser(prog=f"./run {name}", description=description)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
     return parser.parse_args(argv), Console(stderr=True)

@@ -112,7 +112,9 @@ class Scenario:
         """What must hold when nothing can happen any more."""
         for node in nodes:
             if not node.finished():
-                return Violation("never ends", f"worker {node.worker} waits for ever: {node.waits_for()}")
+                return Violation(
+                    "never ends", f"worker {node.worker} waits for ever: {node.waits_for()}"
+                )
         full = {key: self._sent(key, [len(script) for script in self.scripts]) for key in self.keys}
         states = [node.states() for node in nodes]
         found = self._whole("state", states, full)
@@ -128,7 +130,9 @@ class Scenario:
         if found is None and self.times:
             for node in nodes:
                 if node.frontier() != MAX:
-                    return Violation("never ends", f"worker {node.worker} did not come to the end of time")
+                    return Violation(
+                        "never ends", f"worker {node.worker} did not come to the end of time"
+                    )
             for key in self.keys:
                 endings = [node.endings().get(key, 0) for node in nodes]
                 if sum(endings) != 1:
@@ -141,7 +145,10 @@ class Scenario:
         return {worker: count for worker, count in counts.items() if count}
 
     def _whole(
-        self, what: str, states: Sequence[Sequence[dict[int, Counts]]], expected: dict[int, dict[int, int]]
+        self,
+        what: str,
+        states: Sequence[Sequence[dict[int, Counts]]],
+        expected: dict[int, dict[int, int]],
     ) -> Violation | None:
         """Whether each key is in just one place, with just these records counted, in every stage."""
         for stage in range(len(states[0])):
@@ -156,8 +163,14 @@ class Scenario:
                     return Violation(f"two in {what}", f"{name(key)} is at workers {places}")
                 have = states[places[0]][stage][key] if places else {}
                 if have != want:
-                    kind = f"lost in {what}" if sum(have.values()) < sum(want.values()) else f"extra in {what}"
-                    return Violation(kind, f"{name(key)} has {have}, sent were {want}, stage {stage}")
+                    kind = (
+                        f"lost in {what}"
+                        if sum(have.values()) < sum(want.values())
+                        else f"extra in {what}"
+                    )
+                    return Violation(
+                        kind, f"{name(key)} has {have}, sent were {want}, stage {stage}"
+                    )
         return None
 
 

@@ -28,11 +28,11 @@ from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.hashing import Hashes, key_hash
 from railgun.core.placement import Placement, Worker
-from railgun.core.rescale import messages as m
 from railgun.core.rescale import coordinator as c
+from railgun.core.rescale import messages as m
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
-from railgun.testing.model import Counts, CountingOperator, ModelStage, ModelWorker, Violation
+from railgun.testing.model import CountingOperator, Counts, ModelStage, ModelWorker, Violation
 from railgun.testing.rows import Item, Rows
 
 STAGES = 3
@@ -561,12 +561,15 @@ class Simulation:
         """A worker that goes must have nothing left."""
         for stage in self.workers[worker].stages:
             if stage.operator.states:
-                raise Violation("stranded", f"worker {worker} leaves with {len(stage.operator.states)} keys")
+                raise Violation(
+                    "stranded", f"worker {worker} leaves with {len(stage.operator.states)} keys"
+                )
 
     def check_end(self) -> None:
         """Everything is counted, every key at its owner, every operator at the end of time."""
         whole = self.merged(
-            (w, [stage.operator.states for stage in self.workers[w].stages]) for w in sorted(self.workers)
+            (w, [stage.operator.states for stage in self.workers[w].stages])
+            for w in sorted(self.workers)
         )
         if set(whole[0]) != set(self.source.records):
             raise Violation("lost", "a partition is read nowhere")
@@ -577,7 +580,9 @@ class Simulation:
                 if not bool((owners == worker).all()):
                     raise Violation("stranded", f"worker {worker} has keys of others")
                 if stage.operator.frontier != MAX:
-                    raise Violation("never ends", f"worker {worker} did not come to the end of time")
+                    raise Violation(
+                        "never ends", f"worker {worker} did not come to the end of time"
+                    )
             if not model.settled:
                 raise Violation("never ends", f"worker {worker} is not through")
         self.outcome.records = sum(map(len, self.source.records.values()))

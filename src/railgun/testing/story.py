@@ -21,7 +21,9 @@ def story(steps: Iterable[Step]) -> list[str]:
             lines.append(f"  worker {step.node}: {step.event}")
         else:
             stage, message = step.message
-            lines.append(f"  worker {step.node} gets {tell(message)} from {step.sender}, stage {stage}")
+            lines.append(
+                f"  worker {step.node} gets {tell(message)} from {step.sender}, stage {stage}"
+            )
     return lines
 
 

@@ -52,7 +52,17 @@ class Fenced:
 class Arrivals:
     """The new owner's side of one migration at one worker."""
 
-    __slots__ = ("confirmations", "confirmed", "direct", "fenced", "flushed", "forwarded", "homes", "me", "old")
+    __slots__ = (
+        "confirmations",
+        "confirmed",
+        "direct",
+        "fenced",
+        "flushed",
+        "forwarded",
+        "homes",
+        "me",
+        "old",
+    )
 
     def __init__(self, me: Worker, old: Placement, confirmations: int) -> None:
         self.me = me
@@ -96,7 +106,9 @@ class Arrivals:
         """One worker of one next stage has seen the fence of a chunk."""
         count = self.confirmed.get((home, chunk), 0) + 1
         if count > self.confirmations:
-            raise ProtocolError(f"{worker}: the fence {chunk} of worker {home} was confirmed too often")
+            raise ProtocolError(
+                f"{worker}: the fence {chunk} of worker {home} was confirmed too often"
+            )
         self.confirmed[home, chunk] = count
         if count == self.confirmations:
             self.release(worker)
@@ -117,7 +129,9 @@ class Arrivals:
             theirs = owners == home
             if not theirs.any():
                 continue
-            if (origin is not None and (home, origin) not in self.flushed) or not self.open(home, 0):
+            if (origin is not None and (home, origin) not in self.flushed) or not self.open(
+                home, 0
+            ):
                 ready &= ~theirs
                 continue
             for fenced in self.fenced:

@@ -25,7 +25,8 @@ from railgun.core.batch import Batch, select, split
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX
 from railgun.core.hashing import Hashes
-from railgun.core.rescale.messages import Acquire, Collect as CollectState, Drop, Forward
+from railgun.core.rescale.messages import Acquire, Drop, Forward
+from railgun.core.rescale.messages import Collect as CollectState
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class Collect(Phase):
         chunk = self.keys[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
         self.parts = tuple((to, chunk[owners == to]) for to in np.unique(owners).tolist())
-        frontier = min(
-            MAX if self.ended else LAST, worker.frontiers.lowest_sender(worker.members)
-        )
+        frontier = min(MAX if self.ended else LAST, worker.frontiers.lowest_sender(worker.members))
         worker.emit(CollectState(self.parts, frontier))
 
     def collected(self, worker: Distributor, states: tuple[Any, ...]) -> None:

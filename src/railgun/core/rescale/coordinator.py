@@ -226,7 +226,10 @@ class Coordinator:
         epoch = self.epochs[stage]
         for worker in self.members:
             self._give(Tell(worker, stage, m.Rescale(epoch, self.target)))
-            self.waiting |= {(worker, ("started", stage, epoch)), (worker, ("completed", stage, epoch))}
+            self.waiting |= {
+                (worker, ("started", stage, epoch)),
+                (worker, ("completed", stage, epoch)),
+            }
         if stage == 0:
             self._dismiss(sorted(set(self.members) - set(self.target.workers)))
         return True
@@ -260,4 +263,3 @@ class Coordinator:
 
     def _give(self, order: Order) -> None:
         self.out.append(order)
-

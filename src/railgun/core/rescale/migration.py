@@ -27,7 +27,9 @@ class Migration:
         self.epoch = epoch
         self.old = old
         self.new = new
-        self.members = members  # those who were part of the stage when it began; one may leave early
+        self.members = (
+            members  # those who were part of the stage when it began; one may leave early
+        )
         self.arrivals = arrivals
         self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
         self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
