@@ -4,8 +4,9 @@ Flows that run a user's pipeline on Spark do not exist yet. What exists is the p
 let them rescale live, and this shows it at work:
 
 1. Spark is started in this process, and whole simulated clusters are run as its tasks, one seed in
-   each. Every simulated worker runs the production distributors, while the cluster is resized, saved
-   and hurt; every record is numbered, so the first one lost, doubled or out of order is noticed.
+   each. Every simulated worker runs the production distributors, while the cluster is resized,
+   saved and hurt; every record is numbered, so the first one lost, doubled or out of order is
+   noticed.
 2. One more cluster is resized by script, from 2 workers to 4 and to 1, and drawn as a picture.
 """
 
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -30,8 +32,8 @@ from railgun.testing.report import Report, options
 from railgun.testing.rows import Rows
 from railgun.testing.simulator import Outcome, Plan, ReaderOperator, Simulation, simulate
 
-SIZE = 0.3
-SCHEDULES, QUICK_SCHEDULES = 200, 48
+SIZE = 0.15
+SCHEDULES, QUICK_SCHEDULES = 250, 80
 PICTURE = Path("railgun-demo.svg")
 WRONG_RECORDS = {"lost", "twice", "out of order", "late", "wrong counts", "wrong snapshot"}
 """The kinds of violation that are about records; the others are about keys and the protocol."""
@@ -118,7 +120,7 @@ def run_schedules(
     totals: Counter[str] = Counter()
     failed = []
     context = spark.sparkContext
-    batch = 4 * context.defaultParallelism  # enough to keep all cores busy; the bar moves with each
+    batch = 8 * context.defaultParallelism  # enough to keep all cores busy; the bar moves with each
     columns = (
         TextColumn("clusters as Spark tasks"),
         BarColumn(bar_width=16),
@@ -170,8 +172,7 @@ class Recorder(Simulation):
     """A simulated cluster that is resized by script, and keeps what there is to see of it."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, keep_trace=False)
-        self.watch = lambda _: self.look()
+        super().__init__(plan, keep_trace=False, watch=lambda _: self.look())
         self.story = Story(TITLE, SUBTITLE, EVERY)
         self.read_at: dict[tuple[int, int, int], int] = {}  # when a record was read
         self.waits: dict[int, list[int]] = {}  # by interval, of the records counted in it
@@ -196,7 +197,7 @@ class Recorder(Simulation):
     def plan_events(self) -> None:
         """The script."""
         for at, size in RESCALES.items():
-            self.later(at, lambda size=size: self.scale_to(size), always=True)
+            self.later(at, partial(self.scale_to, size), always=True)
         for at in SNAPSHOTS:
             self.later(at, self.want_snapshot, always=True)
 

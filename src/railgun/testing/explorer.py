@@ -237,8 +237,10 @@ class Explorer:
         """Run the machines: one step of one node."""
         machine = fork(self.nodes[node])
         try:
-            own = isinstance(event, str)
-            sent = machine.step(event) if own else machine.deliver(sender, self.messages[event])
+            if isinstance(event, str):  # noqa: SIM108 - reads better than one long line
+                sent = machine.step(event)
+            else:
+                sent = machine.deliver(sender, self.messages[event])
         except Violation as violation:
             return violation
         outgoing = tuple((to, self._intern_message(message)) for to, message in sent)

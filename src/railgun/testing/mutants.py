@@ -232,7 +232,7 @@ class DoneTooSoon(Distributor):
             if len(phase.keys) == 0:
                 super()._try_done()
             else:
-                self.go("no key left: Done")
+                self.go("no key left, Done is told")
 
     def _on_flush(self, sender: Worker) -> None:
         migration = self.migration_now()

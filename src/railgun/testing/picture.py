@@ -62,8 +62,8 @@ class Rescale:
 class Story:
     """What there is to see, by intervals of `every` ticks of simulated time.
 
-    Keys are told at the beginning of each interval and at the end of the last; records and waits (the
-    ticks from a record's being read to its being counted) for each interval.
+    Keys are told at the beginning of each interval and at the end of the last; records and waits
+    (the ticks from a record's being read to its being counted) for each interval.
     """
 
     title: str

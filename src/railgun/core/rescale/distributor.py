@@ -31,6 +31,7 @@ from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.machine import Machine
 from railgun.core.rescale.migration import Migration
+from railgun.core.rescale.normal import Normal
 from railgun.core.rescale.settle import Settle
 
 
@@ -43,6 +44,14 @@ class Distributor(Machine):
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """Take one event; the commands it leads to, to be carried out in order."""
+        try:
+            self._take_event(event)
+            self._settle_down()
+            return self.out
+        finally:
+            self.out = []
+
+    def _take_event(self, event: m.Event) -> None:
         match event:
             case m.Received(sender, message):
                 self._receive(sender, message)
@@ -65,9 +74,6 @@ class Distributor(Machine):
                 self.departing = True
             case m.Bound(value):
                 self.bound = value
-        self._settle_down()
-        out, self.out = self.out, []
-        return out
 
     def _upstream(self, event: m.UpstreamEvent) -> None:
         """What comes from the own upstream, in order; behind a barrier it waits for the snapshot."""
@@ -97,7 +103,7 @@ class Distributor(Machine):
 
     def _receive(self, sender: Worker, message: m.Message) -> None:
         """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
-        if isinstance(message, m.Fenced):
+        if isinstance(message, m.Fenced) and sender in self.members:
             self._current(message.epoch, message).arrivals.on_fenced(
                 self, message.home, message.chunk
             )
@@ -247,7 +253,7 @@ class Distributor(Machine):
         """Rule 5."""
         if self._collecting().finished:
             self.tell(self.peers, m.Done(self.migration_now().epoch))
-            self.go("no key left: Done")
+            self.go("no key left, Done is told")
             self._on_done(self.worker)
 
     def _on_flush(self, sender: Worker) -> None:
@@ -428,3 +434,16 @@ class Distributor(Machine):
             self.frontiers.told = MAX
             self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))
+
+    def validate(self) -> None:
+        """Check the invariants. Costs time: for tests, after every step."""
+        assert not self.out, "all commands handed over"
+        assert self.worker in self.members
+        assert (self.migration is None) == isinstance(self.phase, Normal)
+        self.phase.validate(self)
+        if self.migration is not None:
+            self.migration.validate(self)
+        if self.barrier.sent_last:
+            assert not self.phase.holding, "no key between two owners behind BAR2"
+        assert self.barrier.stopped or not (self.barrier.backlog or self.deferred)
+        assert set(self.barrier.behind) <= self.barrier.last

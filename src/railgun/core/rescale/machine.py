@@ -141,16 +141,3 @@ class Machine:
         if not isinstance(self.phase, Collect):
             raise ProtocolError(f"{self}: not collecting")
         return self.phase
-
-    def validate(self) -> None:
-        """Check the invariants. Costs time: for tests, after every step."""
-        assert not self.out, "all commands handed over"
-        assert self.worker in self.members
-        assert (self.migration is None) == isinstance(self.phase, Normal)
-        self.phase.validate(self)
-        if self.migration is not None:
-            self.migration.validate(self)
-        if self.barrier.sent_last:
-            assert not self.phase.holding, "no key between two owners behind BAR2"
-        assert self.barrier.stopped or not (self.barrier.backlog or self.deferred)
-        assert set(self.barrier.behind) <= self.barrier.last

@@ -1,0 +1,16 @@
+"""One Spark session for all tests that need one: it takes seconds to start, and a process has only one JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from railgun.spark.session import SparkSession, local_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = local_session("railgun tests", cores=2, quick=True)
+    yield session
+    session.stop()

@@ -1,0 +1,94 @@
+"""The local session: it runs our code in its tasks, as it runs here, and says plainly what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from railgun.spark.session import JavaMissingError, SparkSession, find_java, local_session
+from railgun.testing.simulator import simulate
+
+SEEDS = (1, 2, 3, 5, 8)
+
+
+@pytest.mark.spark
+def test_a_seed_gives_the_same_trace_in_a_spark_task_as_here(spark: SparkSession) -> None:
+    def digests(seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+        for seed in seeds:
+            yield seed, simulate(seed, 0.1).digest
+
+    there = spark.sparkContext.parallelize(SEEDS, 2).mapPartitions(digests).collect()
+    assert dict(there) == dict(digests(SEEDS))
+
+
+@pytest.mark.spark
+def test_tasks_run_in_our_interpreter(spark: SparkSession) -> None:
+    assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect() == [
+        sys.executable
+    ]
+
+
+@pytest.mark.spark
+def test_an_active_session_is_returned_again(spark: SparkSession) -> None:
+    assert local_session("another", cores=1) is spark
+
+
+@pytest.mark.spark
+def test_it_listens_on_loopback_only_and_leaves_the_environment_alone(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert "SPARK_LOCAL_IP" not in os.environ
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+@pytest.mark.spark
+def test_spark_tells_errors_and_nothing_less(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    level = jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel()
+    assert level.toString() == "ERROR"
+
+
+def java_that_tells(directory: Path, version: str) -> Path:
+    """A Java home whose runtime says that it is of this version."""
+    java = directory / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return directory
+
+
+def test_without_java_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissingError, match=r"Java 17 or newer .* \./run, .* JAVA_HOME"):
+        find_java({"PATH": str(tmp_path)})
+
+
+def test_a_java_that_is_too_old_is_named(tmp_path: Path) -> None:
+    home = java_that_tells(tmp_path / "old", "11.0.2")
+    with pytest.raises(JavaMissingError, match=r"old/bin/java is version 11"):
+        find_java({"JAVA_HOME": str(home), "PATH": ""})
+
+
+def test_a_newer_java_in_the_path_makes_up_for_an_old_java_home(tmp_path: Path) -> None:
+    old = java_that_tells(tmp_path / "old", "1.8.0_392")
+    new = java_that_tells(tmp_path / "new", "21.0.8")
+    assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == new
+
+
+def test_a_session_without_java_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    program = "from railgun.spark.session import local_session; local_session('none')"
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 1
+    assert "railgun.spark.session.JavaMissingError: Spark needs Java 17" in told.stderr
