@@ -28,8 +28,12 @@ class Violation(Exception):  # noqa: N818 - it is found, not made
     """A property does not hold: `kind` names it, the text tells the case."""
 
     def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
+        super().__init__(kind, text)
         self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 class CountingOperator:
@@ -39,6 +43,7 @@ class CountingOperator:
     """
 
     __slots__ = ("ended", "endings", "forgets", "frontier", "onward", "states", "worker")
+    constant = ("forgets", "onward", "worker")
 
     def __init__(
         self, worker: Worker, onward: Callable[[int], int] | None = None, forgets: bool = False
@@ -148,6 +153,7 @@ class ModelWorker:
     """
 
     __slots__ = ("outbox", "pending", "prompt", "reports", "stages", "validate", "worker")
+    constant = ("prompt", "validate", "worker")
 
     def __init__(self, worker: Worker, stages: Iterable[ModelStage], prompt: bool = True) -> None:
         self.worker = worker

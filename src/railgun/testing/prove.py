@@ -86,15 +86,15 @@ def families() -> list[Family]:
 
     return [
         family("2 workers", two, 1),
-        family("2 workers, slow operators", two, 1, prompt=False),
-        family("2 workers, a snapshot", two, 3, snapshot=True),
-        family("2 workers, a snapshot, slow operators", two, 12, snapshot=True, prompt=False),
-        family("2 workers, frontiers", two, 6, times=True),
+        family("2 workers, slow operators", two, 3, prompt=False),
+        family("2 workers, a snapshot", two, 5, snapshot=True),
+        family("2 workers, a snapshot, slow operators", two, 30, snapshot=True, prompt=False),
+        family("2 workers, frontiers", two, 9, times=True),
         family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
-        family("3 workers, one a bystander", bystander, 2),
+        family("3 workers, one a bystander", bystander, 3),
         family("3 workers, one a bystander, a snapshot", bystander, 0, snapshot=True),
-        family("3 workers, output fence", fence, 4),
-        family("3 workers, output fence, no state", fence, 4, forgets=True),
+        family("3 workers, output fence", fence, 7),
+        family("3 workers, output fence, no state", fence, 9, forgets=True),
         family("3 workers, output fence, slow operators", fence, 0, prompt=False),
         family("3 workers", three, 0),
         family("3 workers, a snapshot", configurations(3, 1, 2), 0, snapshot=True),
@@ -293,7 +293,7 @@ class Prover:
 
     def simulations(self) -> None:
         """Part 4."""
-        seeds, size = (200, 0.3) if self.quick else (3000, 1.0)
+        seeds, size = (150, 0.3) if self.quick else (3000, 1.0)
         totals, wrong = Totals(), 0
         jobs = [partial(run_seed, seed, size) for seed in range(seeds)]
         for _, some, told in self.work("simulated schedules", jobs):

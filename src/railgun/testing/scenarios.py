@@ -178,6 +178,7 @@ class Participant:
     """One worker of a scenario, as a node of the explorer."""
 
     __slots__ = ("at", "cut", "heard", "model", "scenario", "seqs", "snapped", "worker")
+    constant = ("scenario",)
 
     def __init__(self, scenario: Scenario, worker: int, make: type[Distributor]) -> None:
         self.scenario = scenario

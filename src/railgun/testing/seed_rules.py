@@ -51,6 +51,8 @@ class SeedWorker:
         "save", "scenario", "seqs", "snapped", "state", "upstream", "version", "whitelist", "worker",
     )  # fmt: skip
 
+    constant = ("scenario",)
+
     def __init__(self, scenario: Scenario, worker: int) -> None:
         self.scenario = scenario
         self.worker = worker

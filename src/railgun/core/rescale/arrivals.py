@@ -134,9 +134,9 @@ class Arrivals:
             ):
                 ready &= ~theirs
                 continue
-            for fenced in self.fenced:
-                if fenced.home == home:
-                    ready &= ~np.isin(hashes, fenced.acquire.hashes)
+            behind = [fenced.acquire.hashes for fenced in self.fenced if fenced.home == home]
+            if behind:
+                ready &= ~np.isin(hashes, np.concatenate(behind))
         return ready
 
     def settled(self, home: Worker, origin: Worker | None) -> bool:

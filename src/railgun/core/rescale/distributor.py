@@ -103,10 +103,12 @@ class Distributor(Machine):
 
     def _receive(self, sender: Worker, message: m.Message) -> None:
         """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
-        if isinstance(message, m.Fenced) and sender in self.members:
-            self._current(message.epoch, message).arrivals.on_fenced(
-                self, message.home, message.chunk
-            )
+        if isinstance(message, m.Fenced):
+            # Also from one who has left this stage, but not the next: it is asked for its word there.
+            migration = self._current(message.epoch, message)
+            if sender not in migration.members:
+                raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
+            migration.arrivals.on_fenced(self, message.home, message.chunk)
             return
         if sender not in self.peers:
             raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
