@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from railgun.core.errors import ProtocolError
-from railgun.core.frontier import LAST, MAX
+from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.placement import Placement
 from railgun.core.rescale import Distributor
 from railgun.core.rescale import messages as m
@@ -42,14 +42,14 @@ def home() -> Playbook:
 def collecting() -> Playbook:
     """Worker 0 with k1 in its whitelist, ready to move it."""
     play = home().on(m.Interrogated(hashes(K1, K3)))
-    return play.gets(1, m.Heard(1)).gets(2, m.Heard(1))
+    return play.gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
 
 
 def settling() -> Playbook:
     """Worker 0 after it has given k1 away."""
     play = collecting().on(m.Move(), "collect {k1} for 2")
     return play.on(
-        m.Collected(({K1: ({0: 1}, False)},)),
+        m.Collected(({K1: ({0: 1}, False, 0)},)),
         "→2 Acquire chunk 1 {k1} [k1=1@0]",
         "drop {k1}",
         "→1 Done",
@@ -103,7 +103,7 @@ def test_rule_2_normal_processes() -> None:
 def test_rule_2_interrogate_records_and_processes() -> None:
     play = home()
     play.gets(1, m.Data(0, rows((K1, 1, 1))), "process k1#1@1")
-    play.on(m.Interrogated(hashes())).gets(1, m.Heard(1)).gets(2, m.Heard(1))
+    play.on(m.Interrogated(hashes())).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
     play.on(m.Move(), "collect {k1} for 2")
 
 
@@ -132,8 +132,8 @@ def test_rule_2_what_is_neither_is_forwarded() -> None:
 
 def test_rule_3_interrogate_records_only_what_has_to_move() -> None:
     play = home().on(m.Interrogated(hashes(K3)))
-    play.gets(1, m.Heard(1))
-    play.gets(2, m.Heard(1), "→1 Done", "→2 Done", "→1 Flushed(0)", "→2 Flushed(0)")
+    play.gets(1, m.Heard(1, MIN))
+    play.gets(2, m.Heard(1, MIN), "→1 Done", "→2 Done", "→1 Flushed(0)", "→2 Flushed(0)")
 
 
 def test_rule_3_state_and_forwarded_records_are_accepted_while_the_new_owner_asks_its_operators() -> (
@@ -142,7 +142,7 @@ def test_rule_3_state_and_forwarded_records_are_accepted_while_the_new_owner_ask
     there = Placement.of([0, 1], keys={K1: 1, K2: 0})
     play = Playbook(Distributor(1, Placement.of([0, 1], keys={K1: 0, K2: 1})))
     play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
-    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}), "take {k1} [k1=]")
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False, 0)}), "take {k1} [k1=]")
     play.gets(0, m.Forward(1, rows((K1, 0, 1))), "process k1#1@0")
 
 
@@ -155,7 +155,7 @@ def test_rule_4_keys_move_in_chunks_to_each_new_owner() -> None:
     new = Placement.of([0, 1, 2], keys={k: 1 + k % 2 for k in keys})
     play = Playbook(Distributor(0, old, [0, 1, 2]))
     play.on(m.Rescale(1, new), "report started 1", "interrogate")
-    play.on(m.Interrogated(hashes(*keys))).gets(1, m.Heard(1)).gets(2, m.Heard(1))
+    play.on(m.Interrogated(hashes(*keys))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
     play.on(m.Move(3), "collect {k2} for 1, {k1 k3} for 2")
     play.on(
         m.Collected(({}, {})),
@@ -329,6 +329,20 @@ def test_rule_11_a_home_with_keys_to_give_does_not_end() -> None:
     assert collect.frontier == LAST
 
 
+def test_rule_11_a_key_leaves_home_as_late_as_any_worker_had_come() -> None:
+    play = home().on(m.Interrogated(hashes(K1))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, 10))
+    [collect] = play.machine.handle(m.Move())
+    assert isinstance(collect, m.Collect)
+    assert collect.frontier == 10
+
+
+def test_rule_11_a_key_ends_at_home_if_its_new_owner_had_ended() -> None:
+    play = home().on(m.Interrogated(hashes(K1))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MAX))
+    [collect] = play.machine.handle(m.Move())
+    assert isinstance(collect, m.Collect)
+    assert collect.frontier == MAX
+
+
 def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves() -> None:
     here = Placement.of([0, 1], keys={K1: 0})
     there = Placement.of([0, 1], keys={K1: 1})
@@ -339,10 +353,10 @@ def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves(
     play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
     play.gets(0, m.Emission(0, 6))  # stands still
     play.on(m.Interrogated(hashes())).gets(
-        0, m.Heard(1), "→0 Done", "→0 Flushed(1)", "→0 Relay(LAST)"
+        0, m.Heard(1, MIN), "→0 Done", "→0 Flushed(1)", "→0 Relay(LAST)"
     )
     play.gets(0, m.Relay(1, LAST))
-    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}), "take {k1} [k1=]")
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False, 0)}), "take {k1} [k1=]")
     play.on(m.Bound(6))  # k1 is to be read from time 6 on
     play.gets(0, m.Done(1), "→0 Flush").gets(0, m.Flush(1), "→0 Flushed(0)")
     play.gets(0, m.Flushed(1, 0))
@@ -355,7 +369,7 @@ def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves(
 
 def test_rule_12_state_and_records_wait_until_all_have_confirmed_the_fence() -> None:
     play = worker(2, downstream=1).on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
-    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False)}))
+    play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False, 0)}))
     play.gets(0, m.Forward(1, rows((K1, 0, 1))))
     for chunk in (0, 1):
         for confirms in (0, 1):
@@ -408,7 +422,7 @@ def test_a_worker_that_left_is_waited_for_no_more() -> None:
         m.Flushed(1, 0),
         m.Relay(1, 4),
         m.Fenced(1, 0, 1),
-        m.Heard(2),
+        m.Heard(2, MIN),
         m.Leave(),
     ],
     ids=lambda message: type(message).__name__,

@@ -8,7 +8,7 @@ it raises a `Violation`. The same worker serves the exhaustive explorer and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ from railgun.testing.rows import Item, Rows
 
 Counts = dict[int, int]
 """Of each origin, the last record processed."""
+
+
+class Moved(NamedTuple):
+    """The state of a key on its way: whether it has ended, and the time it has been brought to."""
+
+    counts: Counts
+    ended: bool
+    time: int
 
 
 class Violation(Exception):  # noqa: N818 - it is found, not made
@@ -87,12 +95,13 @@ class CountingOperator:
         """All keys that have state."""
         return np.array(sorted(self.states), dtype=np.uint64)
 
-    def collect(self, hashes: Hashes, frontier: int) -> dict[int, tuple[Counts, bool]]:
-        """The state of these keys, brought to `frontier`, and whether they have ended."""
+    def collect(self, hashes: Hashes, frontier: int) -> dict[int, Moved]:
+        """The state of these keys, brought to `frontier`."""
         keys = [key for key in hashes.tolist() if key in self.states]
         if frontier == MAX:
             self.end(keys)
-        return {key: (dict(self.states[key]), key in self.ended) for key in keys}
+        now = max(frontier, self.frontier)
+        return {key: Moved(dict(self.states[key]), key in self.ended, now) for key in keys}
 
     def end(self, keys: Iterable[int]) -> None:
         """These keys get no more records; each must be told once, wherever it is."""
@@ -101,16 +110,16 @@ class CountingOperator:
                 self.ended.add(key)
                 self.endings[key] = self.endings.get(key, 0) + 1
 
-    def take(self, state: dict[int, tuple[Counts, bool]]) -> None:
-        """State from another worker."""
-        for key, (counts, ended) in state.items():
+    def take(self, state: dict[int, Moved]) -> None:
+        """State from another worker, which must not come from this one's past: its timers would be late."""
+        for key, (counts, ended, time) in state.items():
             if key in self.states:
                 raise Violation(
                     "split state", f"worker {self.worker} got a second state of {name(key)}"
                 )
-            if self.frontier == MAX and not ended:
+            if time < self.frontier or (self.frontier == MAX and not ended):
                 raise Violation(
-                    "late", f"worker {self.worker} got {name(key)} after the end of time"
+                    "late", f"worker {self.worker} at {self.frontier} got {name(key)} from {time}"
                 )
             self.states[key] = dict(counts)
             if ended:

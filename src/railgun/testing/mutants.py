@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from railgun.core.barrier import Barrier
 from railgun.core.batch import Batch
-from railgun.core.frontier import MAX, Frontiers
+from railgun.core.frontier import MAX, MIN, Frontiers
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
@@ -266,7 +266,7 @@ class NoHeard(Distributor):
     __slots__ = ()
 
     def _try_collect(self) -> None:
-        heard, self.heard = self.heard, set(self.peers)
+        heard, self.heard = self.heard, dict.fromkeys(self.peers, MIN)
         super()._try_collect()
         self.heard = heard
 
@@ -433,7 +433,7 @@ class RelayOvertakesHold(Distributor):
     def _relay(self) -> None:
         phase = self.phase
         if isinstance(phase, Collect) and phase.holding:
-            stand_in = self._Collect(phase.keys, phase.ended)
+            stand_in = self._Collect(phase.keys, phase.reached)
             self.phase = stand_in
             super()._relay()
             self.phase = phase
@@ -449,6 +449,21 @@ class EndsTwice(Distributor):
 
     def _may_end(self) -> bool:
         return True
+
+
+@mutant("times")
+class KeysInThePast(Distributor):
+    """Keys are brought only as far as the home's senders say before they move (rule 11)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def __init__(self, keys: Hashes, reached: int) -> None:
+            super().__init__(keys, MIN)
+
+    phases = with_phase(_Collect)
 
 
 # ---------------------------------------------------------------- order into the next stage

@@ -119,7 +119,7 @@ def compact(state: Any) -> str:
     if not isinstance(state, dict):
         return ""
     told = []
-    for key, (counts, _) in sorted(state.items()):
+    for key, (counts, *_) in sorted(state.items()):
         inner = " ".join(f"{count}@{origin}" for origin, count in sorted(counts.items()))
         told.append(f"k{key}={inner}")
     return "[" + ", ".join(told) + "]" if told else ""

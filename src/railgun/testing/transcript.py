@@ -175,7 +175,7 @@ class Cluster:
         for worker, model in sorted(self.workers.items()):
             phase = model.stages[0].distributor.phase.name
             for index, stage in enumerate(model.stages):
-                states = {k: (counts, False) for k, counts in stage.operator.states.items()}
+                states = stage.operator.states
                 held = ", ".join(f"k{key}" for key in sorted(states)) or "nothing"
                 name = f" stage {index}" if len(model.stages) > 1 else f", {phase}"
                 self.lines.append(f"  {worker}{name}: {held}")

@@ -9,9 +9,11 @@ for a batch of a thousand records where their keys are is one binary search:
 Whitelist: the state is here, process. Hold: the state is being collected, buffer. Anything else that has to
 move (given away, or never had state): forward to the new owner.
 
-Before its state is taken a key is brought to its own time at home: what any sender may still send here. Only if
-all senders had ended when the phase began does that include the end (`ended`): then a new owner may have ended
-before it heard of the rescale, and the keys must have as well. Otherwise they end at their new owners.
+Before its state is taken a key is brought to its own time at home: what any sender may still send here. A worker
+that joined may not have told a frontier yet, while a new owner had come far before; so it is at least what any
+worker had reached when it heard of the rescale (`reached`). That a record for the key may be older is
+impossible: every sender's records from before were ahead of its Heard. If a new owner had ended by then,
+the keys end here; otherwise they end at their new owners.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from railgun.core.batch import Batch, select, split
 from railgun.core.errors import ProtocolError
-from railgun.core.frontier import LAST, MAX
+from railgun.core.frontier import LAST
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.messages import Acquire, Drop, Forward
 from railgun.core.rescale.messages import Collect as CollectState
@@ -36,12 +38,12 @@ if TYPE_CHECKING:
 class Collect(Phase):
     """Rule 2, "Collect", and rule 4, moving keys."""
 
-    __slots__ = ("buffer", "chunk", "ended", "high", "keys", "low", "parts")
+    __slots__ = ("buffer", "chunk", "high", "keys", "low", "parts", "reached")
     name = "collect"
 
-    def __init__(self, keys: Hashes, ended: bool) -> None:
+    def __init__(self, keys: Hashes, reached: int) -> None:
         self.keys = keys
-        self.ended = ended
+        self.reached = reached
         self.low = 0
         self.high = 0
         self.chunk = 0
@@ -91,7 +93,8 @@ class Collect(Phase):
         chunk = self.keys[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
         self.parts = tuple((to, chunk[owners == to]) for to in np.unique(owners).tolist())
-        frontier = min(MAX if self.ended else LAST, worker.frontiers.lowest_sender(worker.members))
+        now = min(LAST, worker.frontiers.lowest_sender(worker.members))
+        frontier = max(now, self.reached)
         worker.emit(CollectState(self.parts, frontier))
 
     def collected(self, worker: Distributor, states: tuple[Any, ...]) -> None:

@@ -124,10 +124,10 @@ class Distributor(Machine):
                 self._current(epoch, message).arrivals.on_forward(self, sender, batch)
             case m.Acquire(epoch):
                 self._current(epoch, message).arrivals.on_acquire(self, sender, message)
-            case m.Heard(epoch):
+            case m.Heard(epoch, told):
                 if epoch != self.epoch + 1 or sender in self.heard:
                     raise ProtocolError(f"{self}: worker {sender} announced epoch {epoch}")
-                self.heard.add(sender)
+                self.heard[sender] = told
                 self._try_collect()
             case m.Done(epoch):
                 self._current(epoch, message)
@@ -227,7 +227,7 @@ class Distributor(Machine):
         arrivals = Arrivals(self.worker, self.placement, confirmations)
         self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
         self.relayed = MIN
-        self.tell(arrivals.homes, m.Heard(epoch))
+        self.tell(arrivals.homes, m.Heard(epoch, self.frontiers.told))
         self.emit(m.Started(epoch))
         if self.worker in placement.workers:
             self.frontiers.begin(self.migration.arrivals.homes)
@@ -243,9 +243,13 @@ class Distributor(Machine):
     def _try_collect(self) -> None:
         """From interrogate to collect, when the operators have answered and all have heard."""
         phase = self.phase
-        if isinstance(phase, Interrogate) and phase.answered and self.heard.issuperset(self.peers):
-            ended = self.frontiers.lowest_sender(self.members) == MAX
-            self.go("operators answered, all have heard", phase.whitelist(), ended)
+        if (
+            isinstance(phase, Interrogate)
+            and phase.answered
+            and self.heard.keys() >= set(self.peers)
+        ):
+            reached = max(self.heard.values(), default=MIN)
+            self.go("operators answered, all have heard", phase.whitelist(), reached)
             self.raise_fence(
                 0, tuple(w for w in self.migration_now().new.workers if w != self.worker)
             )
@@ -354,7 +358,7 @@ class Distributor(Machine):
         if switched and not self.may_forward and self._owner_is_complete(migration):
             self.epoch, self.placement = migration.epoch, migration.new
             self.migration = None
-            self.heard = set()
+            self.heard = {}
             self.frontiers.begin(())
             if self.emissions is not None:
                 self.emissions.begin(self.epoch)

@@ -56,7 +56,7 @@ class Machine:
         self.peers = tuple(peer for peer in self.members if peer != worker)
         self.phase: Phase = Normal()
         self.migration: Migration | None = None
-        self.heard: set[Worker] = set()  # peers that know of the next epoch
+        self.heard: dict[Worker, int] = {}  # peers that know of the next epoch, and their frontiers
         self.early: dict[Worker, int] = {}  # frontiers told by peers that know more than we do
         self.frontiers = Frontiers(self.members)
         self.local = MIN  # the frontier of the own upstream

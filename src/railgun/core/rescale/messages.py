@@ -61,9 +61,13 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The sender knows of the rescale to this epoch; what it sent before was sent without knowing."""
+    """The sender knows of the rescale to this epoch; what it sent before was sent without knowing.
+
+    `told` is the frontier its operators had been told by then.
+    """
 
     epoch: int
+    told: int
 
 
 @dataclass(frozen=True, slots=True)
