@@ -23,6 +23,7 @@ from railgun.core.rescale.collect import Collect, forward
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
+from railgun.core.rescale.machine import Machine
 from railgun.core.rescale.phase import Phase
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
@@ -127,7 +128,7 @@ class NoRecording(Distributor):
     class _Interrogate(Interrogate):
         __slots__ = ()
 
-        def on_old(self, worker: Distributor, batch: Batch) -> None:
+        def on_old(self, worker: Machine, batch: Batch) -> None:
             worker.process(batch)
 
     phases = with_phase(_Interrogate)
@@ -142,7 +143,7 @@ class ForgetfulInterrogate(Distributor):
     class _Interrogate(Interrogate):
         __slots__ = ()
 
-        def answer(self, worker: Distributor, hashes: Hashes) -> None:
+        def answer(self, worker: Machine, hashes: Hashes) -> None:
             self.answered = True
 
     phases = with_phase(_Interrogate)
@@ -173,7 +174,7 @@ class DropBeforeAcquire(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def move(self, worker: Distributor, keys: int) -> None:
+        def move(self, worker: Machine, keys: int) -> None:
             worker.emit(m.Drop(self.keys[self.low : self.low + keys]))
             super().move(worker, keys)
 
@@ -189,7 +190,7 @@ class ForwardBeforeAcquire(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def collected(self, worker: Distributor, states: tuple[Any, ...]) -> None:
+        def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
             buffered, self.buffer = self.buffer, []
             for batch in buffered:
                 forward(worker, batch)
@@ -218,10 +219,11 @@ class DoneTooSoon(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def move(self, worker: Distributor, keys: int) -> None:
+        def move(self, worker: Machine, keys: int) -> None:
             super().move(worker, keys)
             if self.high == len(self.keys):
                 worker.tell(worker.peers, m.Done(worker.migration_now().epoch))
+                assert isinstance(worker, Distributor)
                 worker._on_done(worker.worker)
 
     phases = with_phase(_Collect)

@@ -97,7 +97,7 @@ def families() -> list[Family]:
         family("3 workers, output fence, no state", fence, 9, forgets=True),
         family("3 workers, output fence, slow operators", fence, 0, prompt=False),
         family("3 workers", three, 0),
-        family("3 workers, a snapshot", configurations(3, 1, 2), 0, snapshot=True),
+        family("3 workers, a snapshot", list(configurations(3, 1, 2))[::6], 0, snapshot=True),
     ]
 
 
@@ -293,9 +293,9 @@ class Prover:
 
     def simulations(self) -> None:
         """Part 4."""
-        seeds, size = (150, 0.3) if self.quick else (3000, 1.0)
         totals, wrong = Totals(), 0
-        jobs = [partial(run_seed, seed, size) for seed in range(seeds)]
+        jobs = [partial(run_seed, seed, 0.3) for seed in range(150 if self.quick else 3000)]
+        jobs += [] if self.quick else [partial(run_seed, seed, 1.0) for seed in range(3000, 3300)]
         for _, some, told in self.work("simulated schedules", jobs):
             for field in totals.__slots__:
                 setattr(totals, field, getattr(totals, field) + getattr(some, field))

@@ -28,7 +28,7 @@ from railgun.core.placement import Placement, Worker
 from railgun.core.rescale.messages import Acquire
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class Arrivals:
 
     # -------------------------------------------------------- what arrives
 
-    def on_acquire(self, worker: Distributor, home: Worker, acquire: Acquire) -> None:
+    def on_acquire(self, worker: Machine, home: Worker, acquire: Acquire) -> None:
         """State of keys, from their home."""
         if self.open(home, acquire.chunk):
             worker.take(acquire)
@@ -85,24 +85,24 @@ class Arrivals:
             lowest = worker.frontiers.relayed.get(home, MIN)
             self.fenced.append(Fenced(home, acquire, lowest))
 
-    def on_forward(self, worker: Distributor, home: Worker, batch: Batch) -> None:
+    def on_forward(self, worker: Machine, home: Worker, batch: Batch) -> None:
         """FWD records, from the home of their keys: the state came before them, if there is any."""
         lowest = worker.frontiers.relayed.get(home, MIN)
         self._admit(worker, Waiting(None, batch, lowest))
 
-    def on_new(self, worker: Distributor, origin: Worker, batch: Batch) -> None:
+    def on_new(self, worker: Machine, origin: Worker, batch: Batch) -> None:
         """NEW records, directly from their sender."""
         lowest = worker.frontiers.senders.get(origin, MIN)
         self._admit(worker, Waiting(origin, batch, lowest))
 
-    def on_flushed(self, worker: Distributor, home: Worker, origin: Worker) -> None:
+    def on_flushed(self, worker: Machine, home: Worker, origin: Worker) -> None:
         """All that `origin` sent through `home` has arrived."""
         if (home, origin) in self.flushed:
             raise ProtocolError(f"{worker}: worker {home} sent Flushed({origin}) twice")
         self.flushed.add((home, origin))
         self.release(worker)
 
-    def on_fenced(self, worker: Distributor, home: Worker, chunk: int) -> None:
+    def on_fenced(self, worker: Machine, home: Worker, chunk: int) -> None:
         """One worker of one next stage has seen the fence of a chunk."""
         count = self.confirmed.get((home, chunk), 0) + 1
         if count > self.confirmations:
@@ -146,7 +146,7 @@ class Arrivals:
         )
         return unfenced and (origin is None or (home, origin) in self.flushed)
 
-    def release(self, worker: Distributor) -> None:
+    def release(self, worker: Machine) -> None:
         """Let go on what no longer has to wait, in order."""
         fenced, self.fenced = self.fenced, []
         for entry in fenced:
@@ -162,7 +162,7 @@ class Arrivals:
         """What waits, in the order it has to be processed."""
         return self.forwarded + self.direct
 
-    def _admit(self, worker: Distributor, record: Waiting) -> None:
+    def _admit(self, worker: Machine, record: Waiting) -> None:
         ready = self.ready(record.origin, record.batch.hashes)
         now = select(record.batch, ready)
         if now is not None:

@@ -32,7 +32,7 @@ from railgun.core.rescale.messages import Collect as CollectState
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 class Collect(Phase):
@@ -60,7 +60,7 @@ class Collect(Phase):
         """Whether all keys have been given away."""
         return self.low == len(self.keys)
 
-    def on_old(self, worker: Distributor, batch: Batch) -> None:
+    def on_old(self, worker: Machine, batch: Batch) -> None:
         """Process, buffer or forward, key by key."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
         if not moving.any():
@@ -86,7 +86,7 @@ class Collect(Phase):
         found = self.keys[np.minimum(at, len(self.keys) - 1)] == hashes
         return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
 
-    def move(self, worker: Distributor, keys: int) -> None:
+    def move(self, worker: Machine, keys: int) -> None:
         """Rule 4, first half: put a chunk on hold and ask the operators for its state."""
         self.high = min(self.low + keys, len(self.keys))
         self.chunk += 1
@@ -97,7 +97,7 @@ class Collect(Phase):
         frontier = max(now, self.reached)
         worker.emit(CollectState(self.parts, frontier))
 
-    def collected(self, worker: Distributor, states: tuple[Any, ...]) -> None:
+    def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
         """Rule 4, second half: Acquire, then what was buffered as FWD, then Drop."""
         if not self.holding or len(states) != len(self.parts):
             raise ProtocolError(
@@ -115,7 +115,7 @@ class Collect(Phase):
         worker.emit(Drop(dropped))
         worker.raise_fence(self.chunk, owners)
 
-    def validate(self, worker: Distributor) -> None:
+    def validate(self, worker: Machine) -> None:
         """Marks in order, keys sorted and all of them moving; only keys on hold are buffered."""
         assert 0 <= self.low <= self.high <= len(self.keys)
         assert bool((self.keys[1:] > self.keys[:-1]).all()), "whitelist sorted, each key once"
@@ -127,7 +127,7 @@ class Collect(Phase):
         assert self.holding == bool(self.parts)
 
 
-def forward(worker: Distributor, batch: Batch) -> None:
+def forward(worker: Machine, batch: Batch) -> None:
     """Send records on to the new owners of their keys, as FWD."""
     migration = worker.migration_now()
     for to, part in split(batch, migration.new.owners(batch.hashes)):

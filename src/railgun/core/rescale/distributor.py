@@ -31,7 +31,6 @@ from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.machine import Machine
 from railgun.core.rescale.migration import Migration
-from railgun.core.rescale.normal import Normal
 from railgun.core.rescale.settle import Settle
 
 
@@ -292,12 +291,6 @@ class Distributor(Machine):
 
     # ------------------------------------------------------------ fences
 
-    def raise_fence(self, chunk: int, owners: tuple[Worker, ...]) -> None:
-        """Rule 12: have everything this home emitted for a chunk confirmed to its new owners."""
-        if self.downstream and owners:
-            epoch = self.migration_now().epoch
-            self.emit(m.RaiseFence(m.Fence(self.stage, epoch, self.worker, chunk, owners)))
-
     def _confirm(self, fence: m.Fence) -> None:
         for owner in fence.owners:
             self.emit(m.Confirm(owner, fence.stage, m.Fenced(fence.epoch, fence.home, fence.chunk)))
@@ -440,16 +433,3 @@ class Distributor(Machine):
             self.frontiers.told = MAX
             self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))
-
-    def validate(self) -> None:
-        """Check the invariants. Costs time: for tests, after every step."""
-        assert not self.out, "all commands handed over"
-        assert self.worker in self.members
-        assert (self.migration is None) == isinstance(self.phase, Normal)
-        self.phase.validate(self)
-        if self.migration is not None:
-            self.migration.validate(self)
-        if self.barrier.sent_last:
-            assert not self.phase.holding, "no key between two owners behind BAR2"
-        assert self.barrier.stopped or not (self.barrier.backlog or self.deferred)
-        assert set(self.barrier.behind) <= self.barrier.last

@@ -18,7 +18,7 @@ from railgun.core.hashing import Hashes
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 class Interrogate(Phase):
@@ -31,17 +31,17 @@ class Interrogate(Phase):
         self.recorded: list[Hashes] = []
         self.answered = False
 
-    def on_old(self, worker: Distributor, batch: Batch) -> None:
+    def on_old(self, worker: Machine, batch: Batch) -> None:
         """Record the keys that have to move, and process."""
         self.record(worker, batch.hashes)
         worker.process(batch)
 
-    def answer(self, worker: Distributor, hashes: Hashes) -> None:
+    def answer(self, worker: Machine, hashes: Hashes) -> None:
         """Take the operators' answer."""
         self.answered = True
         self.record(worker, hashes)
 
-    def record(self, worker: Distributor, hashes: Hashes) -> None:
+    def record(self, worker: Machine, hashes: Hashes) -> None:
         """Rule 3: only keys that live here now and will not."""
         here = worker.migration_now().old.owners(hashes) == worker.worker
         leaving = worker.migration_now().new.owners(hashes) != worker.worker

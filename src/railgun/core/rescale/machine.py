@@ -108,6 +108,12 @@ class Machine:
         for worker in to:
             self.send(worker, message)
 
+    def raise_fence(self, chunk: int, owners: tuple[Worker, ...]) -> None:
+        """Rule 12: have everything this home emitted for a chunk confirmed to its new owners."""
+        if self.downstream and owners:
+            epoch = self.migration_now().epoch
+            self.emit(m.RaiseFence(m.Fence(self.stage, epoch, self.worker, chunk, owners)))
+
     def emit(self, command: m.Command) -> None:
         """Add a command to those of the current event."""
         self.out.append(command)
@@ -141,3 +147,16 @@ class Machine:
         if not isinstance(self.phase, Collect):
             raise ProtocolError(f"{self}: not collecting")
         return self.phase
+
+    def validate(self) -> None:
+        """Check the invariants. Costs time: for tests, after every step."""
+        assert not self.out, "all commands handed over"
+        assert self.worker in self.members
+        assert (self.migration is None) == isinstance(self.phase, Normal)
+        self.phase.validate(self)
+        if self.migration is not None:
+            self.migration.validate(self)
+        if self.barrier.sent_last:
+            assert not self.phase.holding, "no key between two owners behind BAR2"
+        assert self.barrier.stopped or not (self.barrier.backlog or self.deferred)
+        assert set(self.barrier.behind) <= self.barrier.last

@@ -8,7 +8,7 @@ from railgun.core.placement import Placement, Worker
 from railgun.core.rescale.arrivals import Arrivals
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 class Migration:
@@ -34,7 +34,7 @@ class Migration:
         self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
         self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
 
-    def validate(self, worker: Distributor) -> None:
+    def validate(self, worker: Machine) -> None:
         """Check what must always hold."""
         assert self.epoch == worker.epoch + 1
         assert self.switched <= set(self.old.workers)

@@ -8,7 +8,7 @@ from railgun.core.batch import Batch
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 class Normal(Phase):
@@ -17,6 +17,6 @@ class Normal(Phase):
     __slots__ = ()
     name = "normal"
 
-    def on_old(self, worker: Distributor, batch: Batch) -> None:
+    def on_old(self, worker: Machine, batch: Batch) -> None:
         """Process everything."""
         worker.process(batch)

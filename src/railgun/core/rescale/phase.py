@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from railgun.core.batch import Batch
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     ("normal", "rescale, and I own keys"): "interrogate",
@@ -25,7 +25,7 @@ class Phase:
     __slots__ = ()
     name: ClassVar[str]
 
-    def on_old(self, worker: Distributor, batch: Batch) -> None:
+    def on_old(self, worker: Machine, batch: Batch) -> None:
         """Treat records that came to this worker as the home of their keys."""
         raise NotImplementedError
 
@@ -34,5 +34,5 @@ class Phase:
         """Whether some keys are between two owners just now."""
         return False
 
-    def validate(self, worker: Distributor) -> None:
+    def validate(self, worker: Machine) -> None:
         """Check what must always hold in this phase."""

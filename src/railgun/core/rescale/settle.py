@@ -12,7 +12,7 @@ from railgun.core.rescale.collect import forward
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
-    from railgun.core.rescale.distributor import Distributor
+    from railgun.core.rescale.machine import Machine
 
 
 class Settle(Phase):
@@ -21,7 +21,7 @@ class Settle(Phase):
     __slots__ = ()
     name = "settle"
 
-    def on_old(self, worker: Distributor, batch: Batch) -> None:
+    def on_old(self, worker: Machine, batch: Batch) -> None:
         """Forward what moves, process what stays."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
         mine = select(batch, ~moving)
