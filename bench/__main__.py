@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark that `argv` begins with; its exit code is ours."""
     known = benchmarks()
     if not argv or argv[0] in {"-h", "--help"}:
-        print("usage: python -m bench NAME [--quick] [--json]\n")
+        print("usage: ./run bench NAME [--quick] [--json]\n")
         width = max(map(len, known), default=0)
         for name, told in known.items():
             print(f"  {name:{width}}  {told}")

@@ -419,6 +419,18 @@ class FrontierIgnoresHomes(Distributor):
         self.frontiers = self._Frontiers(self.members)
 
 
+@mutant("bystander times")
+class BelieveTooSoon(Distributor):
+    """A frontier told by one who knows of the rescale is believed by one who does not (rule 11)."""
+
+    __slots__ = ()
+
+    def _receive(self, sender: Worker, message: m.Message) -> None:
+        if isinstance(message, m.Frontier):
+            message = m.Frontier(self.epoch, message.value)
+        super()._receive(sender, message)
+
+
 @mutant("slow times")
 class RelayOvertakesHold(Distributor):
     """A home relays a frontier past what it has on hold (rule 11)."""

@@ -78,7 +78,8 @@ def families() -> list[Family]:
     two_small = [*configurations(2, 1, 2), *configurations(2, 1, 3), *configurations(2, 2, 2)]
     two = [*two_small, *configurations(2, 2, 3)]
     three = [*configurations(3, 1, 2), *configurations(3, 2, 2), *configurations(3, 1, 3)]
-    bystander = [*bystander_scenarios(2), *bystander_scenarios(3)]
+    bystander = [s for records in (1, 2, 3) for s in bystander_scenarios(records)]
+    small_bystander = [s for records in (1, 2) for s in bystander_scenarios(records)]
     fence = [*fence_scenarios(2), *fence_scenarios(3)]
 
     def family(name: str, base: Iterable[Scenario], step: int, **changes: bool) -> Family:
@@ -91,8 +92,9 @@ def families() -> list[Family]:
         family("2 workers, a snapshot, slow operators", two, 30, snapshot=True, prompt=False),
         family("2 workers, frontiers", two, 9, times=True),
         family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
-        family("3 workers, one a bystander", bystander, 3),
-        family("3 workers, one a bystander, a snapshot", bystander, 0, snapshot=True),
+        family("3 workers, one a bystander", bystander, 4),
+        family("3 workers, one a bystander, frontiers", small_bystander, 9, times=True),
+        family("3 workers, one a bystander, a snapshot", small_bystander, 0, snapshot=True),
         family("3 workers, output fence", fence, 7),
         family("3 workers, output fence, no state", fence, 9, forgets=True),
         family("3 workers, output fence, slow operators", fence, 0, prompt=False),
@@ -139,7 +141,11 @@ def hunt(name: str, seeds: int) -> tuple[str, str, str]:
 
 def hunting_grounds(look_at: str) -> Iterator[Scenario]:
     """Scenarios in which a mutant of this kind shows itself."""
-    base = fence_scenarios(2) if "fence" in look_at else configurations(2, 1, 2)
+    base = configurations(2, 1, 2)
+    if "fence" in look_at:
+        base = fence_scenarios(2)
+    elif "bystander" in look_at:
+        base = bystander_scenarios(1)
     for scenario in base:
         yield replace(
             scenario,
@@ -241,6 +247,7 @@ class Prover:
             configurations_seen += len(chosen)
             states += seen
             self.report.check(family.name, len(chosen), f"configurations, {seen:,} states")
+            self.console.print(f"{family.name}: {len(chosen)} configurations, {seen:,} states")
         self.report.check("configurations explored", configurations_seen, "configurations")
         self.report.check("states", states, "states")
         self.report.check("transitions", transitions, "transitions")
