@@ -161,7 +161,7 @@ class ModelWorker:
     something); without, when `answer` is called, so that anything can happen in between.
     """
 
-    __slots__ = ("outbox", "pending", "prompt", "reports", "stages", "validate", "worker")
+    __slots__ = ("outbox", "pending", "prompt", "queue", "reports", "stages", "validate", "worker")
     constant = ("prompt", "validate", "worker")
 
     def __init__(self, worker: Worker, stages: Iterable[ModelStage], prompt: bool = True) -> None:
@@ -170,11 +170,27 @@ class ModelWorker:
         self.prompt = prompt
         self.validate = True
         self.pending: list[tuple[int, m.Interrogated | m.Collected]] = []
+        self.queue: list[tuple[int, m.Event]] = []
         self.outbox: list[tuple[Worker, int, m.Message]] = []
         self.reports: list[tuple[int, m.Command]] = []
 
     def feed(self, stage: int, event: m.Event) -> None:
-        """Give one event to the distributor of a stage and carry out what follows."""
+        """Give an event to the distributor of a stage, and carry out what follows.
+
+        What the commands themselves lead to (answers, records for the next stage) comes after all commands
+        have been carried out, in order: the first duty of a driver.
+        """
+        self.queue.append((stage, event))
+        if len(self.queue) > 1:
+            return  # we are within a command
+        try:
+            while self.queue:
+                self._take(*self.queue[0])
+                self.queue.pop(0)
+        finally:
+            self.queue.clear()
+
+    def _take(self, stage: int, event: m.Event) -> None:
         distributor = self.stages[stage].distributor
         try:
             commands = distributor.handle(event)
@@ -185,7 +201,7 @@ class ModelWorker:
         for command in commands:
             self.carry_out(stage, command)
         if distributor.emissions is not None and distributor.bound == MIN:
-            self.feed(stage, m.Bound(self.stages[stage].operator.bound()))
+            self._take(stage, m.Bound(self.stages[stage].operator.bound()))
 
     def carry_out(self, index: int, command: m.Command) -> None:
         """One command of a distributor."""

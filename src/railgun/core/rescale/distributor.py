@@ -429,7 +429,8 @@ class Distributor(Machine):
             self.tell(self.peers, m.Leave())
             self.left = True
             self.barrier = Barrier()  # whatever peers still say is of no concern here
-            self.emissions = None
-            self.frontiers.told = MAX
-            self.emit(m.Advance(MAX))
+            time = self.frontiers if self.emissions is None else self.emissions
+            if time.told < MAX:
+                time.told = MAX
+                self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))
