@@ -150,19 +150,9 @@ def run_schedule(seed: int) -> tuple[int, Counter[str]]:
 
 
 def tally(outcome: Outcome) -> Counter[str]:
-    """What came out of a run, as numbers that can be added."""
-    kind = outcome.violation.kind if outcome.violation else ""
-    return Counter(
-        schedules=1,
-        records=outcome.records,
-        rescales=outcome.rescales,
-        moved=outcome.moved,
-        snapshots=outcome.snapshots,
-        during=outcome.during,
-        crashes=outcome.crashes,
-        violations=int(bool(kind)),
-        wrong=int(kind in WRONG_RECORDS),
-    )
+    """What came out of a run, and whether it was about records if something was wrong."""
+    wrong = outcome.violation is not None and outcome.violation.kind in WRONG_RECORDS
+    return outcome.tally() + Counter(wrong=int(wrong))
 
 
 # ---------------------------------------------------------------- one cluster, by script

@@ -62,11 +62,24 @@ class _WithArrivals(Distributor):
         )
 
 
+class _FlushedAnyTime(Distributor):
+    """A home that takes Flush in every phase, as a mutant may need."""
+
+    __slots__ = ()
+
+    def _on_flush(self, sender: Worker) -> None:
+        migration = self.migration_now()
+        migration.flushes.add(sender)
+        for owner in migration.new.workers:
+            if owner != self.worker:
+                self.send(owner, m.Flushed(migration.epoch, sender))
+
+
 # ---------------------------------------------------------------- the sender
 
 
 @mutant("plain")
-class SwitchBeforeDone(Distributor):
+class SwitchBeforeDone(_FlushedAnyTime):
     """A sender switches when it hears of the rescale, before Done (rule 6)."""
 
     __slots__ = ()
@@ -78,13 +91,6 @@ class SwitchBeforeDone(Distributor):
 
     def _switch(self, home: Worker) -> None:
         pass
-
-    def _on_flush(self, sender: Worker) -> None:
-        migration = self.migration_now()
-        migration.flushes.add(sender)
-        for owner in migration.new.workers:
-            if owner != self.worker:
-                self.send(owner, m.Flushed(migration.epoch, sender))
 
 
 @mutant("plain")
@@ -211,7 +217,7 @@ class NoDrop(Distributor):
 
 
 @mutant("slow")
-class DoneTooSoon(Distributor):
+class DoneTooSoon(_FlushedAnyTime):
     """The home says Done while its last chunk is still on hold (rule 5)."""
 
     __slots__ = ()
@@ -235,13 +241,6 @@ class DoneTooSoon(Distributor):
                 super()._try_done()
             else:
                 self.go("no key left, Done is told")
-
-    def _on_flush(self, sender: Worker) -> None:
-        migration = self.migration_now()
-        migration.flushes.add(sender)
-        for owner in migration.new.workers:
-            if owner != self.worker:
-                self.send(owner, m.Flushed(migration.epoch, sender))
 
 
 @mutant("plain")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,6 +99,19 @@ class Outcome:
     during: int = 0
     crashes: int = 0
     steps: int = 0
+
+    def tally(self) -> Counter[str]:
+        """What came out, as numbers that can be added up over many runs."""
+        return Counter(
+            schedules=1,
+            records=self.records,
+            rescales=self.rescales,
+            moved=self.moved,
+            snapshots=self.snapshots,
+            during=self.during,
+            crashes=self.crashes,
+            violations=int(self.violation is not None),
+        )
 
     def story(self, lines: int = 40) -> str:
         """The failure for a reader: the plan, and the last lines that led to it."""
