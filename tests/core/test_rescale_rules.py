@@ -348,7 +348,8 @@ def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves(
     there = Placement.of([0, 1], keys={K1: 1})
     play = Playbook(Distributor(1, here, emits=True))
     play.on(m.Advanced(LAST), "→0 Frontier(LAST)")
-    play.gets(0, m.Frontier(0, LAST), "→0 Emission(LAST)")
+    play.gets(0, m.Frontier(0, LAST))  # nothing is known of the readers yet
+    play.on(m.Bound(MAX), "→0 Emission(LAST)")
     play.gets(0, m.Emission(0, 4), "advance 4")
     play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
     play.gets(0, m.Emission(0, 6))  # stands still
@@ -433,6 +434,61 @@ def test_a_message_of_another_configuration_is_refused_loudly(message: m.Message
         play.machine.handle(m.Received(1, message))
     play.machine.validate()  # and nothing of it was taken
     play.on(m.Local(rows((K1, 0, 1))), "process k1#1@0")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Acquire(1, 1, hashes(K2), {}),
+        m.Forward(1, rows((K2, 1, 1))),
+        m.Done(1),
+        m.Flushed(1, 0),
+        m.Relay(1, 4),
+        m.Frontier(2, 4),
+        m.Fenced(1, 2, 1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_only_a_home_may_say_is_refused_from_others(message: m.Message) -> None:
+    play = home()
+    with pytest.raises(ProtocolError):
+        play.machine.handle(m.Received(2, message))
+    play.machine.validate()
+
+
+def test_done_twice_is_refused_also_inside_a_snapshot() -> None:
+    play = new_owner().on(m.StartSnapshot(1), "→0 BAR2(1)", "→1 BAR2(1)").gets(0, m.Done(1))
+    with pytest.raises(ProtocolError, match="twice"):
+        play.machine.handle(m.Received(0, m.Done(1)))
+
+
+def test_a_barrier_of_a_snapshot_that_was_taken_is_refused() -> None:
+    play = worker(0).on(m.StartSnapshot(1), "→1 BAR2(1)", "→2 BAR2(1)")
+    play.gets(1, m.Bar2(1)).gets(2, m.Bar2(1), "take snapshot 1")
+    with pytest.raises(ProtocolError, match="was taken"):
+        play.machine.handle(m.Received(1, m.Bar2(1)))
+
+
+def test_a_confirmation_counts_from_one_who_left_this_stage_but_not_the_next() -> None:
+    play = worker(2, downstream=1).on(m.Rescale(1, G), "→0 Heard", "→1 Heard", "report started 1")
+    play.machine._set_members({0, 2})
+    play.gets(1, m.Fenced(1, 0, 0))
+
+
+def test_one_who_has_left_says_nothing_more() -> None:
+    play = Playbook(Distributor(2, F, [0, 1, 2], emits=True)).on(m.Depart())
+    play.on(m.Advanced(MAX), "→0 Frontier(MAX)", "→1 Frontier(MAX)", "→0 Leave", "→1 Leave",
+            "advance MAX", "report left 2")  # fmt: skip
+    play.on(m.Bound(MAX)).on(m.Advanced(MAX)).gets(0, m.Frontier(0, 5))
+    with pytest.raises(ProtocolError, match="had ended"):
+        play.machine.handle(m.Local(rows((K1, 2, 1))))
+    with pytest.raises(ProtocolError, match="after leaving"):
+        play.machine.handle(m.Received(0, m.Data(0, rows((K1, 0, 1)))))
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="not an event"):
+        worker(0).machine.handle("rescale")  # type: ignore[arg-type]
 
 
 def test_a_message_from_a_stranger_is_refused() -> None:

@@ -31,6 +31,7 @@ class Barrier(Generic[Event, Message]):
     """The snapshot being aligned, if there is one, and what waits behind it."""
 
     __slots__ = (
+        "after",
         "backlog",
         "behind",
         "first",
@@ -41,7 +42,8 @@ class Barrier(Generic[Event, Message]):
         "stopped",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, after: int = -1) -> None:
+        self.after = after  # the last snapshot that was taken
         self.snapshot: int | None = None
         self.stopped = False
         self.sent_first = False
@@ -80,6 +82,10 @@ class Barrier(Generic[Event, Message]):
         return all(peer in self.last for peer in peers)
 
     def _enter(self, snapshot: int) -> None:
+        if snapshot <= self.after:
+            raise ProtocolError(
+                f"a barrier of snapshot {snapshot} came after {self.after} was taken"
+            )
         if self.snapshot is None:
             self.snapshot = snapshot
         elif self.snapshot != snapshot:

@@ -93,6 +93,7 @@ def families() -> list[Family]:
         family("2 workers, a snapshot, slow operators", two, 30, snapshot=True, prompt=False),
         family("2 workers, frontiers", two, 9, times=True),
         family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
+        family("2 workers, a snapshot, frontiers", two_small, 34, snapshot=True, times=True),
         family("3 workers, one a bystander", bystander, 4),
         family("3 workers, one a bystander, frontiers", small_bystander, 9, times=True),
         family("3 workers, one a bystander, a snapshot", small_bystander, 0, snapshot=True),

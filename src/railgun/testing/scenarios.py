@@ -279,7 +279,11 @@ class Participant:
         saving = scenario.snapshot and not saved and not distributor.barrier.sent_last
         if not self.heard or ending or saving or (rest and scenario.times) or scenario.second:
             return everyone
-        waiting = {i.key for e in distributor.barrier.backlog for i in e.batch.items}  # type: ignore[union-attr]
+        backlog = distributor.barrier.backlog
+        if scenario.times and backlog:
+            return everyone
+        batches = [event.batch for event in backlog if isinstance(event, m.Local)]
+        waiting = {item.key for batch in batches if isinstance(batch, Rows) for item in batch.items}
         found = 0
         for key in {*rest, *waiting}:
             found |= 1 << scenario.homes[key - 1] | 1 << scenario.owners[key - 1]

@@ -182,6 +182,8 @@ class Arrivals:
     @property
     def lowest(self) -> int:
         """How far time may go without overtaking something that waits."""
+        if self.empty:
+            return MAX
         held = [entry.frontier for entry in self.in_order()]
         return min(held + [entry.frontier for entry in self.fenced], default=MAX)
 

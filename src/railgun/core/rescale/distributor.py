@@ -73,11 +73,16 @@ class Distributor(Machine):
                 self.departing = True
             case m.Bound(value):
                 self.bound = value
+            case _:
+                raise ProtocolError(f"{self}: {event!r} is not an event")
 
     def _upstream(self, event: m.UpstreamEvent) -> None:
         """What comes from the own upstream, in order; behind a barrier it waits for the snapshot."""
         if self.barrier.stopped:
             self.barrier.backlog.append(event)
+            return
+        if self.left:
+            self._upstream_of_the_gone(event)
             return
         match event:
             case m.Local(batch):
@@ -92,27 +97,35 @@ class Distributor(Machine):
                 self.frontiers.sender(self.worker, value)
                 self.tell(self.peers, m.Frontier(self.known_epoch, value))
             case m.StartSnapshot(snapshot):
-                if self.left:
-                    self.emit(m.Snapshot(snapshot))
-                else:
-                    self.barrier.stop(snapshot)
+                self.barrier.stop(snapshot)
             case m.PassFence(fence):
                 self.tell(self.peers, fence)
                 self._confirm(fence)
+
+    def _upstream_of_the_gone(self, event: m.UpstreamEvent) -> None:
+        """A worker that has left has nothing to say, and nothing to save."""
+        if isinstance(event, m.StartSnapshot):
+            self.emit(m.Snapshot(event.snapshot))
+        elif not (isinstance(event, m.Advanced) and event.value == MAX):
+            raise ProtocolError(
+                f"{self}: {type(event).__name__} came from an upstream that had ended"
+            )
 
     def _receive(self, sender: Worker, message: m.Message) -> None:
         """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
         if isinstance(message, m.Fenced):
             # Also from one who has left this stage, but not the next: it is asked for its word there.
             migration = self._current(message.epoch, message)
-            if sender not in migration.members:
-                raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
+            if sender not in migration.members or message.home not in migration.old.workers:
+                raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
             migration.arrivals.on_fenced(self, message.home, message.chunk)
             return
         if sender not in self.peers:
             raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
         if self.left:
-            return
+            if isinstance(message, m.Bar1 | m.Bar2 | m.Frontier | m.Emission | m.Leave):
+                return  # from one who has not heard yet that this worker left
+            raise ProtocolError(f"{self}: {type(message).__name__} from {sender} after leaving")
         if self.barrier.blocks(sender):
             self.barrier.wait_behind(sender, message)
             return
@@ -120,34 +133,37 @@ class Distributor(Machine):
             case m.Data(epoch, batch):
                 self._data(sender, epoch, batch)
             case m.Forward(epoch, batch):
-                self._current(epoch, message).arrivals.on_forward(self, sender, batch)
+                self._of_home(sender, epoch, message).arrivals.on_forward(self, sender, batch)
             case m.Acquire(epoch):
-                self._current(epoch, message).arrivals.on_acquire(self, sender, message)
+                self._of_home(sender, epoch, message).arrivals.on_acquire(self, sender, message)
             case m.Heard(epoch, told):
                 if epoch != self.epoch + 1 or sender in self.heard:
                     raise ProtocolError(f"{self}: worker {sender} announced epoch {epoch}")
                 self.heard[sender] = told
                 self._try_collect()
             case m.Done(epoch):
-                self._current(epoch, message)
+                self._of_home(sender, epoch, message)
                 self._on_done(sender)
             case m.Flush(epoch):
                 self._current(epoch, message)
                 self._on_flush(sender)
             case m.Flushed(epoch, origin):
-                self._current(epoch, message)
+                if origin not in self._of_home(sender, epoch, message).members:
+                    raise ProtocolError(f"{self}: {message} speaks of a stranger")
                 self._on_flushed(sender, origin)
             case m.Bar1(snapshot):
                 self.barrier.arrive(sender, snapshot, last=False)
             case m.Bar2(snapshot):
                 self.barrier.arrive(sender, snapshot, last=True)
             case m.Frontier(epoch, value):
-                if epoch > self.known_epoch:
+                if epoch <= self.known_epoch:
+                    self.frontiers.sender(sender, value)
+                elif epoch == self.epoch + 1 and value >= self.early.get(sender, MIN):
                     self.early[sender] = value
                 else:
-                    self.frontiers.sender(sender, value)
+                    raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
             case m.Relay(epoch, value):
-                self._current(epoch, message)
+                self._of_home(sender, epoch, message)
                 self.frontiers.relay(sender, value)
             case m.Emission(epoch, value):
                 if self.emissions is not None:
@@ -186,6 +202,8 @@ class Distributor(Machine):
 
     def _on_done(self, home: Worker) -> None:
         """Rule 6, put off while a snapshot is being aligned (rule 10)."""
+        if home in self.migration_now().switched or home in self.deferred:
+            raise ProtocolError(f"{self}: worker {home} said Done twice")
         if self.barrier.stopped:
             self.deferred.append(home)
         else:
@@ -193,8 +211,6 @@ class Distributor(Machine):
 
     def _switch(self, home: Worker) -> None:
         migration = self.migration_now()
-        if home in migration.switched or home not in migration.old.workers:
-            raise ProtocolError(f"{self}: worker {home} said Done, which it had or could not")
         if home == self.worker:
             self._on_flush(self.worker)
         else:
@@ -247,7 +263,7 @@ class Distributor(Machine):
             and phase.answered
             and self.heard.keys() >= set(self.peers)
         ):
-            reached = max(self.heard.values(), default=MIN)
+            reached = max([self.frontiers.told, *self.heard.values()])
             self.go("operators answered, all have heard", phase.whitelist(), reached)
             self.raise_fence(
                 0, tuple(w for w in self.migration_now().new.workers if w != self.worker)
@@ -288,12 +304,6 @@ class Distributor(Machine):
     def _cut_is_near(self) -> bool:
         """Rule 10: no new chunk from BAR1 of all until the own snapshot."""
         return self.barrier.stopped and self.barrier.all_first(self.peers)
-
-    # ------------------------------------------------------------ fences
-
-    def _confirm(self, fence: m.Fence) -> None:
-        for owner in fence.owners:
-            self.emit(m.Confirm(owner, fence.stage, m.Fenced(fence.epoch, fence.home, fence.chunk)))
 
     # ------------------------------------------------------------ joining and leaving
 
@@ -389,7 +399,7 @@ class Distributor(Machine):
     def _take_snapshot(self, barrier: Barrier[m.UpstreamEvent, m.Message]) -> None:
         assert barrier.snapshot is not None
         self.emit(m.Snapshot(barrier.snapshot))
-        self.barrier = Barrier()
+        self.barrier = Barrier(barrier.snapshot)
         deferred, self.deferred = self.deferred, []
         for home in deferred:
             self._switch(home)
@@ -402,6 +412,8 @@ class Distributor(Machine):
 
     def _advance(self) -> None:
         """Rule 11: tell the operators how far time has come."""
+        if self.left:
+            return
         migration = self.migration
         held = MAX if migration is None else migration.arrivals.lowest
         value = self.frontiers.advance(held, self._may_end())

@@ -60,7 +60,7 @@ class Machine:
         self.early: dict[Worker, int] = {}  # frontiers told by peers that know more than we do
         self.frontiers = Frontiers(self.members)
         self.local = MIN  # the frontier of the own upstream
-        self.bound = MAX  # the earliest the operators may emit at on their own
+        self.bound = MIN if emits else MAX  # the earliest the operators may emit at on their own
         self.emissions = Emissions(epoch) if emits else None
         self.relayed = MIN  # what this home told last
         self.barrier: Barrier[m.UpstreamEvent, m.Message] = Barrier()
@@ -114,6 +114,10 @@ class Machine:
             epoch = self.migration_now().epoch
             self.emit(m.RaiseFence(m.Fence(self.stage, epoch, self.worker, chunk, owners)))
 
+    def _confirm(self, fence: m.Fence) -> None:
+        for owner in fence.owners:
+            self.emit(m.Confirm(owner, fence.stage, m.Fenced(fence.epoch, fence.home, fence.chunk)))
+
     def emit(self, command: m.Command) -> None:
         """Add a command to those of the current event."""
         self.out.append(command)
@@ -136,6 +140,13 @@ class Machine:
         migration = self.migration
         if migration is None or migration.epoch != epoch:
             raise ProtocolError(f"{self}: {type(message).__name__} of epoch {epoch} is not for now")
+        return migration
+
+    def _of_home(self, sender: Worker, epoch: int, message: m.Message) -> Migration:
+        """The migration under way, for a message that only a home may send."""
+        migration = self._current(epoch, message)
+        if sender not in migration.old.workers:
+            raise ProtocolError(f"{self}: {type(message).__name__} from {sender}, which is no home")
         return migration
 
     def _interrogating(self) -> Interrogate:

@@ -14,7 +14,11 @@ The driver of a `Distributor` has these duties:
    one that had not ends at its new owner.
 7. Where operators emit on their own (readers do), tell `Bound` after every `Process` and `Take`, and when it rises.
 8. On `Snapshot` save the operators' state, then pass the barrier to the stages that follow.
-9. Begin no rescale of a stage while a snapshot is on its way through it, and no snapshot until every worker
+9. Let a worker that joins send nothing older than what any member of the stage has been told by then; it has
+   nothing but what moves to it, so this comes by itself where sources obey rule 13.
+10. End the machine with its generation after a `ProtocolError`, and the links with it: nothing of what came
+   before a rollback may reach a machine made after it.
+11. Begin no rescale of a stage while a snapshot is on its way through it, and no snapshot until every worker
    has heard of the rescale (`Coordinator` keeps this).
 """
 
