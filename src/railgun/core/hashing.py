@@ -134,8 +134,11 @@ def hash_buffer(
 
 
 def _mix(hashes: Hashes, word: Hashes) -> Hashes:
-    mixed = (hashes ^ word) * _U(P1)
-    mixed = (mixed ^ (mixed >> _U(32))) * _U(P3)
+    """Mix a word of each key into its hash; `word` is overwritten."""
+    mixed = np.bitwise_xor(hashes, word, out=word)
+    mixed *= _U(P1)
+    mixed ^= mixed >> _U(32)
+    mixed *= _U(P3)
     mixed ^= mixed >> _U(29)
     return mixed
 
@@ -164,8 +167,10 @@ def hash_ints(values: NDArray[np.int64]) -> Hashes:
 
 def finish(hashes: Hashes) -> Hashes:
     """Spread the bits of a mixed value over the whole word."""
-    hashes = (hashes ^ (hashes >> _U(33))) * _U(P3)
-    return hashes ^ (hashes >> _U(32))
+    spread = hashes ^ (hashes >> _U(33))
+    spread *= _U(P3)
+    spread ^= spread >> _U(32)
+    return spread
 
 
 def key_hash(key: object) -> int:
