@@ -132,13 +132,13 @@ class Explorer:
             if not successors:
                 violation = self.judge([self.nodes[n] for n in state[: self.count]])
                 if violation is not None and self._report(
-                    result, parents, state, None, violation, shortest, accept
+                    result, parents, state, None, violation, accept
                 ):
                     break
             for step, following in successors:
                 result.transitions += 1
                 if isinstance(following, Violation):
-                    if self._report(result, parents, state, step, following, shortest, accept):
+                    if self._report(result, parents, state, step, following, accept):
                         todo.clear()
                         break
                     continue
@@ -299,7 +299,6 @@ class Explorer:
         state: State,
         last: tuple[int, Any, int] | None,
         violation: Violation,
-        shortest: bool,
         accept: Callable[[Violation, list[Step]], bool] | None,
     ) -> bool:
         story = [] if last is None else [self._told(last)]

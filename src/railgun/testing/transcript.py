@@ -96,7 +96,7 @@ class Cluster:
 
     def _build(self, words: list[str]) -> None:
         members = [int(word) for word in words[: words.index("owners")]]
-        owners = self._placement(words[words.index("owners") :], members)
+        owners = self._placement(words[words.index("owners") :])
         placements = [owners] if self.second is None else [owners, self.second]
         for worker in members:
             plain = counting_worker(worker, placements, members, lambda key: key, self.prompt)
@@ -104,7 +104,7 @@ class Cluster:
             telling.write = self.lines.append
             self.workers[worker] = telling
 
-    def _placement(self, words: list[str], members: list[int] | None = None) -> Placement:
+    def _placement(self, words: list[str]) -> Placement:
         """`0 1 owners k1=0 k2=1`; without workers, those that own something (and no others)."""
         at = words.index("owners")
         pairs = [word.removeprefix("k").split("=") for word in words[at + 1 :]]

@@ -60,12 +60,10 @@ class Arrivals:
         "flushed",
         "forwarded",
         "homes",
-        "me",
         "old",
     )
 
     def __init__(self, me: Worker, old: Placement, confirmations: int) -> None:
-        self.me = me
         self.old = old
         self.homes = tuple(home for home in old.workers if home != me)
         self.confirmations = confirmations
@@ -124,27 +122,13 @@ class Arrivals:
         ready = np.ones(len(hashes), dtype=bool)
         owners = self.old.owners(hashes)
         for home in self.homes:
-            if self.settled(home, origin):
-                continue
-            theirs = owners == home
-            if not theirs.any():
-                continue
-            if (origin is not None and (home, origin) not in self.flushed) or not self.open(
-                home, 0
-            ):
-                ready &= ~theirs
-                continue
+            flushed = origin is None or (home, origin) in self.flushed
             behind = [fenced.acquire.hashes for fenced in self.fenced if fenced.home == home]
-            if behind:
+            if not flushed or not self.open(home, 0):
+                ready &= owners != home
+            elif behind:
                 ready &= ~np.isin(hashes, np.concatenate(behind))
         return ready
-
-    def settled(self, home: Worker, origin: Worker | None) -> bool:
-        """Whether nothing that comes from this origin and belonged to this home has to wait."""
-        unfenced = self.confirmations == 0 or (
-            self.open(home, 0) and not any(fenced.home == home for fenced in self.fenced)
-        )
-        return unfenced and (origin is None or (home, origin) in self.flushed)
 
     def release(self, worker: Machine) -> None:
         """Let go on what no longer has to wait, in order."""
