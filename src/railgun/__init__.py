@@ -1,3 +1,27 @@
 """Railgun: streams and stateful flows in Python, rescaled live, key by key, on Spark."""
 
-__version__ = "0.1.0"
+from railgun.core.errors import RailgunError
+from railgun.flow.errors import FlowError, StepError
+from railgun.flow.flow import Flow, KeyedStream, Stream
+from railgun.flow.operators.operator import DeadLetter
+from railgun.flow.operators.stateful import FORGET, Context, Stateful
+from railgun.flow.sink import Place, Sink, Writer
+from railgun.flow.source import Reader, Source
+
+__all__ = [
+    "FORGET",
+    "Context",
+    "DeadLetter",
+    "Flow",
+    "FlowError",
+    "KeyedStream",
+    "Place",
+    "RailgunError",
+    "Reader",
+    "Sink",
+    "Source",
+    "Stateful",
+    "StepError",
+    "Stream",
+    "Writer",
+]

@@ -1,0 +1,113 @@
+"""Keyed state: what every stateful operator has, and how it moves.
+
+State lives in a plain dict from key to state. The protocol knows keys by their hashes, so a table from hash to key is
+made when a rescale asks for it, block by block (`census`), of the keys that move only, and given up with them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from railgun.core.hashing import Hashes
+from railgun.flow.operators.operator import Operator, Setting
+from railgun.flow.operators.timers import Timers
+from railgun.wire.columns import decode_column, encode_column
+
+BLOCK: Final = 16_384
+_HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
+
+
+class Keyed(Operator):
+    """An operator with one state for each key."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.states: dict[Any, Any] = {}
+        self.timers = Timers()
+        self.ended: set[Any] = set()
+        self.index: dict[int, Any] = {}
+        self.shared: dict[int, list[Any]] = {}  # further keys of hashes that more than one key has
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, frontier: int) -> None:
+        """Time has come so far: fire what is due."""
+
+    def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
+        """Time has come so far for these keys, which are about to leave."""
+
+    def end(self) -> None:
+        """Nothing comes any more: end every key that has not ended yet."""
+
+    # ------------------------------------------------------------ moving
+
+    def census(self) -> Iterator[list[Any]]:
+        """All keys that have state now, in blocks."""
+        keys = list(self.states)
+        return (keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK))
+
+    def note(self, hashes: Hashes, keys: Sequence[Any]) -> None:
+        """Remember which keys these hashes stand for."""
+        before = len(self.index)
+        fresh = dict(zip(hashes.tolist(), keys, strict=True))
+        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index):
+            self.index.update(fresh)
+            assert len(self.index) == before + len(fresh)
+            return
+        for number, key in zip(hashes.tolist(), keys, strict=True):
+            if self.index.setdefault(number, key) != key:
+                others = self.shared.setdefault(number, [])
+                if key not in others:
+                    others.append(key)
+
+    def forget_index(self) -> None:
+        """The rescale is over."""
+        self.index = {}
+        self.shared = {}
+
+    def keys_of(self, hashes: Hashes) -> list[Any]:
+        """The keys with state that have these hashes; they leave the index."""
+        index, states = self.index, self.states
+        numbers = hashes.tolist()
+        keys = [index.pop(number) for number in numbers if number in index]
+        if self.shared:
+            for number in numbers:
+                keys += self.shared.pop(number, [])
+        return [key for key in keys if key in states]
+
+    def collect(self, keys: Sequence[Any]) -> bytes:
+        """Take the state of these keys out, as bytes."""
+        pop = self.states.pop
+        states = [self.packed(key, pop(key)) for key in keys]
+        timers = self.timers.leave(keys)
+        ended = [key for key in keys if key in self.ended] if self.ended else []
+        self.ended.difference_update(ended)
+        names, saved = encode_column(keys), encode_column(states)
+        extra = pickle.dumps((timers, ended), 5) if timers or ended else b""
+        return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
+
+    def take(self, data: memoryview) -> list[Any]:
+        """Put state from another worker in; the keys it is of."""
+        rows, named, saved = _HEAD.unpack_from(data)
+        at = _HEAD.size
+        keys = decode_column(data[at : at + named], rows)
+        at += named
+        states = decode_column(data[at : at + saved], rows)
+        self.states.update(zip(keys, map(self.unpacked, keys, states), strict=True))
+        extra = data[at + saved :]
+        if extra:
+            timers, ended = pickle.loads(extra)
+            self.timers.enter(timers)
+            self.ended.update(ended)
+        return keys
+
+    def packed(self, key: Any, state: Any) -> Any:
+        """The state as it travels."""
+        return state
+
+    def unpacked(self, key: Any, state: Any) -> Any:
+        """The state as it lives here."""
+        return state

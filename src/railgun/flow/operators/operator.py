@@ -1,0 +1,128 @@
+"""What all operators share: batches in by `push`, out by `emit`, and what happens when a user's function raises.
+
+Operators of a stage call each other synchronously: when `push` returns, nothing is in flight inside the stage.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from railgun.flow.errors import StepError
+from railgun.wire.rows import RowBatch
+
+SHOWN: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record a user's function raised for."""
+
+    step: str
+    key: Any
+    record: Any
+    time: int
+    error: str
+    traceback: str
+
+
+@dataclass(slots=True)
+class Setting:
+    """What an operator is told of its surroundings when it is made."""
+
+    step: str
+    on_error: str = "stop"
+    dead_letter: Callable[[DeadLetter], None] | None = None
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class Operator:
+    """A step at work on one worker."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.outs: list[Operator] = []
+
+    @property
+    def step(self) -> str:
+        """The name of the step."""
+        return self.setting.step
+
+    def push(self, batch: RowBatch) -> None:
+        """Take a batch that is not empty."""
+        raise NotImplementedError
+
+    def emit(self, batch: RowBatch) -> None:
+        """Hand a batch to all that follow."""
+        if len(batch.values):
+            for out in self.outs:
+                out.push(batch)
+
+    # ------------------------------------------------------------ users' functions that raise
+
+    def each(self, function: Callable[[Any], Any], batch: RowBatch) -> tuple[list[Any], list[int]]:
+        """The function's results, and the rows (ascending) it raised for, which have no result.
+
+        `list.extend` keeps what it got before an exception, so the first row that fails is known without a
+        Python loop over the others.
+        """
+        values = batch.values
+        results: list[Any] = []
+        failed: list[int] = []
+        done = 0
+        while done < len(values):
+            before = len(results)
+            try:
+                results.extend(map(function, islice(values, done, None) if done else values))
+                break
+            except Exception as error:
+                done += len(results) - before
+                self.raised(function, batch, done, error)
+                failed.append(done)
+                done += 1
+        return results, failed
+
+    def raised(
+        self, function: Callable[..., Any], batch: RowBatch, row: int, error: Exception
+    ) -> None:
+        """A user's function raised for this row: to the dead letters with it, or stop."""
+        key = None if batch.keys is None else batch.keys[row]
+        time = batch.times if isinstance(batch.times, int) else int(batch.times[row])
+        self.raised_for(function, key, batch.values[row], time, error)
+
+    def raised_for(
+        self, function: Callable[..., Any], key: Any, record: Any, time: int, error: Exception
+    ) -> None:
+        """As `raised`, for a record that is not in a batch."""
+        setting = self.setting
+        told = "".join(traceback.format_exception(error, limit=-8))
+        if setting.on_error == "stop" or setting.dead_letter is None:
+            shown_key = "" if key is None else shorten(key)
+            raise StepError(
+                setting.step, name_of(function), shown_key, shorten(record), told
+            ) from error
+        setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
+        setting.dead_letter(DeadLetter(setting.step, key, record, time, repr(error), told))
+
+
+def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
+    """The values but for some rows."""
+    gone = set(failed)
+    return [value for row, value in enumerate(values) if row not in gone]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a function in a message."""
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def shorten(value: Any) -> str:
+    """A value in a message."""
+    try:
+        told = repr(value)
+    except Exception:
+        told = f"<{type(value).__name__} that has no repr>"
+    return told if len(told) <= SHOWN else told[:SHOWN] + "…"

@@ -1,0 +1,167 @@
+"""Reading: the stage that begins a flow. Its keys are the parts of a source, its states the positions in them."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from railgun.core.frontier import LAST, MAX, MIN
+from railgun.flow.errors import StepError
+from railgun.flow.operators.keyed import Keyed
+from railgun.flow.operators.operator import Setting, shorten
+from railgun.flow.source import Reader, Source
+from railgun.wire.rows import RowBatch, Times
+
+SECOND: Final = 1_000_000
+BATCH: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How records of a source get their times: by a function of the record, or else as they are read.
+
+    `lateness` says how far behind the latest record another one may be; a part that has brought nothing for
+    `idle_after` no longer holds time back. All in µs.
+    """
+
+    time: Callable[[Any], int] | None = None
+    lateness: int = 0
+    idle_after: int = 10 * SECOND
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of the source that this worker reads."""
+
+    reader: Reader[Any] | None
+    position: Any
+    finished: bool = False
+    reached: int = MIN  # nothing older is expected from it
+    heard: int = 0  # when it last brought something
+
+
+class Reading(Keyed):
+    """Reads the parts this worker owns, in turn."""
+
+    def __init__(self, setting: Setting, source: Source[Any], clock: Clock, now: int) -> None:
+        super().__init__(setting)
+        self.source = source
+        self.clock = clock
+        self.now = now
+        self.active: deque[Any] = deque()
+        self.records = 0
+        self.over = False
+
+    def push(self, batch: RowBatch) -> None:
+        """Parts that were listed: those that are new begin."""
+        for partition in batch.keys or ():
+            # What a worker that joined lists after the end is known, and has been read.
+            if partition not in self.states and not self.over:
+                self.states[partition] = self._open(partition, None)
+
+    def _open(self, partition: Any, position: Any) -> Part:
+        self.active.append(partition)
+        try:
+            reader = self.source.open(partition, position)
+        except Exception as error:
+            raise self._failed("open", partition, position, error) from error
+        return Part(reader, position, heard=self.now)
+
+    def _failed(self, what: str, partition: Any, position: Any, error: Exception) -> StepError:
+        told = "".join(traceback.format_exception(error, limit=-8))
+        where = f"{type(self.source).__name__}.{what}"
+        record = f"at position {shorten(position)} of part"
+        return StepError(self.step, where, shorten(partition), record, told)
+
+    def read(self, now: int, most: int = BATCH) -> bool:
+        """Let the next part that has something read it; False if none has."""
+        self.now = now
+        for _ in range(len(self.active)):
+            partition = self.active[0]
+            self.active.rotate(-1)
+            part = self.states[partition]
+            try:
+                items = part.reader.read(most, now)
+            except Exception as error:
+                raise self._failed("read", partition, part.position, error) from error
+            part.position = part.reader.position
+            if items is None:
+                self._finish(partition, part)
+                return True
+            if len(items):
+                part.heard = now
+                self.records += len(items)
+                self._emit(part, items if isinstance(items, list) else list(items), now)
+                return True
+        return False
+
+    def _emit(self, part: Part, items: list[Any], now: int) -> None:
+        if self.clock.time is None:
+            self.emit(RowBatch(items, now))
+            return
+        batch = RowBatch(items, now)
+        results, failed = self.each(self._time_of, batch)
+        if failed:
+            gone = set(failed)
+            items = [item for row, item in enumerate(items) if row not in gone]
+        times: Times = np.array(results, dtype=np.int64)
+        if len(items):
+            part.reached = max(part.reached, int(times.max()) - self.clock.lateness)
+            self.emit(RowBatch(items, times))
+
+    def _time_of(self, item: Any) -> int:
+        assert self.clock.time is not None
+        time = self.clock.time(item)
+        if not isinstance(time, int | np.integer) or not MIN < time < LAST:
+            raise TypeError(f"a time is a whole number of microseconds, not {shorten(time)}")
+        return int(time)
+
+    def _finish(self, partition: Any, part: Part) -> None:
+        part.finished = True
+        if part.reader is not None:
+            part.reader.close()
+        part.reader = None
+        self.active.remove(partition)
+
+    def bound(self, now: int, listed: int) -> int:
+        """The earliest time this worker may emit at; `listed` is the frontier of the lister."""
+        if not self.active:
+            if listed == MAX:
+                return MAX
+            return now if self.clock.time is None else LAST
+        if self.clock.time is None:
+            return now
+        idle = now - self.clock.idle_after
+        waiting = (self.states[partition] for partition in self.active)
+        return min((part.reached for part in waiting if part.heard > idle), default=LAST)
+
+    def close(self) -> None:
+        """Let go of all readers."""
+        for part in self.states.values():
+            if part.reader is not None:
+                part.reader.close()
+
+    def end(self) -> None:
+        """All parts have been read."""
+        self.over = True
+
+    # ------------------------------------------------------------ moving
+
+    def packed(self, key: Any, state: Part) -> Any:
+        """Position and time travel; the reader stays behind."""
+        if state.reader is not None:
+            state.reader.close()
+            self.active.remove(key)
+        return state.position, state.finished, state.reached
+
+    def unpacked(self, key: Any, state: Any) -> Part:
+        """Open where the other worker stopped."""
+        position, finished, reached = state
+        part = Part(None, position, finished=True) if finished else self._open(key, position)
+        part.reached = reached
+        return part

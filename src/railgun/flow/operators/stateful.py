@@ -1,0 +1,281 @@
+"""Steps with state: stateful_map, reduce, and operators written as a class.
+
+The class-based one sees everything: each item with its key, time and port, timers, the end of the stream.
+
+>>> class Sessions(Stateful[str, int, list[int], tuple[str, int]]):
+...     def initial(self):
+...         return []
+...     def on_item(self, item, context):
+...         context.state.append(item)
+...         context.set_timer(context.time + 10)
+...         return ()
+...     def on_timer(self, context):
+...         yield context.key, sum(context.state)
+...         context.forget()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from railgun.core.frontier import MAX, MIN
+from railgun.flow.operators.keyed import Keyed
+from railgun.flow.operators.operator import Setting
+from railgun.flow.operators.stateless import kept, spread
+from railgun.wire.rows import RowBatch
+
+K = TypeVar("K")
+T = TypeVar("T")
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+class Forget:
+    """What a function of `stateful_map` returns instead of a state to have the key forgotten."""
+
+    def __repr__(self) -> str:
+        return "FORGET"
+
+    def __reduce__(self) -> str:
+        return "FORGET"
+
+
+FORGET: Final = Forget()
+_NONE_YET: Final = object()
+_MOST: Final = 4096  # results of timers in one batch
+
+
+class StatefulMap(Keyed):
+    """`function(state, item) -> (state, result)`, one result for each item."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        function: Callable[[Any, Any], tuple[Any, Any]],
+        initial: Callable[[], Any],
+    ) -> None:
+        super().__init__(setting)
+        self.function = function
+        self.initial = initial
+
+    def push(self, batch: RowBatch) -> None:
+        """Call the function for every row, with its key's state."""
+        assert batch.keys is not None
+        function, initial, states = self.function, self.initial, self.states
+        get = states.get
+        results: list[Any] = []
+        append = results.append
+        failed: list[int] = []
+        rows = zip(batch.keys, batch.values, strict=True)
+        while True:
+            try:
+                for key, value in rows:
+                    state = get(key, _NONE_YET)
+                    if state is _NONE_YET:
+                        state = initial()
+                    state, result = function(state, value)
+                    if state is FORGET:
+                        states.pop(key, None)
+                    else:
+                        states[key] = state
+                    append(result)
+                break
+            except Exception as error:
+                row = len(results) + len(failed)
+                self.raised(function, batch, row, error)
+                failed.append(row)
+        self.emit(kept(batch, failed).with_values(results))
+
+
+class Reduce(Keyed):
+    """`function(so far, item) -> so far`, told after each item; a key's first item is its beginning."""
+
+    def __init__(self, setting: Setting, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__(setting)
+        self.function = function
+
+    def push(self, batch: RowBatch) -> None:
+        """Fold every row into its key's value."""
+        assert batch.keys is not None
+        function, states = self.function, self.states
+        results: list[Any] = []
+        append = results.append
+        failed: list[int] = []
+        rows = zip(batch.keys, batch.values, strict=True)
+        while True:
+            try:
+                for key, value in rows:
+                    if key in states:
+                        value = function(states[key], value)
+                    states[key] = value
+                    append(value)
+                break
+            except Exception as error:
+                row = len(results) + len(failed)
+                self.raised(function, batch, row, error)
+                failed.append(row)
+        self.emit(kept(batch, failed).with_values(results))
+
+
+class Context(Generic[K, S]):
+    """What a stateful operator is told with each item, and what it can ask for."""
+
+    __slots__ = ("_operator", "_set", "frontier", "key", "port", "state", "time")
+
+    def __init__(self, operator: StatefulSteps) -> None:
+        self._operator = operator
+        self._set = operator.timers.set
+        self.key: K
+        self.state: S
+        """The key's state: change it, or put another in its place."""
+        self.time = 0
+        """The item's time, or the timer's (µs)."""
+        self.port = 0
+        """Which of the streams that were united the item came from: 0, 1, …"""
+        self.frontier = MIN
+        """How far time has come: nothing older is expected."""
+
+    def set_timer(self, at: int) -> None:
+        """Call `on_timer` for this key when time has come to `at` (µs)."""
+        self._set(self.key, at)
+
+    def cancel_timer(self, at: int) -> None:
+        """Do not."""
+        self._operator.timers.cancel(self.key, at)
+
+    def forget(self) -> None:
+        """Drop the key's state and timers when this call returns."""
+        self.state = FORGET  # type: ignore[assignment]
+
+
+class Stateful(ABC, Generic[K, T, S, R]):
+    """An operator with state, as a class: K keys, T items, S state, R results. State is any picklable object."""
+
+    @abstractmethod
+    def initial(self) -> S:
+        """The state of a key that has none."""
+
+    @abstractmethod
+    def on_item(self, item: T, context: Context[K, S]) -> Iterable[R] | None:
+        """An item has come; the results, if any."""
+
+    def on_timer(self, context: Context[K, S]) -> Iterable[R] | None:
+        """Time has come to a timer of this key (`context.time`)."""
+        return None
+
+    def on_end(self, context: Context[K, S]) -> Iterable[R] | None:
+        """Nothing will come for this key any more."""
+        return None
+
+
+class StatefulSteps(Keyed):
+    """Runs a `Stateful`."""
+
+    def __init__(self, setting: Setting, logic: Stateful[Any, Any, Any, Any]) -> None:
+        super().__init__(setting)
+        self.logic = logic
+        self.context: Context[Any, Any] = Context(self)
+
+    def push(self, batch: RowBatch) -> None:
+        """Call `on_item` for every row."""
+        assert batch.keys is not None
+        context, states, on_item, initial = (
+            self.context, self.states, self.logic.on_item, self.logic.initial,
+        )  # fmt: skip
+        context.port = batch.port
+        get = states.get
+        results: list[Sequence[Any]] = []
+        append = results.append
+        failed: list[int] = []
+        rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
+        while True:
+            try:
+                for key, value, time in rows:
+                    state = get(key, _NONE_YET)
+                    context.key, context.time = key, time
+                    context.state = initial() if state is _NONE_YET else state
+                    made = on_item(value, context)
+                    made = () if made is None else made
+                    made = made if isinstance(made, list | tuple) else list(made)
+                    self._keep(key)
+                    append(made)
+                break
+            except Exception as error:
+                row = len(results) + len(failed)
+                self.raised(on_item, batch, row, error)
+                failed.append(row)
+        self.emit(spread(kept(batch, failed), results))
+
+    def _keep(self, key: Any) -> None:
+        state = self.context.state
+        if state is FORGET:
+            self.states.pop(key, None)
+            self.timers.forget(key)
+        else:
+            self.states[key] = state
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, frontier: int) -> None:
+        """Fire all timers that are due, in order of time."""
+        self.context.frontier = frontier
+        fired = self.timers.due(frontier)
+        if frontier == MAX:  # a timer that sets the next one would never come to an end
+            fired = iter(list(self.timers.due(frontier)))
+        self._call(self.logic.on_timer, fired)
+
+    def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
+        """Fire what is due of these keys."""
+        if self.timers:
+            due = self.timers.due_of
+            pairs = ((key, at) for key in keys for at in due(key, frontier))
+            self._call(self.logic.on_timer, pairs)
+
+    def end(self) -> None:
+        """Call `on_end` for every key, once."""
+        before = self.context.frontier
+        self.advance(MAX)
+        keys = [key for key in self.states if key not in self.ended]
+        self.ended.update(keys)
+        time = 0 if before == MIN else before
+        self._call(self.logic.on_end, ((key, time) for key in keys))
+
+    def _call(
+        self,
+        function: Callable[[Context[Any, Any]], Iterable[Any] | None],
+        calls: Iterable[tuple[Any, int]],
+    ) -> None:
+        """Call the function for keys and times, and emit what it returns, a bounded batch at a time."""
+        context, states = self.context, self.states
+        keys: list[Any] = []
+        values: list[Any] = []
+        times: list[int] = []
+        for key, at in calls:
+            state = states.get(key, _NONE_YET)
+            if state is _NONE_YET:
+                continue
+            context.key, context.time, context.state, context.port = key, at, state, 0
+            try:
+                made = list(function(context) or ())
+            except Exception as error:
+                self.raised_for(function, key, None, at, error)
+                continue
+            self._keep(key)
+            keys += [key] * len(made)
+            values += made
+            times += [at] * len(made)
+            if len(values) >= _MOST:
+                self.emit(_timed(keys, values, times))
+                keys, values, times = [], [], []
+        if values:
+            self.emit(_timed(keys, values, times))
+
+
+def _timed(keys: list[Any], values: list[Any], times: list[int]) -> RowBatch:
+    batch = RowBatch.keyed(keys, values)
+    batch.times = np.array(times, dtype=np.int64)
+    return batch

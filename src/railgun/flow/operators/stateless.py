@@ -1,0 +1,200 @@
+"""Steps without state: map, filter, flat_map, map_batches, inspect, branch, and the key as part of the item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress, repeat
+from typing import Any
+
+import numpy as np
+
+from railgun.core.errors import KeyTypeError
+from railgun.core.hashing import key_hash
+from railgun.flow.operators.operator import Operator, Setting
+from railgun.wire.rows import RowBatch
+
+
+def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
+    """The batch without the rows that failed."""
+    if not failed:
+        return batch
+    mask = np.ones(len(batch), dtype=bool)
+    mask[failed] = False
+    return batch.take(np.flatnonzero(mask))
+
+
+class Map(Operator):
+    """One item in, one item out."""
+
+    def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
+        super().__init__(setting)
+        self.function = function
+
+    def push(self, batch: RowBatch) -> None:
+        """Apply the function to every row."""
+        results, failed = self.each(self.function, batch)
+        self.emit(kept(batch, failed).with_values(results))
+
+
+class Filter(Map):
+    """Keep the items for which the function says yes."""
+
+    def push(self, batch: RowBatch) -> None:
+        """Keep some rows."""
+        results, failed = self.each(self.function, batch)
+        left = kept(batch, failed)
+        rows = np.fromiter(compress(range(len(results)), results), dtype=np.intp)
+        self.emit(left if len(rows) == len(left) else left.take(rows))
+
+
+class FlatMap(Map):
+    """One item in, any number out."""
+
+    def push(self, batch: RowBatch) -> None:
+        """Apply the function to every row; its results follow each other."""
+        results, failed = self.each(self._listed, batch)
+        left = kept(batch, failed)
+        self.emit(spread(left, results))
+
+    def _listed(self, item: Any) -> Sequence[Any]:
+        made = self.function(item)
+        return made if isinstance(made, list | tuple) else list(made)
+
+
+class MapBatches(Operator):
+    """A list of items in, a list of as many or others out."""
+
+    def __init__(
+        self, setting: Setting, function: Callable[[list[Any]], Iterable[Any]], keyed: bool
+    ) -> None:
+        super().__init__(setting)
+        self.function = function
+        self.keyed = keyed
+
+    def push(self, batch: RowBatch) -> None:
+        """Apply the function to all rows at once."""
+        try:
+            results = list(self.function(batch.values))
+            if self.keyed and len(results) != len(batch):
+                raise ValueError(
+                    f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
+                )
+        except Exception as error:
+            self.raised_for(self.function, None, batch.values, 0, error)
+            return
+        if self.keyed or len(results) == len(batch):
+            self.emit(batch.with_values(results))
+        else:
+            time = batch.times if isinstance(batch.times, int) else int(batch.times.max())
+            self.emit(RowBatch(results, time))
+
+
+class Inspect(Map):
+    """Look at every item and let it pass."""
+
+    def push(self, batch: RowBatch) -> None:
+        """Call the function for every row."""
+        _, failed = self.each(self.function, batch)
+        self.emit(kept(batch, failed))
+
+
+class Branch(Map):
+    """Items for which the function says yes go one way, the others another."""
+
+    def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
+        super().__init__(setting, function)
+        self.yes = Pass(setting)
+        self.no = Pass(setting)
+
+    def push(self, batch: RowBatch) -> None:
+        """Split the rows."""
+        results, failed = self.each(self.function, batch)
+        left = kept(batch, failed)
+        said = np.fromiter(map(bool, results), dtype=bool, count=len(results))
+        for way, mask in ((self.yes, said), (self.no, ~said)):
+            if mask.all():
+                way.emit(left)
+            elif mask.any():
+                way.emit(left.take(np.flatnonzero(mask)))
+
+
+class Pass(Operator):
+    """Lets everything pass: where streams come together, and where a port begins."""
+
+    def push(self, batch: RowBatch) -> None:
+        """Pass it on."""
+        self.emit(batch)
+
+
+class WithKey(Operator):
+    """The key becomes part of the item."""
+
+    def push(self, batch: RowBatch) -> None:
+        """Pair keys and items."""
+        assert batch.keys is not None
+        self.emit(batch.with_values(list(zip(batch.keys, batch.values, strict=True))))
+
+
+class KeyBy(Operator):
+    """Gives every item a key, and hands it to the distributor of the stage that begins here."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        key: Callable[[Any], Any],
+        value: Callable[[Any], Any] | None,
+        port: int,
+        deliver: Callable[[RowBatch], None],
+    ) -> None:
+        super().__init__(setting)
+        self.key = key
+        self.value = value
+        self.port = port
+        self.deliver = deliver
+
+    def push(self, batch: RowBatch) -> None:
+        """Key the rows."""
+        keys, failed = self.each(self.key, batch)
+        left = kept(batch, failed)
+        values = left.values
+        if self.value is not None:
+            values, failed = self.each(self.value, left)
+            if failed:
+                gone = set(failed)
+                keys = [key for row, key in enumerate(keys) if row not in gone]
+                left = kept(left, failed)
+        if not keys:
+            return
+        try:
+            batch = RowBatch.keyed(keys, values, left.times, self.port)
+        except KeyTypeError:
+            batch = self._hashable(keys, values, left)
+        if len(batch):
+            self.deliver(batch)
+
+    def _hashable(self, keys: list[Any], values: list[Any], left: RowBatch) -> RowBatch:
+        """The rows whose keys have a stable hash; for the others it is as if the function had raised."""
+        rows = []
+        for row, key in enumerate(keys):
+            try:
+                key_hash(key)
+                rows.append(row)
+            except KeyTypeError as error:
+                self.raised(self.key, left, row, error)
+        whole = RowBatch(values, left.times, keys, np.zeros(len(keys), dtype=np.uint64), self.port)
+        part = whole.take(np.array(rows, dtype=np.intp))
+        return RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
+
+
+def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
+    """A batch of all results, each with the key and time of the row it came from."""
+    counts = list(map(len, results))
+    values = list(chain.from_iterable(results))
+    if isinstance(batch.times, int) and batch.keys is None:
+        return RowBatch(values, batch.times)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    times = batch.times if isinstance(batch.times, int) else batch.times[rows]
+    if batch.keys is None:
+        return RowBatch(values, times)
+    keys = list(chain.from_iterable(map(repeat, batch.keys, counts)))
+    return RowBatch(values, times, keys, batch.hashes[rows], batch.port)

@@ -1,0 +1,274 @@
+"""Plan: a flow as stages.
+
+A stage is what lies between two distributors: it begins with a source's readers or with `key_by`, and holds every step
+that items reach without being keyed anew. Rules:
+
+1. A source is a stage: its keys are the parts of the source.
+2. Each `key_by` is a port of a stage. Keyed streams that are united share one stage, so both sides of a key live on one
+   worker and move together.
+3. A step without state belongs to every stage its items come from, and runs in each; a step with state to one.
+4. Stages are numbered so that items flow from lower numbers to higher ones: that is the order they are rescaled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from railgun.flow.errors import FlowError
+from railgun.flow.operators.keyed import Keyed
+from railgun.flow.operators.operator import DeadLetter, Operator, Setting
+from railgun.flow.operators.reading import Reading
+from railgun.flow.operators.stateless import Branch, KeyBy, Pass
+from railgun.flow.operators.writing import Writing
+from railgun.flow.sink import Place, Sink
+from railgun.flow.step import Step
+from railgun.wire.rows import RowBatch
+
+if TYPE_CHECKING:
+    from railgun.flow.flow import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage: its steps in order, the steps that are its ports, and the stages before and after it."""
+
+    index: int
+    name: str
+    ports: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it reads."""
+        return self.ports[0].kind == "source"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A flow as stages, ready to run."""
+
+    flow: str
+    stages: tuple[Stage, ...]
+    dead_letters: Sink[DeadLetter] | None
+    stage_of: dict[str, int]
+    """The stage each port leads into, by the name of its step."""
+
+
+def compile_flow(flow: Flow) -> Plan:
+    """The stages of a flow; `FlowError` if it is not complete."""
+    steps = list(flow.steps.values())
+    _check_complete(flow, steps)
+    roots = _Roots()
+    inside: dict[str, tuple[Step, ...]] = {}  # step: the ports whose items reach it
+    for step in steps:
+        if step.kind in ("source", "key_by"):
+            inside[step.name] = (step,)
+            roots.add(step)
+        else:
+            reached = dict.fromkeys(port for i in step.inputs for port in inside[i.name])
+            inside[step.name] = tuple(reached)
+            if step.kind == "union" and step.keyed:
+                roots.unite(tuple(reached))
+    groups = roots.groups()
+    edges: set[tuple[int, int]] = set()
+    for step in steps:
+        if step.kind == "key_by":
+            for port in inside[step.inputs[0].name]:
+                edges.add((roots.of(port), roots.of(step)))
+    order = _ordered(groups, edges)
+    number = {group: index for index, group in enumerate(order)}
+    stages = []
+    for group in order:
+        ports = groups[group]
+        mine = tuple(
+            step
+            for step in steps
+            if step.kind not in ("source", "key_by")
+            and any(roots.of(port) == group for port in inside[step.name])
+        )
+        stages.append(
+            Stage(
+                number[group],
+                "+".join(port.name for port in ports),
+                ports,
+                mine,
+                tuple(sorted(number[a] for a, b in edges if b == group)),
+                tuple(sorted(number[b] for a, b in edges if a == group)),
+            )
+        )
+    stage_of = {port.name: stage.index for stage in stages for port in stage.ports}
+    return Plan(flow.name, tuple(stages), flow.dead_letters, stage_of)
+
+
+def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:
+    used = {i.name for step in steps for i in step.inputs}
+    for step in steps:
+        if step.kind == "sink" or step.name in used:
+            continue
+        raise FlowError(
+            f"{step.where}: the stream that comes out of {step.name!r} leads nowhere: give it a sink"
+        )
+    if not any(step.kind == "source" for step in steps):
+        raise FlowError(f"flow {flow.name!r} has no source")
+
+
+class _Roots:
+    """Ports that belong to one stage: a union-find in the order the ports were made."""
+
+    def __init__(self) -> None:
+        self.parent: dict[int, int] = {}
+        self.number: dict[str, int] = {}
+        self.ports: list[Step] = []
+
+    def add(self, port: Step) -> None:
+        self.number[port.name] = len(self.ports)
+        self.parent[len(self.ports)] = len(self.ports)
+        self.ports.append(port)
+
+    def of(self, port: Step) -> int:
+        number = self.number[port.name]
+        while self.parent[number] != number:
+            number = self.parent[number]
+        return number
+
+    def unite(self, ports: Sequence[Step]) -> None:
+        lowest = min(map(self.of, ports))
+        for port in ports:
+            self.parent[self.of(port)] = lowest
+
+    def groups(self) -> dict[int, tuple[Step, ...]]:
+        found: dict[int, list[Step]] = {}
+        for port in self.ports:
+            found.setdefault(self.of(port), []).append(port)
+        return {group: tuple(ports) for group, ports in found.items()}
+
+
+def _ordered(groups: dict[int, tuple[Step, ...]], edges: set[tuple[int, int]]) -> list[int]:
+    """The groups so that every edge leads onwards; sources first, then as they were written."""
+    left = dict(groups)
+    order: list[int] = []
+    while left:
+        ready = [g for g in left if not any(b == g and a in left for a, b in edges)]
+        if not ready:
+            step = min((port for g in left for port in left[g]), key=lambda port: port.name)
+            raise FlowError(
+                f"{step.where}: keyed streams are united of which one leads to the other; "
+                "unite them before key_by"
+            )
+        sources = [g for g in ready if groups[g][0].kind == "source"]
+        chosen = min(sources or ready)
+        order.append(chosen)
+        del left[chosen]
+    return order
+
+
+# ---------------------------------------------------------------- a stage on a worker
+
+
+@dataclass(slots=True)
+class Operators:
+    """The operators of one stage on one worker."""
+
+    heads: tuple[Operator, ...]
+    keyed: tuple[Keyed, ...]
+    reading: Reading | None
+    writing: tuple[Writing, ...]
+    errors: dict[str, int]
+
+
+def build(
+    plan: Plan,
+    stage: Stage,
+    place: Place,
+    deliver: Callable[[int, RowBatch], None],
+    now: int,
+    dead_letter: Callable[[DeadLetter], None] | None = None,
+) -> Operators:
+    """Make the operators of a stage; `deliver(stage, batch)` takes what is keyed for another stage."""
+    errors: dict[str, int] = {}
+
+    def setting(step: Step) -> Setting:
+        return Setting(step.name, step.on_error, dead_letter, errors)
+
+    made: dict[str, Operator] = {}
+    for port in stage.ports:
+        if port.kind == "source":
+            source, clock = port.options["source"], port.options["clock"]
+            made[port.name] = Reading(setting(port), source, clock, now)
+        else:
+            made[port.name] = Pass(setting(port))
+    for step in stage.steps:
+        operator = _operator(step, setting(step), place, made)
+        made[step.name] = operator
+        if step.kind == "union" and step.keyed:
+            for side, before in enumerate(step.inputs):
+                entry = Side(setting(step), side)
+                entry.outs.append(operator)
+                made[before.name].outs.append(entry)
+        elif step.kind != "way":
+            for before in step.inputs:
+                if before.name in made:
+                    made[before.name].outs.append(operator)
+    for name, number in plan.stage_of.items():
+        _lead_to(plan, number, name, made, setting, deliver)
+    operators = list(made.values())
+    heads = tuple(made[port.name] for port in stage.ports)
+    reading = heads[0] if isinstance(heads[0], Reading) else None
+    return Operators(
+        heads,
+        tuple(operator for operator in operators if isinstance(operator, Keyed)),
+        reading,
+        tuple(operator for operator in operators if isinstance(operator, Writing)),
+        errors,
+    )
+
+
+def _operator(step: Step, setting: Setting, place: Place, made: dict[str, Operator]) -> Operator:
+    if step.kind == "union":
+        return Pass(setting)
+    if step.kind == "way":
+        branch = made[step.inputs[0].name]
+        assert isinstance(branch, Branch)
+        return branch.yes if step.options["way"] == "yes" else branch.no
+    if step.kind == "sink":
+        there = Place(place.flow, step.name, place.worker, place.generation, place.to_driver)
+        return Writing(setting, step.options["sink"], there)
+    assert step.make is not None
+    return step.make(setting)
+
+
+def _lead_to(
+    plan: Plan,
+    number: int,
+    name: str,
+    made: dict[str, Operator],
+    setting: Callable[[Step], Setting],
+    deliver: Callable[[int, RowBatch], None],
+) -> None:
+    """If a port of another stage takes from a step made here, let it."""
+    stage = plan.stages[number]
+    for at, port in enumerate(stage.ports):
+        if port.name == name and port.kind == "key_by" and port.inputs[0].name in made:
+
+            def onward(batch: RowBatch) -> None:
+                deliver(number, batch)
+
+            options: dict[str, Any] = port.options
+            key_by = KeyBy(setting(port), options["key"], options["value"], at, onward)
+            made[port.inputs[0].name].outs.append(key_by)
+
+
+class Side(Operator):
+    """Where one of several united streams comes in: its items say so."""
+
+    def __init__(self, setting: Setting, side: int) -> None:
+        super().__init__(setting)
+        self.side = side
+
+    def push(self, batch: RowBatch) -> None:
+        """Mark the batch with its side."""
+        self.emit(RowBatch(batch.values, batch.times, batch.keys, batch.hashes, self.side))

@@ -1,0 +1,69 @@
+"""Where records come from: the interface for sources.
+
+A source with positions is split in two: a *lister*, which names the parts the data comes in (files, partitions,
+shards), and *readers*, one for each part, whose position is keyed state like any other. So a part moves to another
+worker as any key does: the old reader stops, the new one opens at the position that came with it.
+
+To write one, subclass `Source` and `Reader`:
+
+>>> class Countdown(Source[int]):
+...     def partitions(self):
+...         return ["down"]
+...     def open(self, partition, position):
+...         return CountdownReader(10 if position is None else position)
+>>> class CountdownReader(Reader[int]):
+...     def __init__(self, left):
+...         self.position = left
+...     def read(self, most, now):
+...         if self.position == 0:
+...             return None
+...         self.position -= 1
+...         return [self.position]
+
+Rules of the interface:
+
+1. `partitions` is stateless and may be called at any time, on any worker, more than once. A name that was listed before
+   means the same part as before. Names are keys: hashable, picklable, with a stable hash.
+2. `open(partition, position)` begins after what a reader had read when its `position` was this; `None`: at the start.
+3. `read` returns at once: up to `most` records that are there now (`[]`: none now), or `None` when the part has ended
+   and nothing will ever be added. After it returns, `position` stands behind what it returned.
+4. An exception ends the flow with that error (later: rolls it back), so a reader retries what can be retried.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Reader(ABC, Generic[T_co]):
+    """Reads one part of a source on one worker."""
+
+    position: Any = None
+    """Where the reader stands: picklable, and enough to go on from there in another process."""
+
+    @abstractmethod
+    def read(self, most: int, now: int) -> Sequence[T_co] | None:
+        """Up to `most` records that are there at the time `now` (µs); None: ended for good."""
+
+    def close(self) -> None:
+        """Let go of files and sockets: the part moves, or the flow ends."""
+
+
+class Source(ABC, Generic[T_co]):
+    """A place records come from."""
+
+    bounded: bool = True
+    """Whether `partitions` names all there will ever be. If not, it is asked again every `poll` seconds."""
+    poll: float = 1.0
+
+    @abstractmethod
+    def partitions(self) -> Iterable[Hashable]:
+        """The lister: names of the parts that are there now."""
+
+    @abstractmethod
+    def open(self, partition: Any, position: Any) -> Reader[T_co]:
+        """A reader of a part, from a position on."""

@@ -1,0 +1,1 @@
+"""What travels between processes: columns of values, batches, frames, and the hello that opens a link."""

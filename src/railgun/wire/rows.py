@@ -1,0 +1,126 @@
+"""RowBatch: records as Python objects, in columns of keys, values and times.
+
+One implementation of `core.batch.Batch`; one of Arrow tables will stand beside it. Whoever is not an operator knows
+only the interface: length, key hashes, `take`, `encode` and `decode`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.core.hashing import Hashes, hash_keys
+from railgun.wire.columns import DecodingError, decode_column, encode_column
+
+Times = NDArray[np.int64]
+
+_HEAD: Final = struct.Struct("<IHBI")  # rows, port, whether times differ, length of the keys
+_ONE_TIME: Final = struct.Struct("<q")
+_NO_HASHES: Final = np.empty(0, dtype=np.uint64)
+
+
+class RowBatch:
+    """Records in columns. `times` is one number where all rows share it; `port` is the side they came in by.
+
+    >>> batch = RowBatch.keyed(["a", "b", "a"], [1, 2, 3], times=7)
+    >>> batch.take(np.array([0, 2])).values
+    [1, 3]
+    >>> RowBatch.decode(batch.encode()).keys
+    ['a', 'b', 'a']
+    """
+
+    __slots__ = ("hashes", "keys", "port", "times", "values")
+
+    def __init__(
+        self,
+        values: list[Any],
+        times: Times | int,
+        keys: list[Any] | None = None,
+        hashes: Hashes = _NO_HASHES,
+        port: int = 0,
+    ) -> None:
+        self.values = values
+        self.times = times
+        self.keys = keys
+        self.hashes = hashes
+        self.port = port
+
+    @staticmethod
+    def keyed(
+        keys: list[Any], values: list[Any], times: Times | int = 0, port: int = 0
+    ) -> RowBatch:
+        """A batch that a distributor can route."""
+        return RowBatch(values, times, keys, hash_keys(keys), port)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"RowBatch({len(self)} rows{'' if self.keys is None else ', keyed'})"
+
+    def take(self, rows: NDArray[np.intp]) -> RowBatch:
+        """These rows, in this order."""
+        index = rows.tolist()
+        return RowBatch(
+            pick(self.values, index),
+            self.times if isinstance(self.times, int) else self.times[rows],
+            None if self.keys is None else pick(self.keys, index),
+            self.hashes[rows] if self.keys is not None else _NO_HASHES,
+            self.port,
+        )
+
+    def with_values(self, values: list[Any]) -> RowBatch:
+        """Other values for the same keys and times, row by row."""
+        return RowBatch(values, self.times, self.keys, self.hashes, self.port)
+
+    def each_time(self) -> Iterable[int]:
+        """The time of each row."""
+        if isinstance(self.times, int):
+            return (self.times,) * len(self.values)
+        each: list[int] = self.times.tolist()
+        return each
+
+    def encode(self) -> bytes:
+        """As bytes. Only keyed batches travel."""
+        keys = encode_column(self.keys or [])
+        if isinstance(self.times, int):
+            times = _ONE_TIME.pack(self.times)
+        else:
+            times = self.times.astype("<i8", copy=False).tobytes()
+        head = _HEAD.pack(len(self.values), self.port, not isinstance(self.times, int), len(keys))
+        hashes = self.hashes.astype("<u8", copy=False).tobytes()
+        return b"".join((head, times, hashes, keys, encode_column(self.values)))
+
+    @staticmethod
+    def decode(data: bytes | memoryview) -> RowBatch:
+        """A batch again."""
+        try:
+            rows, port, differ, length = _HEAD.unpack_from(data)
+            at = _HEAD.size
+            times: Times | int
+            if differ:
+                times = np.frombuffer(data, "<i8", rows, at)
+                at += 8 * rows
+            else:
+                (times,) = _ONE_TIME.unpack_from(data, at)
+                at += 8
+            hashes = np.frombuffer(data, "<u8", rows, at)
+        except (struct.error, ValueError) as error:
+            raise DecodingError(f"a batch cannot be read: {error}") from error
+        at += 8 * rows
+        view = memoryview(data)
+        keys = decode_column(view[at : at + length], rows)
+        values = decode_column(view[at + length :], rows)
+        return RowBatch(values, times, keys, hashes, port)
+
+
+def pick(values: Sequence[Any], rows: list[int]) -> list[Any]:
+    """The values of some rows."""
+    if len(rows) > 1:
+        return list(itemgetter(*rows)(values))
+    return [values[row] for row in rows]
