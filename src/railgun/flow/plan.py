@@ -12,8 +12,8 @@ that items reach without being keyed anew. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from railgun.flow.errors import FlowError
@@ -23,6 +23,7 @@ from railgun.flow.operators.reading import Reading
 from railgun.flow.operators.stateless import Branch, KeyBy, Pass
 from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Place, Sink
+from railgun.flow.source import Source
 from railgun.flow.step import Step
 from railgun.wire.rows import RowBatch
 
@@ -56,6 +57,19 @@ class Plan:
     dead_letters: Sink[DeadLetter] | None
     stage_of: dict[str, int]
     """The stage each port leads into, by the name of its step."""
+
+    def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
+        """The same plan, reading from other sources."""
+
+        def other(port: Step) -> Step:
+            if port.name not in sources:
+                return port
+            return replace(port, options={**port.options, "source": sources[port.name]})
+
+        stages = tuple(
+            replace(stage, ports=tuple(map(other, stage.ports))) for stage in self.stages
+        )
+        return replace(self, stages=stages)
 
 
 def compile_flow(flow: Flow) -> Plan:

@@ -37,7 +37,7 @@ class Keyed(Operator):
         """Time has come so far: fire what is due."""
 
     def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
-        """Time has come so far for these keys, which are about to leave."""
+        """Time has come so far for these keys, which are about to leave; `MAX`: they end before."""
 
     def end(self) -> None:
         """Nothing comes any more: end every key that has not ended yet."""

@@ -140,11 +140,17 @@ class Reading(Keyed):
         waiting = (self.states[partition] for partition in self.active)
         return min((part.reached for part in waiting if part.heard > idle), default=LAST)
 
+    def stop(self) -> None:
+        """Read nothing more; positions stay."""
+        self.close()
+        self.active.clear()
+
     def close(self) -> None:
         """Let go of all readers."""
         for part in self.states.values():
             if part.reader is not None:
                 part.reader.close()
+                part.reader = None
 
     def end(self) -> None:
         """All parts have been read."""

@@ -223,13 +223,16 @@ class StatefulSteps(Keyed):
     def advance(self, frontier: int) -> None:
         """Fire all timers that are due, in order of time."""
         self.context.frontier = frontier
-        fired = self.timers.due(frontier)
-        if frontier == MAX:  # a timer that sets the next one would never come to an end
-            fired = iter(list(self.timers.due(frontier)))
-        self._call(self.logic.on_timer, fired)
+        self._call(self.logic.on_timer, self.timers.due(frontier))
 
     def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
         """Fire what is due of these keys."""
+        if frontier == MAX:
+            left = self.timers.leave(keys)
+            pairs = ((key, at) for key, times in left.items() for at in times)
+            self._call(self.logic.on_timer, pairs)
+            self._end(keys)
+            return
         if self.timers:
             due = self.timers.due_of
             pairs = ((key, at) for key in keys for at in due(key, frontier))
@@ -237,12 +240,16 @@ class StatefulSteps(Keyed):
 
     def end(self) -> None:
         """Call `on_end` for every key, once."""
-        before = self.context.frontier
-        self.advance(MAX)
-        keys = [key for key in self.states if key not in self.ended]
-        self.ended.update(keys)
-        time = 0 if before == MIN else before
-        self._call(self.logic.on_end, ((key, time) for key in keys))
+        fired = list(self.timers.due(MAX))  # those it sets again would never come to an end
+        self._call(self.logic.on_timer, fired)
+        self._end(list(self.states))
+
+    def _end(self, keys: Iterable[Any]) -> None:
+        ending = [key for key in keys if key in self.states and key not in self.ended]
+        self.timers.leave(ending)
+        self.ended.update(ending)
+        time = max(self.context.frontier, 0)
+        self._call(self.logic.on_end, ((key, time) for key in ending))
 
     def _call(
         self,

@@ -1,0 +1,251 @@
+"""One worker of a flow, without its process: stages at work, fed by what comes from links and controller.
+
+`Runtime` has no sockets and no clock: `now` is an argument, and what goes out goes through `Outside`. So the same class
+runs in a Spark task (`process.py`) and, many at a time, in one process under test (`railgun.testing.FlowTester`).
+
+Its driver's duties:
+
+1. Give what links bring to `receive`, in the order of each link; what the controller orders to `tell`, `begin`,
+   `end_sources`, `stop_sources`.
+2. Call `pump` again and again: at once while it returns 0, else after the delay it returns, or sooner if anything came.
+3. Set `paused` while sources have to rest, and say in `Outside.calm` whether there is room to move keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.distributor import Distributor
+from railgun.flow.operators.operator import DeadLetter
+from railgun.flow.plan import Plan, build
+from railgun.flow.sink import Place, Writer
+from railgun.wire.rows import RowBatch
+from railgun.worker.stage import StageRunner
+
+TICK: Final = 20_000  # µs between two looks at the clocks of sources
+FLUSH: Final = 1_000_000  # µs between two flushes of sinks
+IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a runtime needs of its surroundings."""
+
+    send: Callable[[Worker, int, m.Message], None]
+    """Send a message to a worker's stage."""
+    report: Callable[[int, m.Command], None]
+    """Tell the controller what a stage's distributor reports."""
+    to_driver: Callable[[str, Sequence[Any]], None]
+    """Give items to the program that started the flow."""
+    clock: Callable[[], int]
+    """The time now (µs)."""
+    calm: Callable[[], bool] = lambda: True
+    """Whether there is room to send more than records."""
+
+
+class Runtime:
+    """The stages of a flow on one worker, in one generation of the flow."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: Worker,
+        generation: int,
+        placement: Placement,
+        members: Iterable[Worker],
+        epochs: Sequence[int],
+        outside: Outside,
+        now: int,
+    ) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.generation = generation
+        self.outside = outside
+        self.send = outside.send
+        self.report = outside.report
+        self.now = now
+        self.paused = False
+        self.begun = False
+        self.stopped = False
+        self.dead_letters = 0
+        self._dead: Writer[DeadLetter] | None = None
+        place = Place(plan.flow, "dead_letters", worker, generation, outside.to_driver)
+        if plan.dead_letters is not None:
+            self._dead = plan.dead_letters.open(place)
+        members = tuple(members)
+        self.stages: list[StageRunner] = []
+        for stage in plan.stages:
+            distributor = Distributor(
+                worker,
+                placement,
+                members,
+                stage=stage.name,
+                epoch=epochs[stage.index],
+                downstream=len(stage.after),
+                emits=stage.is_source,
+            )
+            operators = build(plan, stage, place, self._deliver, now, self._dead_letter)
+            self.stages.append(StageRunner(self, stage, distributor, operators))
+        self.sources = [runner for runner in self.stages if runner.stage.is_source]
+        self._by_name = {runner.stage.name: runner for runner in self.stages}
+        self._turn = 0
+        self._idle = IDLE[0]
+        self._next_tick = now
+        self._next_flush = now + FLUSH
+        self._next_listing = {runner.stage.index: now for runner in self.sources}
+
+    # ------------------------------------------------------------ what comes in
+
+    def receive(self, sender: Worker, stage: int, message: m.Message) -> None:
+        """A message from a link."""
+        self._idle = IDLE[0]
+        self.stages[stage].handle(m.Received(sender, message))
+
+    def tell(self, stage: int, event: m.Join | m.Rescale | m.Depart) -> None:
+        """An order of the controller to a stage's distributor."""
+        self._idle = IDLE[0]
+        self.stages[stage].handle(event)
+
+    def begin(self, now: int) -> None:
+        """Everybody is ready: let the sources begin."""
+        self.begun = True
+        self.now = now
+        for runner in self.sources:
+            self._list(runner, now)
+
+    def end_sources(self) -> None:
+        """This worker is to leave: its part in listing ends; what it reads moves away."""
+        for runner in self.sources:
+            runner.end_listing()
+
+    def stop_sources(self) -> None:
+        """The flow is to end: read nothing more."""
+        self.stopped = True
+        for runner in self.sources:
+            reading = runner.operators.reading
+            assert reading is not None
+            reading.stop()
+            runner.end_listing()
+            runner.tell_bound(self.now)
+
+    # ------------------------------------------------------------ work
+
+    def pump(self, now: int) -> float:
+        """Do a bounded amount of work; the seconds until there may be more (0: at once)."""
+        self.now = now
+        if not self.begun:
+            return IDLE[1]
+        worked = False
+        if now >= self._next_tick:
+            self._tick(now)
+        if not self.paused and not self.stopped:
+            worked = self._read(now)
+        calm = self.outside.calm()
+        for runner in self.stages:
+            if runner.step(calm):
+                worked = True
+        if worked:
+            self._idle = IDLE[0]
+            return 0.0
+        self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
+        return delay
+
+    def _read(self, now: int) -> bool:
+        """Let the next source that has something read it."""
+        for _ in range(len(self.sources)):
+            runner = self.sources[self._turn]
+            self._turn = (self._turn + 1) % len(self.sources)
+            reading = runner.operators.reading
+            assert reading is not None
+            if reading.read(now):
+                if not reading.active:
+                    runner.tell_bound(now)
+                return True
+        return False
+
+    def _tick(self, now: int) -> None:
+        self._next_tick = now + TICK
+        for runner in self.sources:
+            if now >= self._next_listing[runner.stage.index]:
+                self._list(runner, now)
+            runner.tell_bound(now)
+        if now >= self._next_flush:
+            self._next_flush = now + FLUSH
+            self.flush()
+
+    def _list(self, runner: StageRunner, now: int) -> None:
+        reading = runner.operators.reading
+        assert reading is not None
+        self._next_listing[runner.stage.index] = now + int(reading.source.poll * 1_000_000)
+        runner.list_parts(now)
+
+    def flush(self) -> None:
+        """Let others see what sinks have written."""
+        for runner in self.stages:
+            for writing in runner.operators.writing:
+                writing.flush()
+        if self._dead is not None:
+            self._dead.flush()
+
+    # ------------------------------------------------------------ between stages
+
+    def _deliver(self, stage: int, batch: RowBatch) -> None:
+        self.stages[stage].handle(m.Local(batch))
+
+    def confirm(self, to: Worker, stage: str, message: m.Fenced) -> None:
+        """Carry the confirmation of a fence to the stage that raised it."""
+        runner = self._by_name[stage]
+        if to == self.worker:
+            runner.handle(m.Received(self.worker, message))
+        else:
+            self.send(to, runner.stage.index, message)
+
+    def _dead_letter(self, letter: DeadLetter) -> None:
+        assert self._dead is not None
+        self.dead_letters += 1
+        self._dead.write([letter])
+
+    # ------------------------------------------------------------ what the process asks
+
+    @property
+    def ended(self) -> bool:
+        """Whether every stage has come to its end."""
+        return all(runner.ended for runner in self.stages)
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures of this worker, for people and for the controller."""
+        stages = {}
+        for runner in self.stages:
+            migration = runner.distributor.migration
+            waiting = 0
+            if migration is not None:
+                waiting = sum(len(entry.batch) for entry in migration.arrivals.in_order())
+            reading = runner.operators.reading
+            stages[runner.stage.name] = {
+                "phase": runner.distributor.phase.name,
+                "epoch": runner.distributor.epoch,
+                "records": runner.records if reading is None else reading.records,
+                "written": sum(writing.records for writing in runner.operators.writing),
+                "keys": runner.keys,
+                "moving": runner.moving_keys,
+                "moved": runner.moved_keys,
+                "taken": runner.taken_keys,
+                "bytes": runner.moved_bytes,
+                "held": waiting,
+                "longest_hold": runner.longest_hold,
+                "ended": runner.ended,
+            }
+        errors = {k: v for runner in self.stages for k, v in runner.operators.errors.items()}
+        return {"stages": stages, "dead_letters": self.dead_letters, "errors": errors}
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for runner in self.stages:
+            runner.close()
+        if self._dead is not None:
+            self._dead.flush()
+            self._dead.close()

@@ -1,0 +1,177 @@
+"""Flows on simulated workers, rescaled while records flow: nothing lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from railgun import Context, Flow, Stateful
+from railgun.connectors import Collect, Items
+from railgun.core.hashing import key_hash
+from railgun.core.placement import Placement
+from railgun.testing.flow_tester import FlowTester
+
+Record = tuple[int, int]  # key, number within the key
+
+
+def in_order(last: int, record: Record) -> tuple[int, Record]:
+    """State is the number of the last record: the next one has to follow it."""
+    number = record[1]
+    assert number == last + 1, f"{record} came after {last}"
+    return number, record
+
+
+class InOrderByKey(Stateful[int, Record, dict[int, int], Record]):
+    """The second stage sees several keys of the first: each has to come in order."""
+
+    def initial(self) -> dict[int, int]:
+        return {}
+
+    def on_item(self, item: Record, context: Context[int, dict[int, int]]) -> Iterable[Record]:
+        key, number = item
+        assert number == context.state.get(key, 0) + 1, f"{item} came after {context.state}"
+        context.state[key] = number
+        return (item,)
+
+
+def two_stages() -> Flow:
+    flow = Flow("two-stages")
+    records = flow.source(Items[Record]([]), name="records")
+    first = records.key_by(lambda r: r[0], name="first").stateful_map(
+        in_order, initial=int, name="order"
+    )
+    second = first.key_by(lambda r: r[0] % 7, name="second")
+    second.stateful(InOrderByKey(), name="order again").sink(Collect(), name="out")
+    return flow
+
+
+class Load:
+    """Numbered records of random keys."""
+
+    def __init__(self, seed: int, keys: int) -> None:
+        self.random = random.Random(seed)
+        self.keys = keys
+        self.counts: dict[int, int] = {}
+        self.records: list[Record] = []
+
+    def make(self, count: int) -> list[Record]:
+        made = []
+        for _ in range(count):
+            key = self.random.randrange(self.keys)
+            self.counts[key] = self.counts.get(key, 0) + 1
+            made.append((key, self.counts[key]))
+        self.records += made
+        return made
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_records_flow_while_stages_move(seed: int) -> None:
+    chance = random.Random(seed)
+    tester = FlowTester(two_stages(), workers=chance.randint(1, 4), feed=["records"], seed=seed)
+    load = Load(seed, keys=chance.choice([5, 200]))
+    for _ in range(12):
+        tester.feed("records", load.make(chance.randint(1, 60)), settle=False)
+        if chance.random() < 0.5:
+            tester.rescale(chance.randint(1, 6), settle=False)
+        tester.run(chance.randint(0, 80))
+    tester.settle()
+    assert tester.rescales > 0
+    assert tester.state("order") == load.counts
+    owners = tester.where("order")
+    placement = Placement.of(tester.workers)
+    assert all(worker == placement.owner(key_hash(key)) for key, worker in owners.items())
+    tester.finish()
+    assert sorted(tester.collected("out")) == sorted(load.records)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_flow_may_end_while_it_moves(seed: int) -> None:
+    chance = random.Random(seed)
+    load = Load(seed, keys=50)
+    flow = Flow("ends")
+    records = flow.source(Items(load.make(300), partitions=1), name="records")
+    records.key_by(lambda r: r[0]).stateful_map(in_order, initial=int, name="order").sink(
+        Collect(), name="out"
+    )
+    tester = FlowTester(flow, workers=2, seed=seed)
+    tester.run(chance.randint(0, 12))
+    tester.rescale(chance.choice([1, 3, 5]), settle=False)
+    tester.finish()
+    assert sorted(tester.collected("out")) == sorted(load.records)
+
+
+def test_a_hot_key_gets_a_worker_of_its_own() -> None:
+    tester = FlowTester(two_stages(), workers=3, feed=["records"])
+    load = Load(1, keys=20)
+    tester.feed("records", load.make(200))
+    home = tester.where("order")[7]
+    other = (home + 1) % 3
+    tester.place(Placement.of(range(3), keys={key_hash(7): other}))
+    assert tester.where("order")[7] == other
+    tester.feed("records", load.make(200))
+    assert tester.state("order") == load.counts
+
+
+def test_a_crash_starts_the_flow_from_its_sources() -> None:
+    tester = FlowTester(two_stages(), workers=3, feed=["records"])
+    load = Load(1, keys=20)
+    tester.feed("records", load.make(200))
+    tester.crash(1)
+    tester.feed("records", load.make(200))
+    assert tester.state("order") == load.counts
+    tester.finish()
+    assert sorted(tester.collected("out")) == sorted(load.records)
+
+
+class Quiet(Stateful[int, Record, list[int], tuple[int, int, int]]):
+    """Tells how many records a key had when it has been quiet for ten seconds, and at the end."""
+
+    def initial(self) -> list[int]:
+        return [0, 0]
+
+    def on_item(self, item: Record, context: Context[int, list[int]]) -> Iterable[Any]:
+        context.cancel_timer(context.state[1])
+        context.state[0] += 1
+        context.state[1] = context.time + 10_000_000
+        context.set_timer(context.state[1])
+        return ()
+
+    def on_timer(self, context: Context[int, list[int]]) -> Iterable[tuple[int, int, int]]:
+        yield context.key, context.state[0], context.time
+        context.forget()
+
+    def on_end(self, context: Context[int, list[int]]) -> Iterable[tuple[int, int, int]]:
+        yield context.key, context.state[0], -1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_timers_move_with_their_keys_and_fire_once(seed: int) -> None:
+    chance = random.Random(seed)
+    flow = Flow("quiet")
+    records = flow.source(Items[Record]([]), name="records")
+    records.key_by(lambda r: r[0]).stateful(Quiet(), name="quiet").sink(Collect(), name="out")
+    tester = FlowTester(flow, workers=2, feed=["records"], seed=seed)
+    load = Load(seed, keys=40)
+    begin = tester.now
+    tester.feed("records", load.make(100))
+    tester.rescale(chance.randint(1, 5))
+    tester.advance(6)
+    later = dict(load.counts)
+    tester.feed("records", [(1, 0), (2, 0)], settle=False)
+    tester.rescale(chance.randint(1, 5), settle=False)
+    tester.run(chance.randint(0, 60))
+    tester.advance(5)
+    told = sorted(tester.collected("out"))
+    assert told == sorted(
+        (key, count, begin + 10_000_000) for key, count in later.items() if key not in (1, 2)
+    )
+    tester.finish()
+    rest = sorted(tester.collected("out"))[len(told) :] and [
+        entry for entry in tester.collected("out") if entry[0] in (1, 2)
+    ]
+    assert sorted((key, count) for key, count, _ in rest) == [
+        (key, later.get(key, 0) + 1) for key in (1, 2)
+    ]
