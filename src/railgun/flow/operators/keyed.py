@@ -78,7 +78,7 @@ class Keyed(Operator):
                 keys += self.shared.pop(number, [])
         return [key for key in keys if key in states]
 
-    def collect(self, keys: Sequence[Any]) -> bytes:
+    def collect(self, keys: list[Any]) -> bytes:
         """Take the state of these keys out, as bytes."""
         pop = self.states.pop
         states = [self.packed(key, pop(key)) for key in keys]

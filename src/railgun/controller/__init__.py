@@ -1,0 +1,1 @@
+"""The lifecycle controller of a flow, in the program that started it: orders workers, tells people."""

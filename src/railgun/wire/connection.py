@@ -1,0 +1,160 @@
+"""A connection inside a job: a socket, opened by `hello`, then bytes or messages both ways.
+
+`Connection` is an asyncio protocol without coroutines: what arrives is handled where it arrives, so the order of a link
+is the order of its bytes. A connection that does not say hello within `PATIENCE` seconds is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import secrets
+import struct
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from railgun.wire.columns import DecodingError
+from railgun.wire.hello import NONCE, Acceptor, Dialer, HelloError
+
+PATIENCE: Final = 10.0
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Connection(asyncio.Protocol):
+    """One end of a connection.
+
+    `opened(connection)` may raise `HelloError` to refuse the caller; `received(connection, data)` gets bytes;
+    `closed(connection, error)` is called once, also if it never opened.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        opened: Callable[[Connection], None],
+        received: Callable[[Connection, bytes], None],
+        closed: Callable[[Connection, Exception | None], None],
+        who: dict[str, Any] | None = None,
+    ) -> None:
+        nonce = secrets.token_bytes(NONCE)
+        self.who: dict[str, Any] = who or {}
+        """Of the other side, for the one that was called."""
+        self.transport: asyncio.Transport
+        self.tag: Any = None
+        """For the owner's use."""
+        self._hello: Acceptor | Dialer | None = (
+            Acceptor(secret, nonce) if who is None else Dialer(secret, nonce, who)
+        )
+        self._opened, self._received, self._closed = opened, received, closed
+        self._error: Exception | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    @property
+    def peer(self) -> str:
+        """The other side's address."""
+        name = self.transport.get_extra_info("peername") or ("?", "?")
+        return f"{name[0]}:{name[1]}"
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent."""
+        return self.transport.get_write_buffer_size()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, in order; never waits."""
+        self.transport.write(data)
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the connection, after what was sent; `error` is what `closed` is told."""
+        self._error = self._error or error
+        self.transport.close()
+
+    # ------------------------------------------------------------ asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is there: say hello."""
+        self.transport = cast(asyncio.Transport, transport)
+        # Nothing is ever held back: throttling is the sources' business.
+        self.transport.set_write_buffer_limits(high=1 << 40)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(PATIENCE, self._too_late)
+        assert self._hello is not None
+        self.transport.write(self._hello.start())
+
+    def _too_late(self) -> None:
+        if self._hello is not None:
+            self.close(HelloError(f"{self.peer} said no hello"))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._hello is None:
+            self._received(self, data)
+            return
+        try:
+            self._greet(self._hello, data)
+        except HelloError as error:
+            if isinstance(self._hello, Acceptor):
+                self.transport.write(self._hello.refuse(str(error)))
+            self.close(error)
+        except ValueError as error:
+            self.close(HelloError(f"{self.peer}: {error}"))
+
+    def _greet(self, hello: Acceptor | Dialer, data: bytes) -> None:
+        self.transport.write(hello.feed(data))
+        if isinstance(hello, Acceptor) and hello.who is not None:
+            self.who = hello.who
+            self._open(hello)
+        elif isinstance(hello, Dialer) and hello.open:
+            self._open(hello)
+
+    def _open(self, hello: Acceptor | Dialer) -> None:
+        self._opened(self)
+        if isinstance(hello, Acceptor):
+            self.transport.write(hello.accept())
+        self._hello = None
+        if self._patience is not None:
+            self._patience.cancel()
+        if hello.rest:
+            self._received(self, hello.rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if self._patience is not None:
+            self._patience.cancel()
+        error = self._error or exc
+        if error is None and self._hello is not None:
+            error = HelloError("the other side closed the connection before it was open")
+        self._closed(self, error)
+
+
+class Messages:
+    """Whole Python objects over a connection; both ends belong to one job."""
+
+    def __init__(self, largest: int = 1 << 30) -> None:
+        self.largest = largest
+        self._data = bytearray()
+
+    @staticmethod
+    def encode(message: Any) -> bytes:
+        """A message as bytes."""
+        body = pickle.dumps(message, 5)
+        return _LENGTH.pack(len(body)) + body
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The messages that are complete now."""
+        self._data += data
+        found = []
+        at = 0
+        while len(self._data) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data, at)
+            if length > self.largest:
+                raise DecodingError(f"a message of {length} bytes is not acceptable")
+            end = at + _LENGTH.size + length
+            if len(self._data) < end:
+                break
+            try:
+                found.append(pickle.loads(bytes(self._data[at + _LENGTH.size : end])))
+            except Exception as error:
+                raise DecodingError(f"a message cannot be read: {error}") from error
+            at = end
+        del self._data[:at]
+        return found

@@ -1,0 +1,46 @@
+"""What controller and workers say to each other, as whole objects over an authenticated connection.
+
+The orders and reports that belong to a generation of the flow are those of `core.orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from railgun.core.orders import WorkerOrder, WorkerReport
+
+# ---------------------------------------------------------------- orders
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The flow's plan, pickled by the driver; the first thing a worker gets."""
+
+    plan: bytes
+
+
+Order = Setup | WorkerOrder
+
+# ---------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What a `Collect` sink got."""
+
+    generation: int
+    step: str
+    items: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The worker lives, and how it fares."""
+
+    generation: int
+    metrics: dict[str, Any]
+
+
+FromWorker = WorkerReport | Items | Beat

@@ -1,0 +1,503 @@
+"""A worker's process: one thread, one event loop, around a `Runtime`.
+
+- One connection to the controller. When it closes, the process ends: nobody is left to tell it what to do.
+- One authenticated link to every other worker, all stages multiplexed, in order.
+- The links are always read; what rests when there is too much to do is the sources. A worker whose outgoing queues pass
+  a mark says so to all (`Pressure`), and no source of the flow is read until it has sent enough of them. So a mesh of
+  links cannot deadlock, and no queue grows without bound.
+- Keys move only while the queues are short: a record must not wait behind a mountain of other keys' state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from railgun.core import orders
+from railgun.core.errors import RailgunError
+from railgun.core.placement import Worker
+from railgun.core.rescale import messages as m
+from railgun.flow.errors import StepError
+from railgun.flow.plan import Plan
+from railgun.wire import control
+from railgun.wire.connection import Connection, Messages
+from railgun.wire.frames import FrameReader, Pressure, encode
+from railgun.wire.hello import HelloError
+from railgun.worker.runtime import Outside, Runtime
+from railgun.worker.spec import WorkerSpec
+
+HIGH: Final = 4 << 20  # unsent bytes at which sources rest
+LOW: Final = 1 << 20  # and at which they go on
+CALM: Final = 256 << 10  # unsent bytes up to which keys are moved
+BEAT: Final = 0.25  # seconds
+
+
+class ControllerGoneError(RailgunError):
+    """The controller's connection closed, or never opened."""
+
+
+class WorkerFailedError(RailgunError):
+    """The worker cannot go on; the controller has been told why."""
+
+
+def run_worker(spec: WorkerSpec) -> None:
+    """Be a worker, until the controller says stop. Raises if it ends in any other way."""
+    asyncio.run(_Process(spec).run())
+
+
+def microseconds() -> int:
+    """The time now."""
+    return time.time_ns() // 1000
+
+
+class _Links:
+    """The links of one generation."""
+
+    def __init__(self, process: _Process, generation: int) -> None:
+        self.process = process
+        self.generation = generation
+        self.open: dict[Worker, Connection] = {}
+        self.readers: dict[Connection, FrameReader] = {}
+        self.early: list[tuple[Connection, bytes]] = []  # came before the stages were made
+        self.pressed: set[Worker] = set()  # who said that there is too much to do
+        self.closing = False
+
+    @property
+    def unsent(self) -> int:
+        return max((link.unsent for link in self.open.values()), default=0)
+
+    def add(self, worker: Worker, link: Connection) -> None:
+        if worker in self.open:
+            raise HelloError(f"worker {worker} has a link already")
+        self.open[worker] = link
+        self.readers[link] = FrameReader()
+        link.tag = (self, worker)
+
+    def close(self) -> None:
+        self.closing = True
+        for link in self.open.values():
+            link.close()
+
+
+class _Process:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.plan: Plan | None = None
+        self.runtime: Runtime | None = None
+        self.links: dict[int, _Links] = {}  # by generation
+        self.start: orders.Start | None = None
+        self.joins: list[orders.Tell] = []
+        self.pressing = False
+        self.told_ended = False
+        self.done: asyncio.Future[None]
+        self.controller: Connection
+        self.messages = Messages()
+        self._pumping: asyncio.Handle | None = None
+        self._dialling: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        loop = self.loop = asyncio.get_running_loop()
+        self.done = loop.create_future()
+        keep_memory()
+        host = _own_address(self.spec.host)
+        server = await loop.create_server(self._accept, host, 0)
+        port = server.sockets[0].getsockname()[1]
+        who = {
+            "worker": self.spec.worker, "incarnation": self.spec.incarnation,
+            "pid": os.getpid(), "host": host, "port": port, "machine": socket.gethostname(),
+        }  # fmt: skip
+        secret = self.spec.secret
+        try:
+            await loop.create_connection(
+                lambda: Connection(secret, self._hired, self._ordered, self._fired, who),
+                self.spec.host,
+                self.spec.port,
+            )
+        except OSError as error:
+            raise ControllerGoneError(
+                f"no controller at {self.spec.host}:{self.spec.port}: {error}"
+            ) from error
+        try:
+            await self.done
+        finally:
+            server.close()
+            for task in self._dialling:
+                task.cancel()
+            for links in self.links.values():
+                links.close()
+            if self.runtime is not None:
+                self.runtime.close()
+
+    # ------------------------------------------------------------ the controller
+
+    def _hired(self, connection: Connection) -> None:
+        self.controller = connection
+        self.loop.call_later(BEAT, self._beat)
+
+    def _fired(self, connection: Connection, error: Exception | None) -> None:
+        if not self.done.done():
+            why = f": {error}" if error else ""
+            self.done.set_exception(ControllerGoneError(f"the controller is gone{why}"))
+
+    def _tell(self, report: control.FromWorker) -> None:
+        if not self.done.done():
+            self.controller.send(Messages.encode(report))
+
+    def _beat(self) -> None:
+        if self.done.done():
+            return
+        runtime = self.runtime
+        if runtime is not None:
+            links = self.links.get(runtime.generation)
+            metrics = runtime.metrics() | {
+                "unsent": links.unsent if links else 0,
+                "resting": runtime.paused,
+            }
+            self._tell(control.Beat(runtime.generation, metrics))
+        else:
+            self._tell(control.Beat(-1, {}))
+        self.loop.call_later(BEAT, self._beat)
+
+    def _ordered(self, connection: Connection, data: bytes) -> None:
+        with self._failing():
+            for order in self.messages.feed(data):
+                self._obey(order)
+
+    def _obey(self, order: control.Order) -> None:
+        match order:
+            case control.Setup(plan):
+                self.plan = _load(plan)
+            case orders.Start():
+                self._start(order)
+            case orders.Stop():
+                self._stop()
+            case _ if self.runtime is None or order.generation != self.runtime.generation:
+                pass  # of a generation that is over
+            case orders.Begin():
+                self.runtime.begin(microseconds())
+                self._pump_soon()
+            case orders.Tell(_, _, m.Join()):
+                self.joins.append(order)
+                self._try_join()
+            case orders.Tell(_, stage, event):
+                self.runtime.tell(stage, event)
+                self._after_work()
+            case orders.EndSources():
+                self.runtime.end_sources()
+                self._after_work()
+            case orders.StopSources():
+                self.runtime.stop_sources()
+                self._after_work()
+
+    def _stop(self) -> None:
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None
+        if not self.done.done():
+            self.done.set_result(None)
+
+    # ------------------------------------------------------------ a generation begins
+
+    def _start(self, order: orders.Start) -> None:
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None
+        for generation in [g for g in self.links if g < order.generation]:
+            self.links.pop(generation).close()
+        self.start = order
+        self.joins = []
+        self.told_ended = False
+        self.pressing = False
+        links = self._links_of(order.generation)
+        for worker, address in order.dial:
+            task = self.loop.create_task(self._dial(links, worker, address))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        self._try_ready()
+
+    def _links_of(self, generation: int) -> _Links:
+        if generation not in self.links:
+            self.links[generation] = _Links(self, generation)
+        return self.links[generation]
+
+    async def _dial(self, links: _Links, worker: Worker, address: orders.Address) -> None:
+        who = {"worker": self.spec.worker, "generation": links.generation}
+
+        def opened(connection: Connection) -> None:
+            links.add(worker, connection)
+            self._linked()
+
+        try:
+            await self.loop.create_connection(
+                lambda: Connection(
+                    self.spec.secret, opened, self._linked_data, self._unlinked, who
+                ),
+                *address,
+            )
+        except OSError as error:
+            self._lost_link(links.generation, worker, error)
+
+    def _accept(self) -> Connection:
+        return Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
+
+    def _called(self, connection: Connection) -> None:
+        """Another worker calls."""
+        worker, generation = connection.who.get("worker"), connection.who.get("generation")
+        if not isinstance(worker, int) or not isinstance(generation, int):
+            raise HelloError("a link is between workers, and says which")
+        if self.start is not None and generation < self.start.generation:
+            raise HelloError(f"generation {generation} is over")
+        self._links_of(generation).add(worker, connection)
+        self._linked()
+
+    def _linked(self) -> None:
+        self._try_ready()
+        self._try_join()
+
+    def _try_ready(self) -> None:
+        """With all links open, make the stages."""
+        start = self.start
+        if start is None or self.runtime is not None or self.plan is None:
+            return
+        links = self._links_of(start.generation)
+        if not set(start.members) - {self.spec.worker} <= links.open.keys():
+            return
+        with self._failing():
+            outside = Outside(
+                send=self._sender(links),
+                report=self._reporter(start.generation),
+                to_driver=self._carrier(start.generation),
+                clock=microseconds,
+                calm=lambda: links.unsent <= CALM,
+            )
+            self.runtime = Runtime(
+                self.plan,
+                self.spec.worker,
+                start.generation,
+                start.placement,
+                start.members,
+                start.epochs,
+                outside,
+                microseconds(),
+            )
+            self._tell(orders.Ready(start.generation))
+            early, links.early = links.early, []
+            for link, data in early:
+                self._linked_data(link, data)
+
+    def _try_join(self) -> None:
+        """With links to the new workers open, make them known to the stages."""
+        runtime = self.runtime
+        if runtime is None or not self.joins:
+            return
+        links = self._links_of(runtime.generation)
+        assert self.plan is not None
+        if len(self.joins) < len(self.plan.stages):
+            return
+        if not {w for tell in self.joins for w in tell.event.workers} <= links.open.keys():  # type: ignore[union-attr]
+            return
+        joins, self.joins = self.joins, []
+        with self._failing():
+            for tell in joins:
+                runtime.tell(tell.stage, tell.event)
+            self._tell(orders.Joined(runtime.generation))
+            self._after_work()
+
+    # ------------------------------------------------------------ links
+
+    def _sender(self, links: _Links) -> Callable[[Worker, int, m.Message], None]:
+        generation, open_links = links.generation, links.open
+
+        def send(to: Worker, stage: int, message: m.Message) -> None:
+            open_links[to].send(encode(generation, stage, message))
+
+        return send
+
+    def _reporter(self, generation: int) -> Callable[[int, m.Command], None]:
+        def report(stage: int, command: m.Command) -> None:
+            assert isinstance(command, m.Started | m.Completed | m.Left)
+            self._tell(orders.Report(generation, stage, command))
+
+        return report
+
+    def _carrier(self, generation: int) -> Callable[[str, Sequence[Any]], None]:
+        def carry(step: str, items: Sequence[Any]) -> None:
+            self._tell(control.Items(generation, step, items))
+
+        return carry
+
+    def _linked_data(self, link: Connection, data: bytes) -> None:
+        links, worker = link.tag
+        runtime = self.runtime
+        if links.closing:
+            return
+        if runtime is None or runtime.generation != links.generation:
+            links.early.append((link, data))
+            return
+        with self._failing():
+            for frame in links.readers[link].feed(data):
+                if isinstance(frame.message, Pressure):
+                    self._pressure(links, worker, frame.message.on)
+                else:
+                    runtime.receive(worker, frame.stage, frame.message)
+                if self.runtime is not runtime:
+                    return
+            self._after_work()
+
+    def _unlinked(self, link: Connection, error: Exception | None) -> None:
+        if link.tag is None:
+            if error is not None and link.who and "generation" in link.who:
+                generation, worker = link.who["generation"], -1
+                self._lost_link(generation, worker, error)
+            return
+        links, worker = link.tag
+        links.open.pop(worker, None)
+        links.pressed.discard(worker)
+        if not links.closing:
+            self._lost_link(links.generation, worker, error)
+
+    def _lost_link(self, generation: int, worker: Worker, error: Exception | None) -> None:
+        """Only a loss if that worker still is a member."""
+        if self.start is None or generation != self.start.generation or self.done.done():
+            return
+        runtime = self.runtime
+        if runtime is not None and not any(
+            worker in runner.distributor.members for runner in runtime.stages
+        ):
+            return
+        told = f"the link to worker {worker} is lost" + (f": {error}" if error else "")
+        self._tell(orders.Failed(generation, told, final=False))
+
+    # ------------------------------------------------------------ work
+
+    def _pump_soon(self) -> None:
+        if self._pumping is not None:
+            self._pumping.cancel()
+        self._pumping = self.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        runtime = self.runtime
+        self._pumping = None
+        if runtime is None:
+            return
+        with self._failing():
+            delay = runtime.pump(microseconds())
+            self._after_work(pump=False)
+            if delay:
+                self._pumping = self.loop.call_later(delay, self._pump)
+            else:
+                self._pumping = self.loop.call_soon(self._pump)
+
+    def _after_work(self, pump: bool = True) -> None:
+        """After anything was done: rest or go on, and notice the end."""
+        runtime = self.runtime
+        if runtime is None:
+            return
+        links = self.links[runtime.generation]
+        unsent = links.unsent
+        if unsent > HIGH and not self.pressing:
+            self._press(links, True)
+        elif self.pressing and unsent < LOW:
+            self._press(links, False)
+        runtime.paused = self.pressing or bool(links.pressed)
+        if runtime.ended and not self.told_ended:
+            self.told_ended = True
+            runtime.flush()
+            self._tell(orders.Ended(runtime.generation))
+        elif self.told_ended and not runtime.ended:
+            self.told_ended = False
+
+    def _press(self, links: _Links, on: bool) -> None:
+        self.pressing = on
+        for link in links.open.values():
+            link.send(encode(links.generation, 0, Pressure(on)))
+
+    def _pressure(self, links: _Links, worker: Worker, on: bool) -> None:
+        if on:
+            links.pressed.add(worker)
+        else:
+            links.pressed.discard(worker)
+
+    # ------------------------------------------------------------ failure
+
+    def _failing(self) -> contextlib.AbstractContextManager[None]:
+        return _Failing(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the controller, and rest until it says what to do."""
+        generation = self.start.generation if self.start is not None else 0
+        if self.runtime is not None:
+            runtime, self.runtime = self.runtime, None
+            with contextlib.suppress(Exception):
+                runtime.close()
+        links = self.links.get(generation)
+        if links is not None:
+            links.closing = True
+        step = error.step if isinstance(error, StepError) else ""
+        told = (
+            str(error)
+            if isinstance(error, RailgunError)
+            else "".join(traceback.format_exception(error))
+        )
+        self._tell(
+            orders.Failed(generation, told, isinstance(error, StepError | FlowLoadError), step)
+        )
+
+
+class _Failing(contextlib.AbstractContextManager[None]):
+    """What goes wrong inside is told to the controller."""
+
+    def __init__(self, process: _Process) -> None:
+        self.process = process
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            self.process.fail(error)
+            return True
+        return False
+
+
+class FlowLoadError(RailgunError):
+    """The flow cannot be unpickled on this worker."""
+
+
+def _load(plan: bytes) -> Plan:
+    try:
+        loaded = pickle.loads(plan)
+    except ModuleNotFoundError as error:
+        raise FlowLoadError(
+            f"the flow needs the module {error.name!r}, which this worker cannot import. "
+            "Install it where Spark's workers run, or ship it with the job."
+        ) from error
+    except Exception as error:
+        raise FlowLoadError(f"the flow cannot be loaded on this worker: {error!r}") from error
+    assert isinstance(loaded, Plan)
+    return loaded
+
+
+def _own_address(controller: str) -> str:
+    """The address of this machine that the controller's network reaches."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((controller, 9))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def keep_memory() -> None:
+    """Settle the allocator and the collector for a process that keeps much state and must not pause.
+
+    Freeing one large block makes glibc keep what is freed (its limits follow the largest block freed). A full
+    collection walks over all state, so it is left out: only the younger generations are looked through.
+    """
+    bytes(24 << 20)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1 << 30)
