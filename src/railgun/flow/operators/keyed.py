@@ -53,7 +53,7 @@ class Keyed(Operator):
         """Remember which keys these hashes stand for."""
         before = len(self.index)
         fresh = dict(zip(hashes.tolist(), keys, strict=True))
-        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index):
+        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index.keys()):
             self.index.update(fresh)
             assert len(self.index) == before + len(fresh)
             return
