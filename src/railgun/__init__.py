@@ -1,5 +1,14 @@
 """Railgun: streams and stateful flows in Python, rescaled live, key by key, on Spark."""
 
+from railgun.connectors import (
+    Collect,
+    ConnectorError,
+    Directory,
+    Files,
+    Generate,
+    Items,
+    Print,
+)  # fmt: skip
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError, StepError
 from railgun.flow.flow import Flow, KeyedStream, Stream
@@ -10,12 +19,19 @@ from railgun.flow.source import Reader, Source
 
 __all__ = [
     "FORGET",
+    "Collect",
+    "ConnectorError",
     "Context",
     "DeadLetter",
+    "Directory",
+    "Files",
     "Flow",
     "FlowError",
+    "Generate",
+    "Items",
     "KeyedStream",
     "Place",
+    "Print",
     "RailgunError",
     "Reader",
     "Sink",
