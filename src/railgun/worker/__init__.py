@@ -1,0 +1,1 @@
+"""The runtime of one worker: one Python process in one Spark task."""
