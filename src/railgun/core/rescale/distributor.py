@@ -239,7 +239,7 @@ class Distributor(Machine):
         if not set(placement.workers) <= set(self.members):
             raise ProtocolError(f"{self}: {placement.workers} are not all members {self.members}")
         confirmations = self.downstream * len(self.members)
-        arrivals = Arrivals(self.worker, self.placement, confirmations)
+        arrivals = Arrivals(self.worker, self.placement, self.members, confirmations)
         self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
         self.relayed = MIN
         self.tell(arrivals.homes, m.Heard(epoch, self.frontiers.told))
@@ -290,7 +290,7 @@ class Distributor(Machine):
     def _on_flushed(self, home: Worker, origin: Worker) -> None:
         migration = self.migration_now()
         migration.arrivals.on_flushed(self, home, origin)
-        if migration.arrivals.finished(home, migration.members):
+        if migration.arrivals.finished(home):
             self.frontiers.finish(home)
 
     @property
@@ -369,9 +369,7 @@ class Distributor(Machine):
             self.emit(m.Completed(self.epoch))
 
     def _owner_is_complete(self, migration: Migration) -> bool:
-        return self.worker not in migration.new.workers or migration.arrivals.complete(
-            migration.members
-        )
+        return self.worker not in migration.new.workers or migration.arrivals.complete
 
     def _align(self) -> None:
         """Rule 10: send the barriers that are due; with all of them here, take the snapshot."""

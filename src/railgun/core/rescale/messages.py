@@ -55,7 +55,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acquire:
-    """The state of a chunk of keys, for their new owner."""
+    """The state of a chunk of keys, for their new owner.
+
+    Hashes ascend, within a chunk and from each chunk of a home to its next.
+    """
 
     epoch: int
     chunk: int
