@@ -35,6 +35,16 @@ class Migration:
         self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
         self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
 
+    @property
+    def all_switched(self) -> bool:
+        """Whether, as a sender, it sends to no home any more."""
+        return len(self.switched) == len(self.old.workers)
+
+    @property
+    def all_flushed(self) -> bool:
+        """Whether, as a home, it gets nothing from any sender any more."""
+        return len(self.flushes) == len(self.members)
+
     def validate(self, worker: Machine) -> None:
         """Check what must always hold."""
         assert self.epoch == worker.epoch + 1
