@@ -420,7 +420,7 @@ class Distributor(Machine):
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
         mine = min(self.frontiers.told, self.bound)
-        if mine > emissions.of(self.worker):
+        if emissions.changes(self.worker, mine):
             emissions.tell(self.worker, self.epoch, mine)
             self.tell(self.peers, m.Emission(self.epoch, mine))
         return emissions.advance(self.members)
