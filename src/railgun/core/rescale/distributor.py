@@ -419,6 +419,8 @@ class Distributor(Machine):
         return not isinstance(self.phase, Interrogate | Collect)
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
+        if self.bound == MIN:
+            return None  # the driver is about to tell what the operators may emit now
         mine = min(self.frontiers.told, self.bound)
         if emissions.changes(self.worker, mine):
             emissions.tell(self.worker, self.epoch, mine)
