@@ -14,7 +14,8 @@ A frontier `f` promises that no record with a time below `f` will be delivered a
 5. **Readers** emit on their own, at times of their own, and move from worker to worker. So the frontier of a
    stage of readers is one for all its workers: the minimum over what each of them may emit (`Emissions`). It
    stands still while the stage moves, which for a handful of readers is a moment, and goes on when all
-   workers have told anew.
+   workers have told anew. `LAST` says of a worker that it waits for nothing in particular and holds nobody
+   back; when all of them say so nobody knows the time, and it stands still.
 6. A frontier never goes back.
 """
 
@@ -119,7 +120,7 @@ class Emissions:
     def advance(self, members: Iterable[Worker]) -> int | None:
         """The stage's new frontier, if there is one to tell."""
         value = min((self.of(worker) for worker in members), default=MAX)
-        if value <= self.told:
+        if value <= self.told or value == LAST:
             return None
         self.told = value
         return value
