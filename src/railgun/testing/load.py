@@ -1,7 +1,7 @@
 """A numbered load and its oracle: nothing can be lost, doubled or reordered without being noticed.
 
-The load is open-loop: every record is due at a fixed time, whether or not the flow keeps up, so a pause shows as latency
-and not as fewer records. Which key and number the i-th record of a part has follows from i alone::
+The load is open-loop: every record is due at a fixed time, whether or not the flow keeps up, so a pause shows as
+latency and not as fewer records. Which key and number the i-th record of a part has follows from i alone::
 
     i < keys                       key i, number 1: every key once, as fast as possible
     then j = i - keys, y = j // 2
@@ -9,8 +9,8 @@ and not as fewer records. Which key and number the i-th record of a part has fol
         j odd                      the others: hot + y % (keys-hot),  number 2 + y // (keys-hot)
 
 So the oracle needs no memory of the run. It works out from each logged (key, number) which i it was, and looks whether
-every i that was read is there exactly once; what was read is told by the readers when they close. Order is checked where
-it is visible: the state of a key remembers the last number, and a record that does not follow it is marked.
+every i that was read is there exactly once; what was read is told by the readers when they close. Order is checked
+where it is visible: the state of a key remembers the last number, and a record that does not follow it is marked.
 """
 
 from __future__ import annotations

@@ -211,6 +211,12 @@ class Arrivals:
         return not self.lines
 
     @property
+    def records(self) -> int:
+        """How many records wait."""
+        lines = (entry for line in self.lines.values() for entry in line.entries)
+        return sum(len(entry.batch) for entry in lines if isinstance(entry, Records))
+
+    @property
     def lowest(self) -> int:
         """How far time may go without overtaking something that waits."""
         return self.lowest_held
