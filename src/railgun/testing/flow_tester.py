@@ -218,11 +218,10 @@ class FlowTester:
         return any(self._links.values())
 
     def _pump(self, runtime: Runtime) -> bool:
-        runtime._next_tick = (
-            runtime.now
-        )  # look at the sources' clocks whenever it is this worker's turn
-        before = self._activity
-        return runtime.pump(self.now) == 0 or self._activity != before
+        runtime.hurry()
+        before = self._activity + runtime.work
+        runtime.pump(self.now)
+        return self._activity + runtime.work != before
 
     _activity = 0
     _idle_round = True

@@ -36,8 +36,9 @@ from railgun.worker.spec import WorkerSpec
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
+SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 256 << 10  # unsent bytes up to which keys are moved
-BEAT: Final = 0.25  # seconds
+BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
 class ControllerGoneError(RailgunError):
@@ -69,10 +70,31 @@ class _Links:
         self.early: list[tuple[Connection, bytes]] = []  # came before the stages were made
         self.pressed: set[Worker] = set()  # who said that there is too much to do
         self.closing = False
+        self.boxes: dict[Connection, list[bytes]] = {}  # small frames that wait to go together
 
     @property
     def unsent(self) -> int:
         return max((link.unsent for link in self.open.values()), default=0)
+
+    def send(self, to: Worker, data: bytes) -> None:
+        """Send a frame; small ones go together, when the loop has done all it has to do now."""
+        link = self.open[to]
+        if len(data) >= SMALL:
+            self._go(link)
+            link.send(data)
+            return
+        if not self.boxes:
+            self.process.loop.call_soon(self._go_all)
+        self.boxes.setdefault(link, []).append(data)
+
+    def _go_all(self) -> None:
+        for link in list(self.boxes):
+            self._go(link)
+
+    def _go(self, link: Connection) -> None:
+        box = self.boxes.pop(link, None)
+        if box is not None:
+            link.send(b"".join(box))
 
     def add(self, worker: Worker, link: Connection) -> None:
         if worker in self.open:
@@ -82,6 +104,7 @@ class _Links:
         link.tag = (self, worker)
 
     def close(self) -> None:
+        self._go_all()
         self.closing = True
         for link in self.open.values():
             link.close()
@@ -101,6 +124,7 @@ class _Process:
         self.controller: Connection
         self.messages = Messages()
         self._pumping: asyncio.Handle | None = None
+        self._flushing = False
         self._dialling: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -140,7 +164,7 @@ class _Process:
 
     def _hired(self, connection: Connection) -> None:
         self.controller = connection
-        self.loop.call_later(BEAT, self._beat)
+        self.loop.call_later(BEAT[0], self._beat)
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
         if not self.done.done():
@@ -164,7 +188,8 @@ class _Process:
             self._tell(control.Beat(runtime.generation, metrics))
         else:
             self._tell(control.Beat(-1, {}))
-        self.loop.call_later(BEAT, self._beat)
+        moving = runtime is not None and runtime.moving
+        self.loop.call_later(BEAT[not moving], self._beat)
 
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
@@ -314,10 +339,10 @@ class _Process:
     # ------------------------------------------------------------ links
 
     def _sender(self, links: _Links) -> Callable[[Worker, int, m.Message], None]:
-        generation, open_links = links.generation, links.open
+        generation, send_frame = links.generation, links.send
 
         def send(to: Worker, stage: int, message: m.Message) -> None:
-            open_links[to].send(encode(generation, stage, message))
+            send_frame(to, encode(generation, stage, message))
 
         return send
 
@@ -350,7 +375,7 @@ class _Process:
                     runtime.receive(worker, frame.stage, frame.message)
                 if self.runtime is not runtime:
                     return
-            self._after_work()
+            self._flush_soon()
 
     def _unlinked(self, link: Connection, error: Exception | None) -> None:
         if link.tag is None:
@@ -390,13 +415,26 @@ class _Process:
             return
         with self._failing():
             delay = runtime.pump(microseconds())
-            self._after_work(pump=False)
+            self._after_work()
             if delay:
                 self._pumping = self.loop.call_later(delay, self._pump)
             else:
                 self._pumping = self.loop.call_soon(self._pump)
 
-    def _after_work(self, pump: bool = True) -> None:
+    def _flush_soon(self) -> None:
+        """When all links that have something have been read, hand on what came of it."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.runtime is not None:
+            with self._failing():
+                self.runtime.flush_outlets()
+                self._after_work()
+
+    def _after_work(self) -> None:
         """After anything was done: rest or go on, and notice the end."""
         runtime = self.runtime
         if runtime is None:
@@ -417,8 +455,8 @@ class _Process:
 
     def _press(self, links: _Links, on: bool) -> None:
         self.pressing = on
-        for link in links.open.values():
-            link.send(encode(links.generation, 0, Pressure(on)))
+        for worker in links.open:
+            links.send(worker, encode(links.generation, 0, Pressure(on)))
 
     def _pressure(self, links: _Links, worker: Worker, on: bool) -> None:
         if on:

@@ -91,6 +91,7 @@ class StageRunner:
             case m.Drop():
                 pass  # state was taken out when it was collected
             case m.RaiseFence(fence):
+                self.flush_outlets()
                 for after in self.stage.after:
                     self.runtime.stages[after].handle(m.PassFence(fence))
             case m.Confirm(to, stage, message):
@@ -112,6 +113,10 @@ class StageRunner:
         if isinstance(self.distributor.phase, Interrogate):
             self._note_new(batch)
 
+    def flush_outlets(self) -> bool:
+        """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
+        return sum(outlet.flush() for outlet in self.operators.outlets) > 0
+
     # ------------------------------------------------------------ time
 
     def _advance(self, frontier: int) -> None:
@@ -124,6 +129,7 @@ class StageRunner:
             self.ended = True
             for writing in self.operators.writing:
                 writing.flush()
+        self.flush_outlets()
         for after in self.stage.after:
             self.runtime.stages[after].upstream_advanced(self.stage.index, frontier)
 
@@ -157,7 +163,8 @@ class StageRunner:
         reading = self.operators.reading
         if reading is not None:
             bound = reading.bound(now, self.distributor.frontiers.told)
-            if bound != self.distributor.bound:
+            # Where nobody sets timers, only the end of time is of interest.
+            if bound != self.distributor.bound and (self.runtime.plan.timed or bound == MAX):
                 self.handle(m.Bound(bound))
 
     # ------------------------------------------------------------ moving keys
