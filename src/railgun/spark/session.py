@@ -35,6 +35,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from railgun.core.errors import RailgunError
+from railgun.spark import daemon
 from railgun.spark.conf import (
     SLOTS,
     Conf,
@@ -58,7 +59,6 @@ __all__ = [
 
 JAVA_OLDEST = 17
 LOOPBACK = "127.0.0.1"
-DAEMON = "railgun.spark.daemon"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Starts sooner and runs slower in the long run: for tests and the demo, not for measuring."""
@@ -199,7 +199,9 @@ def configuration(
         settings["spark.driver.host"] = LOOPBACK
         settings["spark.driver.bindAddress"] = LOOPBACK
     if preload if preload is not None else is_loopback(master):
-        settings["spark.python.daemon.module"] = DAEMON
+        settings["spark.python.daemon.module"] = daemon.__name__
+        for variable, value in daemon.NO_THREADS.items():
+            settings[f"spark.executorEnv.{variable}"] = value
     if options := conf.get("spark.driver.extraJavaOptions"):
         conf = {**conf, "spark.driver.extraJavaOptions": " ".join([*java, options])}
     return {**settings, **conf, "spark.master": master}
