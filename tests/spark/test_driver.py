@@ -16,7 +16,7 @@ from railgun.spark.session import interrupts
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import signal, sys, threading
+import os, signal, sys, threading
 from pathlib import Path
 from railgun.spark.launcher import SparkLauncher
 from railgun.spark.session import interrupts, session
@@ -32,6 +32,10 @@ for spec in specs:
     launcher.launch(spec, ended)
 for spec in specs:
     desk.pid(spec)
+lost = desk.spec(2, job="driver")
+launcher.launch(lost, ended)
+os.kill(desk.pid(lost), signal.SIGKILL)
+assert ended.next()[0] == lost
 with interrupts(draining.set):
     print("running", flush=True)
     draining.wait()
@@ -39,8 +43,13 @@ with interrupts(draining.set):
     print("draining", flush=True)
     desk.dismiss_all()
     print(sorted(error or "ended" for _, error in (ended.next(), ended.next())), flush=True)
+    (desk.path / "all.go").unlink()
+    last = desk.spec(3, job="driver")
+    launcher.launch(last, ended)
+    desk.pid(last)
     spark.stop()
-    launcher.launch(desk.spec(9, job="driver"), ended)
+    print(ended.next()[1], flush=True)
+    launcher.launch(desk.spec(4, job="driver"), ended)
     print(ended.next()[1], flush=True)
 """
 
@@ -57,7 +66,8 @@ def driver(directory: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.spark
-def test_ctrl_c_drains_and_kills_nobody(tmp_path: Path) -> None:
+def test_ctrl_c_drains_and_kills_nobody_and_nothing_is_printed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     with driver(tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
@@ -66,9 +76,12 @@ def test_ctrl_c_drains_and_kills_nobody(tmp_path: Path) -> None:
     assert out.splitlines() == [
         "draining",
         "['ended', 'ended']",
+        "the Spark session was stopped while the worker ran",
         "the Spark session is stopped: nothing can start",
     ]
-    assert err == ""
+    assert err == "", "neither of the worker that was killed nor of the one that was left"
+    left = desk.pid(desk.spec(3, job="driver"))
+    eventually("deaf to SIGHUP, it ends with its session", lambda: not is_alive(left))
     assert process.returncode == 0
 
 

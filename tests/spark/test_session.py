@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from railgun.spark.archive import archive_options, archive_path
 from railgun.spark.conf import RefusedConfigurationError, TooFewSlotsError
 from railgun.spark.session import (
     JavaMissingError,
@@ -152,3 +153,31 @@ def test_a_session_without_java_is_refused_before_anything_starts(tmp_path: Path
     )
     assert told.returncode == 1
     assert "railgun.spark.session.JavaMissingError: Spark needs Java 17" in told.stderr
+
+
+def test_an_archive_of_classes_is_used_if_it_is_there(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    java = Path("/opt/java")
+    assert archive_options(java, environment) == []
+    path = archive_path(java, environment)
+    path.parent.mkdir()
+    path.touch()
+    assert archive_options(java, environment)[0] == f"-XX:SharedArchiveFile={path}"
+    assert archive_options(Path("/opt/other"), environment) == [], "each runtime has its own"
+
+
+@pytest.mark.spark
+def test_a_broken_archive_does_no_harm_and_is_not_mentioned(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    path = archive_path(find_java(environment), environment)
+    path.parent.mkdir()
+    path.write_bytes(b"no archive" * 1000)
+    program = (
+        "from railgun.spark.session import session; spark = session('broken', quick=True); "
+        "assert 'SharedArchiveFile' in spark.conf.get('spark.driver.extraJavaOptions'); "
+        "print(spark.range(3).count()); spark.stop()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (told.stdout, told.stderr) == ("3\n", "")

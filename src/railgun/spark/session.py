@@ -36,6 +36,7 @@ from pyspark.sql import SparkSession
 
 from railgun.core.errors import RailgunError
 from railgun.spark import daemon
+from railgun.spark.archive import archive_options
 from railgun.spark.conf import (
     SLOTS,
     Conf,
@@ -98,7 +99,11 @@ def session(
         return active
     settings = configuration(name, master, workers, conf or {}, quick, preload)
     refuse(settings, workers)
-    environment = _environment_for(settings)
+    java = find_java(os.environ)
+    if quick:
+        options = [settings["spark.driver.extraJavaOptions"], *archive_options(java, os.environ)]
+        settings["spark.driver.extraJavaOptions"] = " ".join(options)
+    environment = _environment_for(settings, java)
     made = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     before = signal.getsignal(signal.SIGINT)
     with _environment(environment):
@@ -207,9 +212,9 @@ def configuration(
     return {**settings, **conf, "spark.master": master}
 
 
-def _environment_for(settings: Conf) -> dict[str, str]:
+def _environment_for(settings: Conf, java: Path) -> dict[str, str]:
     """What Spark takes from the environment while it starts."""
-    variables = {"JAVA_HOME": str(find_java(os.environ))}
+    variables = {"JAVA_HOME": str(java)}
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     if is_loopback(settings["spark.master"]):
         variables["SPARK_LOCAL_IP"] = LOOPBACK
