@@ -12,6 +12,7 @@ let them rescale live, and this shows it at work:
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         with progress.status("starting Spark in this process ..."):
-            spark = session("railgun demo", quick=True)
+            spark = session("railgun demo", f"local[{os.cpu_count() or 1}]", quick=True)
     except RailgunError as error:
         progress.print(str(error), style="red", markup=False)
         report.check("Spark", "did not start", goal="starts", passed=False)

@@ -33,12 +33,11 @@ NO_THREADS = {
     "MKL_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+"""To be set before numpy and pyarrow are loaded."""
 
 
 def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
     """Import what can be imported of these; the names of the others."""
-    for variable, value in NO_THREADS.items():
-        os.environ.setdefault(variable, value)
     missing = []
     with contextlib.redirect_stdout(sys.stderr):
         for name in modules:
@@ -53,6 +52,10 @@ def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
 
 def main() -> None:
     """Load, then be PySpark's daemon."""
+    if not NO_THREADS.keys() <= os.environ.keys():
+        # Too late for this process: to import this module is to import numpy.
+        os.environ.update({**NO_THREADS, **os.environ})
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     from pyspark import daemon
 
     preload()
