@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from railgun.testing.report import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,3 +68,53 @@ def test_without_json_the_report_is_a_table_for_people() -> None:
     ran = bench("placement", "--quick")
     assert "str to owner" in ran.stdout
     assert ran.stdout.splitlines()[-1] in {"pass", "FAIL"}
+
+
+@pytest.mark.parametrize("name", ["bench._workload", "bench.throughput"])
+def test_the_examples_in_the_benchmarks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted
+    assert not results.failed
+
+
+def test_the_limit_sums_every_record_once_whatever_the_size_of_batches() -> None:
+    # That nothing is lost or doubled between the processes is checked by `limit` itself. Batches
+    # of 200,000 are far more than a socket takes at once: both processes have to read while they write.
+    for size in (7, 1_000, 200_000):
+        program = f"from bench.limit import limit; r = limit({size}, seconds=0.3, warm_up=0.1)"
+        program = f"if __name__ == '__main__':\n    {program}\n    print(r.as_line())"
+        ran = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 0, ran.stderr
+        told = json.loads(ran.stdout)
+        assert told["records_per_second"] > 0
+        assert told["processor_ns"] > 0
+
+
+def test_a_peer_that_does_not_run_is_a_failed_check_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    throughput = importlib.import_module("bench.throughput")
+    peers = importlib.import_module("bench._peers")
+    workload = importlib.import_module("bench._workload")
+    asked: list[str] = []
+
+    def broken(seconds: float) -> object:
+        asked.append("broken")
+        raise peers.PeerError("there is no such wheel")
+
+    def sound(seconds: float) -> object:
+        asked.append("sound")
+        return workload.Rate(1_000.0 * len(asked), 500.0 / len(asked), "sound 1.0")
+
+    report = Report("throughput")
+    runners = {"broken": broken, "sound": sound}
+    best = throughput.measure(runners, 2, 0.1, report, Console(stderr=True))
+    assert asked == ["broken", "sound", "sound"]
+    assert best == {"sound": workload.Rate(3_000.0, 500.0 / 3, "sound 1.0")}
+    assert [(check.name, check.passed) for check in report.checks] == [("broken", False)]
+    throughput.ratio(report, best, "sound", "broken", at_least=2)
+    assert (report.checks[-1].value, report.checks[-1].passed) == ("not measured", False)

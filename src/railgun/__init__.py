@@ -2,6 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from railgun.connectors import (
+    Collect,
+    ConnectorError,
+    Directory,
+    Files,
+    Generate,
+    Items,
+    Print,
+)  # fmt: skip
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError, StepError
 from railgun.flow.flow import Flow, KeyedStream, Stream
@@ -15,14 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORGET",
+    "Collect",
+    "ConnectorError",
     "Context",
     "DeadLetter",
+    "Directory",
+    "Files",
     "Flow",
     "FlowError",
     "FlowFailedError",
+    "Generate",
+    "Items",
     "Job",
     "KeyedStream",
     "Place",
+    "Print",
     "RailgunError",
     "Reader",
     "Settings",

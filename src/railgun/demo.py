@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from railgun.core.errors import RailgunError
 from railgun.core.placement import Placement, Worker
-from railgun.spark.session import SparkSession, local_session
+from railgun.spark.session import SparkSession, session
 from railgun.testing.model import CountingOperator
 from railgun.testing.picture import Rescale, Story, draw
 from railgun.testing.report import Report, options
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         with progress.status("starting Spark in this process ..."):
-            spark = local_session("railgun demo", quick=True)
+            spark = session("railgun demo", quick=True)
     except RailgunError as error:
         progress.print(str(error), style="red", markup=False)
         report.check("Spark", "did not start", goal="starts", passed=False)

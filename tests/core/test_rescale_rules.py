@@ -365,6 +365,20 @@ def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves(
     play.gets(0, m.Emission(1, LAST), "advance 6")
 
 
+def test_rule_11_idle_readers_hold_nobody_back_and_tell_when_they_wake() -> None:
+    play = Playbook(Distributor(1, Placement.of([0, 1]), emits=True))
+    play.on(m.Advanced(LAST), "→0 Frontier(LAST)").gets(0, m.Frontier(0, LAST))
+    play.on(m.Bound(3), "→0 Emission(3)")
+    play.gets(0, m.Emission(0, 5), "advance 3")
+    play.on(m.Bound(LAST), "→0 Emission(LAST)", "advance 5")
+    play.gets(0, m.Emission(0, LAST))  # all are idle: it stands still
+    play.on(m.Bound(8), "→0 Emission(8)", "advance 8")
+    play.on(m.Bound(MAX), "→0 Emission(LAST)")  # the lister has not ended: readers may come yet
+    play.gets(0, m.Emission(0, MAX))
+    play.gets(0, m.Frontier(0, MAX))
+    play.on(m.Advanced(MAX), "→0 Frontier(MAX)", "→0 Emission(MAX)", "advance MAX")
+
+
 # ---------------------------------------------------------------- rule 12
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from railgun.core.rescale import messages as m
+from railgun.core.rescale.distributor import ADDING, Distributor
 from railgun.testing.mutants import NoDrop
 from railgun.testing.simulator import Plan, Simulation, shrink, simulate
 
@@ -72,3 +74,22 @@ def test_a_failure_is_told_as_a_short_story_with_its_seed() -> None:
     assert len(story.splitlines()) <= 23
     assert found.plan.records < plan.records  # it was made simpler
     assert Simulation(found.plan, NoDrop).run().violation is not None  # and still fails
+
+
+class SettlesAgain(Distributor):
+    """Looks after records and state, too, what has become possible."""
+
+    __slots__ = ()
+
+    def handle(self, event: m.Event) -> list[m.Command]:
+        commands = super().handle(event)
+        if isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
+            self._settle_down()
+            assert not self.out, f"{event} made {self.out} possible"
+        return commands
+
+
+def test_records_and_state_make_nothing_else_possible() -> None:
+    for seed in range(15):
+        outcome = simulate(seed, 0.2, make=SettlesAgain)
+        assert outcome.violation is None, str(outcome.violation)

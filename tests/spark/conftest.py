@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from railgun.spark.session import SparkSession, local_session
+from railgun.spark.session import SparkSession, session
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = local_session("railgun tests", cores=2, quick=True)
-    yield session
-    session.stop()
+    made = session("railgun tests", "local[6]", quick=True)
+    yield made
+    made.stop()

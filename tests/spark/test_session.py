@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from railgun.spark.session import JavaMissingError, SparkSession, find_java, local_session
+from railgun.spark.session import JavaMissingError, SparkSession, find_java, session
 from railgun.testing.simulator import simulate
 
 SEEDS = (1, 2, 3, 5, 8)
@@ -35,7 +35,7 @@ def test_tasks_run_in_our_interpreter(spark: SparkSession) -> None:
 
 @pytest.mark.spark
 def test_an_active_session_is_returned_again(spark: SparkSession) -> None:
-    assert local_session("another", cores=1) is spark
+    assert session("another") is spark
 
 
 @pytest.mark.spark
@@ -81,7 +81,7 @@ def test_a_newer_java_in_the_path_makes_up_for_an_old_java_home(tmp_path: Path) 
 
 
 def test_a_session_without_java_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    program = "from railgun.spark.session import local_session; local_session('none')"
+    program = "from railgun.spark.session import session; session('none')"
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     told = subprocess.run(
         [sys.executable, "-c", program],

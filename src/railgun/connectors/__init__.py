@@ -1,6 +1,11 @@
 """Sources and sinks, one file each."""
 
 from railgun.connectors.collect import Collect
+from railgun.connectors.directory import Directory
+from railgun.connectors.errors import ConnectorError
+from railgun.connectors.files import Files
+from railgun.connectors.generate import Generate
 from railgun.connectors.items import Items
+from railgun.connectors.printing import Print
 
-__all__ = ["Collect", "Items"]
+__all__ = ["Collect", "ConnectorError", "Directory", "Files", "Generate", "Items", "Print"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from railgun.connectors.errors import ConnectorError
 from railgun.flow.source import Reader, Source
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Items(Source[T]):
 
     def __init__(self, items: Iterable[T], *, partitions: int = 1) -> None:
         if partitions < 1:
-            raise ValueError(f"Items needs at least one partition, not {partitions}")
+            raise ConnectorError(f"Items needs at least one partition, not {partitions}")
         self.items = list(items)
         self.count = partitions
 

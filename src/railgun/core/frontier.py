@@ -15,7 +15,10 @@ A frontier `f` promises that no record with a time below `f` will be delivered a
    stage of readers is one for all its workers: the minimum over what each of them may emit (`Emissions`). It
    stands still while the stage moves, which for a handful of readers is a moment, and goes on when all
    workers have told anew.
-6. A frontier never goes back.
+6. **Idle readers** hold nobody back. A worker that has nothing to say of time tells `LAST`: the minimum is over
+   the others. That is no promise: when its readers have something again, what it tells then counts, though it
+   is lower. If all tell `LAST` the frontier stands where it is; only `MAX`, of all, ends the stage.
+7. A frontier never goes back.
 """
 
 from __future__ import annotations
@@ -104,10 +107,15 @@ class Emissions:
         """What a worker has told in this epoch."""
         return self.values.get(worker, MIN)
 
+    def changes(self, worker: Worker, value: int) -> bool:
+        """Whether `value` says more than what a worker has told; anything does after `LAST`, which is idle."""
+        said = self.of(worker)
+        return value > said or (said == LAST and value < said)
+
     def tell(self, worker: Worker, epoch: int, value: int) -> None:
         """A worker emits nothing below `value` any more; what was told in an earlier epoch is void."""
         if epoch == self.epoch:
-            self.values[worker] = max(value, self.of(worker))
+            self.values[worker] = value if self.changes(worker, value) else self.of(worker)
         elif epoch == self.epoch + 1:
             self.early[worker] = value
 
@@ -119,7 +127,7 @@ class Emissions:
     def advance(self, members: Iterable[Worker]) -> int | None:
         """The stage's new frontier, if there is one to tell."""
         value = min((self.of(worker) for worker in members), default=MAX)
-        if value <= self.told:
+        if value <= self.told or value == LAST:
             return None
         self.told = value
         return value

@@ -25,3 +25,19 @@ class StepError(RailgunError):
             f"{where} {which}\n{self.cause.rstrip()}\n"
             "To go on without such records give the step on_error='dead_letter'."
         )
+
+
+class SourceError(StepError):
+    """A source could not be opened or read."""
+
+    def __str__(self) -> str:
+        part = f"part {self.key} at position {self.record}"
+        return f"source {self.step!r}: {self.function} failed for {part}\n{self.cause.rstrip()}"
+
+
+class SinkError(StepError):
+    """A sink did not take what it was given."""
+
+    def __str__(self) -> str:
+        what = f" for items that begin with {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"

@@ -62,10 +62,13 @@ class Flow:
         dead_letters: Sink[DeadLetter] | None = None,
     ) -> None:
         where = caller()
-        if not name or not all(c.isalnum() or c in "-_." for c in name) or name[0] in "-.":
+        plain = isinstance(name, str) and all(c.isalnum() or c in "-_." for c in name)
+        if not plain or not name or name[0] in "-.":
             raise FlowError(
                 f"{where}: a flow's name is made of letters, digits, '-', '_' and '.', not {name!r}"
             )
+        if dead_letters is not None and not isinstance(dead_letters, Sink):
+            raise FlowError(f"{where}: dead letters go to a Sink, which {dead_letters!r} is not")
         self.name = name
         self.dead_letters = dead_letters
         self.on_error = self.policy(on_error, where)
@@ -93,6 +96,12 @@ class Flow:
         if not isinstance(source, Source):
             raise FlowError(
                 f"{where}: {source!r} is not a Source; an iterable can be one: Items({source!r:.40})"
+            )
+        if time is not None and not callable(time):
+            raise FlowError(f"{where}: time is a function of an item, which {time!r} is not")
+        if not lateness >= 0 or not idle_after > 0:
+            raise FlowError(
+                f"{where}: lateness and idle_after are seconds, not {lateness!r} and {idle_after!r}"
             )
         clock = Clock(time, int(lateness * SECOND), int(idle_after * SECOND))
         step = self.add(
@@ -241,15 +250,15 @@ class Stream(Generic[T]):
         split = self._then("branch", Branch, function, name, on_error)
         return split._way("yes"), split._way("no")
 
-    def union(self, *others: Stream[T], name: str | None = None) -> Stream[T]:
-        """All items of these streams."""
+    def union(self, *others: Stream[R], name: str | None = None) -> Stream[T | R]:
+        """All items of these streams. If all of them are keyed, equal keys come together."""
         where = caller()
         for other in others:
             if not isinstance(other, Stream) or other.flow is not self.flow:
                 raise FlowError(f"{where}: union with {other!r}, which is no stream of this flow")
         inputs = (self.step, *(other.step for other in others))
         keyed = all(step.keyed for step in inputs)
-        united: Stream[T] = self._stream(
+        united: Stream[T | R] = self._stream(
             self.flow.add("union", "union", name, inputs, where, keyed=keyed)
         )
         return united
@@ -320,8 +329,8 @@ class Stream(Generic[T]):
     ) -> Any:
         where = caller()
         self._callable(function, where, kind)
-        called = name_of(function)
-        label = kind if "<" in called else f"{kind}:{called.rsplit('.', 1)[-1]}"
+        called = name_of(function).rsplit(".", 1)[-1]
+        label = kind if called.startswith("<") else f"{kind}:{called}"
         make = partial(operator, function=function, **arguments)
         step = self.flow.add(
             kind, label, name, (self.step,), where, on_error, make=make, keyed=self.step.keyed
@@ -449,3 +458,10 @@ class KeyedStream(Stream[T], Generic[K, T]):
             name: str | None = None,
             on_error: ErrorPolicy | None = None,
         ) -> tuple[KeyedStream[K, T], KeyedStream[K, T]]: ...
+        @overload
+        def union(
+            self, *others: KeyedStream[K, R], name: str | None = None
+        ) -> KeyedStream[K, T | R]: ...
+        @overload
+        def union(self, *others: Stream[R], name: str | None = None) -> Stream[T | R]: ...
+        def union(self, *others: Stream[Any], name: str | None = None) -> Any: ...

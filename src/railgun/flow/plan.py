@@ -93,6 +93,7 @@ def compile_flow(flow: Flow) -> Plan:
         if step.kind == "key_by":
             for port in inside[step.inputs[0].name]:
                 edges.add((roots.of(port), roots.of(step)))
+    _check_no_circle(roots, inside, steps, edges)
     order = _ordered(groups, edges)
     number = {group: index for index, group in enumerate(order)}
     stages = []
@@ -161,18 +162,37 @@ class _Roots:
         return {group: tuple(ports) for group, ports in found.items()}
 
 
+def _check_no_circle(
+    roots: _Roots,
+    inside: dict[str, tuple[Step, ...]],
+    steps: Sequence[Step],
+    edges: set[tuple[int, int]],
+) -> None:
+    """Only a union can lead a stage back to itself: the one that does is blamed."""
+    for union in steps:
+        if union.kind != "union" or not union.keyed:
+            continue
+        start = roots.of(inside[union.name][0])
+        reached: set[int] = set()
+        todo = [b for a, b in edges if a == start]
+        while todo:
+            group = todo.pop()
+            if group not in reached:
+                reached.add(group)
+                todo += [b for a, b in edges if a == group]
+        if start in reached:
+            raise FlowError(
+                f"{union.where}: {union.name!r} unites keyed streams of which one leads to the other, so items "
+                "would have to flow backwards; unite them before key_by"
+            )
+
+
 def _ordered(groups: dict[int, tuple[Step, ...]], edges: set[tuple[int, int]]) -> list[int]:
     """The groups so that every edge leads onwards; sources first, then as they were written."""
     left = dict(groups)
     order: list[int] = []
     while left:
         ready = [g for g in left if not any(b == g and a in left for a, b in edges)]
-        if not ready:
-            step = min((port for g in left for port in left[g]), key=lambda port: port.name)
-            raise FlowError(
-                f"{step.where}: keyed streams are united of which one leads to the other; "
-                "unite them before key_by"
-            )
         sources = [g for g in ready if groups[g][0].kind == "source"]
         chosen = min(sources or ready)
         order.append(chosen)

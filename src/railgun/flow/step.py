@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from railgun.flow.operators.operator import Operator, Setting
 
 ErrorPolicy = Literal["stop", "dead_letter"]
 Make = Callable[[Setting], Operator]
-
-_HERE: Final = str(Path(__file__).resolve().parent)
 
 
 @dataclass(eq=False, slots=True)
@@ -39,3 +37,6 @@ def caller() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_HERE: Final = os.path.join(os.path.dirname(caller.__code__.co_filename), "")

@@ -1,4 +1,4 @@
-"""A local Spark session: quiet, bound to loopback, its workers in the interpreter that asks for it.
+"""A Spark session for workers: quiet, on loopback where it can be, with slots that are not cores.
 
 Out of the box Spark greets its user with a dozen lines of warnings, listens on the machine's public
 address, and starts its workers with whatever `python3` comes first in the path. Here it is started
@@ -7,6 +7,10 @@ so that a user sees our lines and Spark's errors, and nothing else:
 - Spark's logs: `log4j2.properties` beside this file is given to the JVM.
 - What the JVM prints while it starts is held back, and told only if the start fails (`Relay`).
 - The environment variables that Spark reads at its start are set for just that long.
+- Ctrl-C stays what it was: PySpark would have it cancel all jobs, and thereby kill all workers.
+
+A session that is active already is the user's: its settings are checked, it is used as it is, and
+it is never stopped.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
+from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -28,11 +35,30 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from railgun.core.errors import RailgunError
+from railgun.spark.conf import (
+    SLOTS,
+    Conf,
+    RefusedConfigurationError,
+    is_local,
+    is_loopback,
+    refuse,
+)
 
-__all__ = ["JavaMissingError", "SparkSession", "SparkStartError", "local_session"]
+__all__ = [
+    "JavaMissingError",
+    "RefusedConfigurationError",
+    "SparkSession",
+    "SparkStartError",
+    "check",
+    "driver_host",
+    "interrupts",
+    "opened",
+    "session",
+]
 
 JAVA_OLDEST = 17
 LOOPBACK = "127.0.0.1"
+DAEMON = "railgun.spark.daemon"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Starts sooner and runs slower in the long run: for tests and the demo, not for measuring."""
@@ -46,38 +72,171 @@ class SparkStartError(RailgunError):
     """Spark did not start."""
 
 
-def local_session(name: str, cores: int | str = "*", quick: bool = False) -> SparkSession:
-    """Start Spark inside this process's own JVM, on `cores` cores ("*": all of them).
+def session(
+    name: str,
+    master: str = "local[*]",
+    *,
+    workers: int = 0,
+    conf: Conf | None = None,
+    quick: bool = False,
+    preload: bool | None = None,
+) -> SparkSession:
+    """A Spark session on which `workers` workers can run.
 
-    `quick` is for short runs: the JVM starts sooner and computes slower. A process has one session
-    at a time: while one is active, it is the one returned.
+    `master` is local (all of Spark in one JVM beside this process; "local[*]" has a slot for every
+    worker, whatever the number of cores), or the URL of a cluster. `conf` goes over what is set
+    here. `quick` is for short runs: the JVM starts sooner and computes slower. `preload` has the
+    executors load modules before they are needed; by default only where their Python is ours, for
+    where it lacks Railgun no Python task would run at all.
+
+    A process has one session at a time: while one is active, it is the one returned, if workers can
+    run on it.
     """
-    active = SparkSession.getActiveSession()
+    active = _active()
     if active is not None:
+        check(active, workers)
         return active
-    settings = {
-        "SPARK_LOCAL_IP": LOOPBACK,
-        "PYSPARK_PYTHON": sys.executable,
-        "JAVA_HOME": str(find_java(os.environ)),
-    }
-    conf = _configuration(name, cores, quick)
-    with _environment(settings):
-        if SparkContext._gateway is not None:  # the JVM of an earlier session
-            return SparkSession(SparkContext(conf=conf))
-        relay = Relay()
+    settings = configuration(name, master, workers, conf or {}, quick, preload)
+    refuse(settings, workers)
+    environment = _environment_for(settings)
+    made = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    before = signal.getsignal(signal.SIGINT)
+    with _environment(environment):
         try:
-            gateway = launch_gateway(conf, {"stderr": relay.entry})  # type: ignore[no-untyped-call]
-            relay.close_entry()
-            session = SparkSession(SparkContext(conf=conf, gateway=gateway))
-        except (PySparkException, Py4JError, OSError) as error:
-            relay.close_entry()
-            told = relay.held()
-            relay.open()
-            raise SparkStartError(
-                f"Spark did not start: {error}" + (f"\nIt said:\n{told}" if told else "")
-            ) from error
+            return _start(made)
+        finally:
+            if before is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, before)
+
+
+def check(active: SparkSession, workers: int = 0) -> None:
+    """Refuse a session on which workers cannot run."""
+    try:
+        context = active.sparkContext
+    except PySparkException as error:
+        raise RefusedConfigurationError(
+            "workers are launched from the driver of a Spark session, and this is a Spark Connect "
+            "client: start the job with the master's URL, or on the driver"
+        ) from error
+    if not isinstance(SparkContext._gateway, ClientServer):
+        raise RefusedConfigurationError(
+            "with PYSPARK_PIN_THREAD=false all threads share one job group, and no worker could be "
+            "ended without the others: unset it"
+        )
+    refuse(dict(context.getConf().getAll()), workers)
+
+
+@contextmanager
+def opened(
+    name: str, master: str = "local[*]", *, workers: int = 0, conf: Conf | None = None
+) -> Iterator[SparkSession]:
+    """The session to run a job on: the active one, left running, or a new one, stopped at the end."""
+    was_active = _active() is not None
+    used = session(name, master, workers=workers, conf=conf)
+    try:
+        yield used
+    finally:
+        if not was_active:
+            used.stop()
+
+
+@contextmanager
+def interrupts(drain: Callable[[], None]) -> Iterator[None]:
+    """Within this, the first Ctrl-C asks the job to drain, and a second one interrupts as usual.
+
+    To be used after the session is made, in the main thread. `drain` is called within the signal's
+    handler: it should only set a flag or an event.
+    """
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        drain()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _active() -> SparkSession | None:
+    """The session of this process: the one of this thread, or the one another thread has made."""
+    active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        active = SparkSession(SparkContext._active_spark_context)
+    return active
+
+
+def driver_host(used: SparkSession) -> str:
+    """The address by which executors reach this process: where a controller should listen."""
+    return used.sparkContext.getConf().get("spark.driver.host") or LOOPBACK
+
+
+def configuration(
+    name: str, master: str, workers: int, conf: Conf, quick: bool, preload: bool | None
+) -> dict[str, str]:
+    """All settings of a new session, the user's own over ours."""
+    master = conf.get("spark.master", master)
+    cores = os.cpu_count() or 1
+    if master in ("local", "local[*]"):
+        master = f"local[{max(SLOTS, workers + cores)}]"
+    java = [f"-Dlog4j2.configurationFile={LOGGING.resolve().as_uri()}", *([QUICK] if quick else [])]
+    settings = {
+        "spark.app.name": name,
+        "spark.driver.extraJavaOptions": " ".join(java),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Jobs of other threads get slots beside a hundred workers that wait for some.
+        "spark.scheduler.mode": "FAIR",
+        # The status of tasks as it is, and not as it was up to a heartbeat ago.
+        "spark.ui.liveUpdate.period": "0",
+        # A worker is cancelled when it hangs: there is nothing to wait for.
+        "spark.python.task.killTimeout": "200ms",
+    }
+    if is_local(master):
+        settings["spark.default.parallelism"] = str(cores)  # the slots are many more
+    if is_loopback(master):
+        settings["spark.driver.host"] = LOOPBACK
+        settings["spark.driver.bindAddress"] = LOOPBACK
+    if preload if preload is not None else is_loopback(master):
+        settings["spark.python.daemon.module"] = DAEMON
+    if options := conf.get("spark.driver.extraJavaOptions"):
+        conf = {**conf, "spark.driver.extraJavaOptions": " ".join([*java, options])}
+    return {**settings, **conf, "spark.master": master}
+
+
+def _environment_for(settings: Conf) -> dict[str, str]:
+    """What Spark takes from the environment while it starts."""
+    variables = {"JAVA_HOME": str(find_java(os.environ))}
+    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if is_loopback(settings["spark.master"]):
+        variables["SPARK_LOCAL_IP"] = LOOPBACK
+        python = settings.get("spark.pyspark.python") or sys.executable
+    if python:  # read from the environment alone when Spark is started from Python
+        variables["PYSPARK_PYTHON"] = python
+    return variables
+
+
+def _start(conf: SparkConf) -> SparkSession:
+    if SparkContext._gateway is not None:  # the JVM of an earlier session
+        try:
+            return SparkSession(SparkContext(conf=conf))
+        except (PySparkException, Py4JError) as error:
+            raise SparkStartError(f"Spark did not start: {error}") from error
+    relay = Relay()
+    try:
+        gateway = launch_gateway(conf, {"stderr": relay.entry})  # type: ignore[no-untyped-call]
+        relay.close_entry()
+        made = SparkSession(SparkContext(conf=conf, gateway=gateway))
+    except (PySparkException, Py4JError, OSError) as error:
+        relay.close_entry()
+        told = relay.held()
         relay.open()
-        return session
+        raise SparkStartError(
+            f"Spark did not start: {error}" + (f"\nIt said:\n{told}" if told else "")
+        ) from error
+    relay.open()
+    return made
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
@@ -149,21 +308,6 @@ class Relay:
                         os.write(2, line)
                     else:
                         self._lines.append(line)
-
-
-def _configuration(name: str, cores: int | str, quick: bool) -> SparkConf:
-    options = f"-Dlog4j2.configurationFile={LOGGING.resolve().as_uri()}"
-    return SparkConf(loadDefaults=False).setAll(
-        [
-            ("spark.app.name", name),
-            ("spark.master", f"local[{cores}]"),
-            ("spark.driver.host", LOOPBACK),
-            ("spark.driver.bindAddress", LOOPBACK),
-            ("spark.driver.extraJavaOptions", f"{options} {QUICK}" if quick else options),
-            ("spark.ui.enabled", "false"),
-            ("spark.ui.showConsoleProgress", "false"),
-        ]
-    )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from railgun.testing.rows import Rows
 CONSTANT: dict[type, tuple[str, ...]] = {
     Machine: ("worker", "stage", "downstream"),
     Migration: ("old", "new", "members"),
-    Arrivals: ("old", "homes", "confirmations"),
+    Arrivals: ("old", "homes", "members", "confirmations"),
 }
 """Slots of production classes that never change; the models' own classes name theirs in `constant`."""
 

@@ -18,7 +18,7 @@ from railgun.core.frontier import MAX, MIN, Frontiers
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
-from railgun.core.rescale.arrivals import Arrivals, Waiting
+from railgun.core.rescale.arrivals import Arrivals, Gate
 from railgun.core.rescale.collect import Collect, forward
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
@@ -58,7 +58,7 @@ class _WithArrivals(Distributor):
         super()._rescale(epoch, placement)
         migration = self.migration_now()
         migration.arrivals = self.arrivals(
-            self.worker, migration.old, migration.arrivals.confirmations
+            self.worker, migration.old, migration.members, migration.arrivals.confirmations
         )
 
 
@@ -284,8 +284,8 @@ class NoHoldAtNewOwner(_WithArrivals):
     class _Arrivals(Arrivals):
         __slots__ = ()
 
-        def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
-            return super().ready(None, hashes)
+        def gate(self, home: Worker, origin: Worker | None) -> Gate | None:
+            return super().gate(home, None)
 
     arrivals = _Arrivals
 
@@ -299,8 +299,8 @@ class DirectBeforeForwarded(_WithArrivals):
     class _Arrivals(Arrivals):
         __slots__ = ()
 
-        def in_order(self) -> list[Waiting]:
-            return self.direct + self.forwarded
+        def gate(self, home: Worker, origin: Worker | None) -> Gate | None:
+            return super().gate(home, None) or super().gate(home, origin)
 
     arrivals = _Arrivals
 
@@ -501,15 +501,8 @@ class NoFenceForNewKeys(_WithArrivals):
     class _Arrivals(Arrivals):
         __slots__ = ()
 
-        def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
-            known = [fenced.acquire.hashes for fenced in self.fenced]
-            strange = (
-                ~np.isin(hashes, np.concatenate(known)) if known else np.ones(len(hashes), bool)
-            )
-            if origin is not None:
-                homes = self.old.owners(hashes)
-                strange &= np.array([(home, origin) in self.flushed for home in homes.tolist()])
-            return super().ready(origin, hashes) | strange
+        def open(self, home: Worker, chunk: int) -> bool:
+            return chunk == 0 or super().open(home, chunk)
 
     arrivals = _Arrivals
 

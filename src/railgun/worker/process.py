@@ -268,7 +268,7 @@ class _Process:
         if self.start is not None and generation < self.start.generation:
             raise HelloError(f"generation {generation} is over")
         self._links_of(generation).add(worker, connection)
-        self._linked()
+        self.loop.call_soon(self._linked)  # the hello has to be answered before anything is sent
 
     def _linked(self) -> None:
         self._try_ready()

@@ -221,9 +221,7 @@ class Runtime:
         stages = {}
         for runner in self.stages:
             migration = runner.distributor.migration
-            waiting = 0
-            if migration is not None:
-                waiting = sum(len(entry.batch) for entry in migration.arrivals.in_order())
+            waiting = 0 if migration is None else migration.arrivals.records
             reading = runner.operators.reading
             stages[runner.stage.name] = {
                 "phase": runner.distributor.phase.name,

@@ -1,26 +1,31 @@
 """Arrivals: what reaches the new owner of a key, and when it may be processed (rules 3, 8 and 12).
 
-A record waits here for one of two reasons:
+What arrives passes up to three *gates*, in this order; each opens once, and stays open:
 
-- It came directly (NEW) from a sender whose earlier records may still be under way through the key's home A.
-  `Flushed(A, sender)` on the link from A says that they have all arrived.
-- The home's outputs for its key may still be under way to the next stage. Every worker of the next stages
-  confirms the home's fence; until all have, state and records of the chunk wait (`chunk 0`: keys that came
-  without state). Where no stage follows there are no fences.
+1. **Flushed(A, C)**, for a record that came directly (NEW) from C: earlier ones may still be under way through the
+   key's home A. A's `Flushed(C)`, on the link from A, says that they have all arrived.
+2. **Fence 0 of A**, for every record: the home's outputs for a key that left no state behind may still be under
+   way to the next stage. A fence is open when every worker of the next stages has confirmed it.
+3. **The fence of a chunk of A**, for the state of its keys and for their records, likewise.
 
-What waits leaves in the order it came, forwarded records before direct ones: whatever a sender sent through
-the home is older than what it sends directly, even if that came first.
+Where no stage follows there are no fences. What finds a gate shut lines up before it, and goes on to the next one
+when it opens: so an event looks only at what it sets free. In one line nothing overtakes anything. A direct record
+joins the line before a fence when all that its sender sent through the home is there already, because Flushed is
+its first gate: what went through the home is older, even if it came later.
+
+A home gives its keys away in the order of their hashes, so its chunks are ascending ranges, and a search among
+their first keys tells the one chunk a key can be of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.core.batch import Batch, select
+from railgun.core.batch import Batch, select, split
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MAX, MIN
 from railgun.core.hashing import Hashes
@@ -31,47 +36,55 @@ if TYPE_CHECKING:
     from railgun.core.rescale.machine import Machine
 
 
+class Gate(NamedTuple):
+    """What something waits for: `kind` is "flushed" (of a sender) or "fence" (of a chunk)."""
+
+    kind: str
+    home: Worker
+    of: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """Records that wait, who sent them directly (None: forwarded), and how far time may go meanwhile."""
+class Records:
+    """Records of one home that wait, and who sent them directly (None: forwarded)."""
 
     origin: Worker | None
     batch: Batch
     frontier: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fenced:
-    """State that waits for the fence of its chunk."""
+class Line:
+    """What waits at one gate, in order, and how far time may go meanwhile."""
 
-    home: Worker
-    acquire: Acquire
-    frontier: int
+    __slots__ = ("entries", "lowest")
+
+    def __init__(self) -> None:
+        self.entries: list[Acquire | Records] = []
+        self.lowest = MAX
 
 
 class Arrivals:
     """The new owner's side of one migration at one worker."""
 
     __slots__ = (
-        "confirmations",
-        "confirmed",
-        "direct",
-        "fenced",
-        "flushed",
-        "forwarded",
-        "homes",
-        "old",
-    )
+        "awaited", "confirmations", "confirmed", "fenced", "flushed", "homes", "lines", "lowest_held",
+        "members", "old",
+    )  # fmt: skip
 
-    def __init__(self, me: Worker, old: Placement, confirmations: int) -> None:
+    def __init__(
+        self, me: Worker, old: Placement, members: tuple[Worker, ...], confirmations: int
+    ) -> None:
         self.old = old
         self.homes = tuple(home for home in old.workers if home != me)
+        self.members = members
         self.confirmations = confirmations
         self.confirmed: dict[tuple[Worker, int], int] = {}
-        self.flushed: set[tuple[Worker, Worker]] = set()
-        self.forwarded: list[Waiting] = []
-        self.direct: list[Waiting] = []
-        self.fenced: list[Fenced] = []
+        self.flushed: dict[Worker, set[Worker]] = {home: set() for home in self.homes}
+        gates = len(members) + (confirmations > 0)  # of each home: Flushed of all, and fence 0
+        self.awaited = len(self.homes) * gates
+        self.lines: dict[Gate, Line] = {}
+        self.fenced: dict[Worker, list[Acquire]] = {home: [] for home in self.homes}
+        self.lowest_held = MAX
 
     # -------------------------------------------------------- what arrives
 
@@ -79,26 +92,42 @@ class Arrivals:
         """State of keys, from their home."""
         if self.open(home, acquire.chunk):
             worker.take(acquire)
-        else:
-            lowest = worker.frontiers.relayed.get(home, MIN)
-            self.fenced.append(Fenced(home, acquire, lowest))
+            return
+        self.fenced[home].append(acquire)
+        lowest = worker.frontiers.relayed.get(home, MIN)
+        self._line_up(Gate("fence", home, acquire.chunk), acquire, lowest)
 
     def on_forward(self, worker: Machine, home: Worker, batch: Batch) -> None:
         """FWD records, from the home of their keys: the state came before them, if there is any."""
         lowest = worker.frontiers.relayed.get(home, MIN)
-        self._admit(worker, Waiting(None, batch, lowest))
+        self._admit(worker, home, Records(None, batch, lowest))
 
     def on_new(self, worker: Machine, origin: Worker, batch: Batch) -> None:
         """NEW records, directly from their sender."""
+        shut = [home for home in self.homes if self.fenced[home] or self.gate(home, origin)]
+        if not shut:
+            worker.process(batch)
+            return
         lowest = worker.frontiers.senders.get(origin, MIN)
-        self._admit(worker, Waiting(origin, batch, lowest))
+        homes = self.old.owners(batch.hashes)
+        held = np.zeros(len(batch), dtype=bool)
+        for home in shut:
+            held |= homes == home
+        now = select(batch, ~held)
+        if now is not None:
+            worker.process(now)
+        later = select(batch, held)
+        if later is not None:
+            for home, part in split(later, homes[held]):
+                self._admit(worker, home, Records(origin, part, lowest))
 
     def on_flushed(self, worker: Machine, home: Worker, origin: Worker) -> None:
         """All that `origin` sent through `home` has arrived."""
-        if (home, origin) in self.flushed:
+        if origin in self.flushed[home]:
             raise ProtocolError(f"{worker}: worker {home} sent Flushed({origin}) twice")
-        self.flushed.add((home, origin))
-        self.release(worker)
+        self.flushed[home].add(origin)
+        self.awaited -= 1
+        self._release(worker, Gate("flushed", home, origin))
 
     def on_fenced(self, worker: Machine, home: Worker, chunk: int) -> None:
         """One worker of one next stage has seen the fence of a chunk."""
@@ -109,7 +138,8 @@ class Arrivals:
             )
         self.confirmed[home, chunk] = count
         if count == self.confirmations:
-            self.release(worker)
+            self.awaited -= chunk == 0
+            self._release(worker, Gate("fence", home, chunk))
 
     # -------------------------------------------------------- what may go on
 
@@ -117,66 +147,103 @@ class Arrivals:
         """Whether everything the home emitted for the keys of a chunk is ordered."""
         return self.confirmed.get((home, chunk), 0) == self.confirmations
 
-    def ready(self, origin: Worker | None, hashes: Hashes) -> NDArray[np.bool_]:
-        """Which of these keys' records, from this origin, may be processed now."""
-        ready = np.ones(len(hashes), dtype=bool)
-        owners = self.old.owners(hashes)
-        for home in self.homes:
-            flushed = origin is None or (home, origin) in self.flushed
-            behind = [fenced.acquire.hashes for fenced in self.fenced if fenced.home == home]
-            if not flushed or not self.open(home, 0):
-                ready &= owners != home
-            elif behind:
-                ready &= ~np.isin(hashes, np.concatenate(behind))
-        return ready
+    def gate(self, home: Worker, origin: Worker | None) -> Gate | None:
+        """The first gate shut for all records of a home that came from there; chunks come after it."""
+        if origin is not None and origin not in self.flushed[home]:
+            return Gate("flushed", home, origin)
+        return None if self.open(home, 0) else Gate("fence", home, 0)
 
-    def release(self, worker: Machine) -> None:
-        """Let go on what no longer has to wait, in order."""
-        fenced, self.fenced = self.fenced, []
-        for entry in fenced:
-            if self.open(entry.home, entry.acquire.chunk):
-                worker.take(entry.acquire)
+    def chunks(self, home: Worker, hashes: Hashes) -> NDArray[np.int32]:
+        """The chunk that keys of a home came with, while its fence is shut; otherwise 0."""
+        fenced = self.fenced[home]
+        firsts = np.array([acquire.hashes[0] for acquire in fenced], dtype=np.uint64)
+        candidates = np.searchsorted(firsts, hashes, side="right") - 1
+        chunks = np.zeros(len(hashes), dtype=np.int32)
+        for candidate in np.unique(candidates[candidates >= 0]).tolist():
+            rows = np.flatnonzero(candidates == candidate)
+            keys = fenced[candidate].hashes
+            at = np.minimum(np.searchsorted(keys, hashes[rows]), len(keys) - 1)
+            chunks[rows[keys[at] == hashes[rows]]] = fenced[candidate].chunk
+        return chunks
+
+    def _admit(self, worker: Machine, home: Worker, records: Records) -> None:
+        """Process what may be processed now; the rest lines up."""
+        gate = self.gate(home, records.origin)
+        if gate is not None:
+            self._line_up(gate, records, records.frontier)
+        elif not self.fenced[home]:
+            worker.process(records.batch)
+        else:
+            for chunk, part in split(records.batch, self.chunks(home, records.batch.hashes)):
+                if chunk == 0:
+                    worker.process(part)
+                else:
+                    waiting = Records(records.origin, part, records.frontier)
+                    self._line_up(Gate("fence", home, chunk), waiting, records.frontier)
+
+    def _line_up(self, gate: Gate, entry: Acquire | Records, frontier: int) -> None:
+        line = self.lines.setdefault(gate, Line())
+        line.entries.append(entry)
+        line.lowest = min(line.lowest, frontier)
+        self.lowest_held = min(self.lowest_held, frontier)
+
+    def _release(self, worker: Machine, gate: Gate) -> None:
+        """A gate has opened: what waited there goes on, in order."""
+        line = self.lines.pop(gate, None)
+        if line is None:
+            return
+        if line.lowest == self.lowest_held:
+            self.lowest_held = min((other.lowest for other in self.lines.values()), default=MAX)
+        for entry in line.entries:
+            if isinstance(entry, Acquire):
+                self.fenced[gate.home].remove(entry)
+                worker.take(entry)
+            elif gate.kind == "fence" and gate.of > 0:
+                worker.process(entry.batch)  # it was the last gate
             else:
-                self.fenced.append(entry)
-        waiting, self.forwarded, self.direct = self.in_order(), [], []
-        for record in waiting:
-            self._admit(worker, record)
-
-    def in_order(self) -> list[Waiting]:
-        """What waits, in the order it has to be processed."""
-        return self.forwarded + self.direct
-
-    def _admit(self, worker: Machine, record: Waiting) -> None:
-        ready = self.ready(record.origin, record.batch.hashes)
-        now = select(record.batch, ready)
-        if now is not None:
-            worker.process(now)
-        later = select(record.batch, ~ready)
-        if later is not None:
-            line = self.forwarded if record.origin is None else self.direct
-            line.append(Waiting(record.origin, later, record.frontier))
+                self._admit(worker, gate.home, entry)
 
     # -------------------------------------------------------- what the worker asks
 
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not self.forwarded and not self.direct and not self.fenced
+        return not self.lines
+
+    @property
+    def records(self) -> int:
+        """How many records wait."""
+        lines = (entry for line in self.lines.values() for entry in line.entries)
+        return sum(len(entry.batch) for entry in lines if isinstance(entry, Records))
 
     @property
     def lowest(self) -> int:
         """How far time may go without overtaking something that waits."""
-        if self.empty:
-            return MAX
-        held = [entry.frontier for entry in self.in_order()]
-        return min(held + [entry.frontier for entry in self.fenced], default=MAX)
+        return self.lowest_held
 
-    def finished(self, home: Worker, members: tuple[Worker, ...]) -> bool:
+    def finished(self, home: Worker) -> bool:
         """Whether nothing can come by way of this home any more."""
-        return all((home, origin) in self.flushed for origin in members)
+        return len(self.flushed[home]) == len(self.members)
 
-    def complete(self, members: tuple[Worker, ...]) -> bool:
+    @property
+    def complete(self) -> bool:
         """Whether every home is finished, every fence confirmed, and nothing waits."""
-        return self.empty and all(
-            self.finished(home, members) and self.open(home, 0) for home in self.homes
-        )
+        return not self.awaited and not self.lines
+
+    def validate(self) -> None:
+        """Check what must always hold: nothing waits in vain, the counts are right, chunks ascend."""
+        for gate, line in self.lines.items():
+            assert line.entries
+            if gate.kind == "flushed":
+                assert gate.of not in self.flushed[gate.home], "waits in vain"
+            else:
+                assert not self.open(gate.home, gate.of), "waits in vain"
+            for entry in line.entries:
+                if isinstance(entry, Records):
+                    assert bool((self.old.owners(entry.batch.hashes) == gate.home).all())
+        assert self.lowest_held == min((line.lowest for line in self.lines.values()), default=MAX)
+        flushes = sum(len(self.members) - len(origins) for origins in self.flushed.values())
+        assert self.awaited == flushes + sum(not self.open(home, 0) for home in self.homes)
+        for home in self.homes:
+            keys = np.concatenate([np.empty(0, np.uint64), *[a.hashes for a in self.fenced[home]]])
+            assert bool((keys[1:] > keys[:-1]).all()), "chunks ascend"

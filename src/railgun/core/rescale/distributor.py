@@ -18,10 +18,12 @@ come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`,
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from railgun.core.barrier import Barrier
-from railgun.core.batch import Batch, split
+from railgun.core.batch import Batch, select, split
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN, Emissions
 from railgun.core.placement import Placement, Worker
@@ -32,6 +34,9 @@ from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.machine import Machine
 from railgun.core.rescale.migration import Migration
 from railgun.core.rescale.settle import Settle
+
+ADDING: Final = (m.Local, m.Data, m.Forward, m.Acquire)
+"""Records and state only add to what is here and what waits: nothing else becomes possible by them."""
 
 
 class Distributor(Machine):
@@ -45,7 +50,8 @@ class Distributor(Machine):
         """Take one event; the commands it leads to, to be carried out in order."""
         try:
             self._take_event(event)
-            self._settle_down()
+            if not isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
+                self._settle_down()
             return self.out
         finally:
             self.out = []
@@ -182,16 +188,18 @@ class Distributor(Machine):
             self._dispatch(self.epoch, batch, self.placement)
         elif not migration.switched:
             self._dispatch(self.epoch, batch, migration.old)
-        elif migration.switched.issuperset(migration.old.workers):
+        elif migration.all_switched:
             self._dispatch(migration.epoch, batch, migration.new)
         else:
             homes = migration.old.owners(batch.hashes)
-            switched = np.isin(homes, sorted(migration.switched))
-            old, new = np.flatnonzero(~switched), np.flatnonzero(switched)
-            if len(old):
-                self._dispatch(self.epoch, batch.take(old), migration.old)
-            if len(new):
-                self._dispatch(migration.epoch, batch.take(new), migration.new)
+            switched = np.zeros(len(batch), dtype=bool)
+            for home in migration.switched:
+                switched |= homes == home
+            old, new = select(batch, ~switched), select(batch, switched)
+            if old is not None:
+                self._dispatch(self.epoch, old, migration.old)
+            if new is not None:
+                self._dispatch(migration.epoch, new, migration.new)
 
     def _dispatch(self, epoch: int, batch: Batch, placement: Placement) -> None:
         for to, part in split(batch, placement.owners(batch.hashes)):
@@ -239,7 +247,7 @@ class Distributor(Machine):
         if not set(placement.workers) <= set(self.members):
             raise ProtocolError(f"{self}: {placement.workers} are not all members {self.members}")
         confirmations = self.downstream * len(self.members)
-        arrivals = Arrivals(self.worker, self.placement, confirmations)
+        arrivals = Arrivals(self.worker, self.placement, self.members, confirmations)
         self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
         self.relayed = MIN
         self.tell(arrivals.homes, m.Heard(epoch, self.frontiers.told))
@@ -290,20 +298,8 @@ class Distributor(Machine):
     def _on_flushed(self, home: Worker, origin: Worker) -> None:
         migration = self.migration_now()
         migration.arrivals.on_flushed(self, home, origin)
-        if migration.arrivals.finished(home, migration.members):
+        if migration.arrivals.finished(home):
             self.frontiers.finish(home)
-
-    @property
-    def movable(self) -> bool:
-        """Whether a `Move` would put a chunk of keys in motion now."""
-        phase = self.phase
-        if not isinstance(phase, Collect) or phase.holding or phase.finished:
-            return False
-        return not self._cut_is_near()
-
-    def _cut_is_near(self) -> bool:
-        """Rule 10: no new chunk from BAR1 of all until the own snapshot."""
-        return self.barrier.stopped and self.barrier.all_first(self.peers)
 
     # ------------------------------------------------------------ joining and leaving
 
@@ -357,8 +353,9 @@ class Distributor(Machine):
         migration = self.migration
         if migration is None or not isinstance(self.phase, Settle):
             return
-        switched = migration.switched.issuperset(migration.old.workers)
-        if switched and not self.may_forward and self._owner_is_complete(migration):
+        owner = self.worker in migration.new.workers
+        settled = migration.arrivals.complete or not owner
+        if migration.all_switched and not self.may_forward and settled:
             self.epoch, self.placement = migration.epoch, migration.new
             self.migration = None
             self.heard = {}
@@ -367,11 +364,6 @@ class Distributor(Machine):
                 self.emissions.begin(self.epoch)
             self.go("switched, flushed, all settled")
             self.emit(m.Completed(self.epoch))
-
-    def _owner_is_complete(self, migration: Migration) -> bool:
-        return self.worker not in migration.new.workers or migration.arrivals.complete(
-            migration.members
-        )
 
     def _align(self) -> None:
         """Rule 10: send the barriers that are due; with all of them here, take the snapshot."""
@@ -427,8 +419,10 @@ class Distributor(Machine):
         return not isinstance(self.phase, Interrogate | Collect)
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
+        if self.bound == MIN:
+            return None  # the driver is about to tell what the operators may emit now
         mine = min(self.frontiers.told, self.bound)
-        if mine > emissions.of(self.worker):
+        if emissions.changes(self.worker, mine):
             emissions.tell(self.worker, self.epoch, mine)
             self.tell(self.peers, m.Emission(self.epoch, mine))
         return emissions.advance(self.members)

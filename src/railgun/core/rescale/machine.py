@@ -87,7 +87,19 @@ class Machine:
         migration = self.migration
         if migration is None or self.worker not in migration.old.workers:
             return False
-        return not migration.flushes.issuperset(migration.members)
+        return not migration.all_flushed
+
+    @property
+    def movable(self) -> bool:
+        """Whether a `Move` would put a chunk of keys in motion now."""
+        phase = self.phase
+        if not isinstance(phase, Collect) or phase.holding or phase.finished:
+            return False
+        return not self._cut_is_near()
+
+    def _cut_is_near(self) -> bool:
+        """Rule 10: no new chunk from BAR1 of all until the own snapshot."""
+        return self.barrier.stopped and self.barrier.all_first(self.peers)
 
     def process(self, batch: Batch) -> None:
         """Hand records to the operators; what they will emit on their own has to be told anew."""

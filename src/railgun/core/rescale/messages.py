@@ -12,7 +12,8 @@ The driver of a `Distributor` has these duties:
    `Confirm` to the worker it names, as `Received(self, fenced)` for the distributor of that stage.
 6. Let state remember whether its key has ended (`Advance(MAX)`): a key that ended before it moved has ended,
    one that had not ends at its new owner.
-7. Where operators emit on their own (readers do), tell `Bound` after every `Process` and `Take`, and when it rises.
+7. Where operators emit on their own (readers do), tell `Bound` after every `Process` and `Take`, when it rises, and
+   when they fall idle or wake: before they emit.
 8. On `Snapshot` save the operators' state, then pass the barrier to the stages that follow.
 9. Let a worker that joins send nothing older than what any member of the stage has been told by then; it has
    nothing but what moves to it, so this comes by itself where sources obey rule 13.
@@ -55,7 +56,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acquire:
-    """The state of a chunk of keys, for their new owner."""
+    """The state of a chunk of keys, for their new owner.
+
+    Hashes ascend, within a chunk and from each chunk of a home to its next.
+    """
 
     epoch: int
     chunk: int
@@ -128,7 +132,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """No operator of the sender emits below this time any more, in this epoch."""
+    """No operator of the sender emits below this time any more, in this epoch; `LAST`: they are idle."""
 
     epoch: int
     value: int
@@ -262,7 +266,11 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The earliest time the operators may emit at on their own (readers do); without any, `MAX`."""
+    """The earliest time the operators may emit at on their own (readers do).
+
+    `MAX`: never again. `LAST`: they are idle, and nobody should wait for them; what they emit when they wake is
+    late if time has gone past it meanwhile.
+    """
 
     value: int
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from railgun.core.hashing import Hashes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
-from railgun.wire.columns import decode_column, encode_column
+from railgun.wire.columns import DecodingError, decode_column, encode_column
 
 BLOCK: Final = 16_384
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
@@ -53,7 +53,7 @@ class Keyed(Operator):
         """Remember which keys these hashes stand for."""
         before = len(self.index)
         fresh = dict(zip(hashes.tolist(), keys, strict=True))
-        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index):
+        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index.keys()):
             self.index.update(fresh)
             assert len(self.index) == before + len(fresh)
             return
@@ -91,7 +91,10 @@ class Keyed(Operator):
 
     def take(self, data: memoryview) -> list[Any]:
         """Put state from another worker in; the keys it is of."""
-        rows, named, saved = _HEAD.unpack_from(data)
+        try:
+            rows, named, saved = _HEAD.unpack_from(data)
+        except struct.error as error:
+            raise DecodingError(f"the state of keys cannot be read: {error}") from error
         at = _HEAD.size
         keys = decode_column(data[at : at + named], rows)
         at += named

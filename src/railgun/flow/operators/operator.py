@@ -8,9 +8,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
+from railgun.core.errors import RailgunError
 from railgun.flow.errors import StepError
 from railgun.wire.rows import RowBatch
 
@@ -63,26 +63,34 @@ class Operator:
 
     # ------------------------------------------------------------ users' functions that raise
 
-    def each(self, function: Callable[[Any], Any], batch: RowBatch) -> tuple[list[Any], list[int]]:
+    def each(
+        self,
+        function: Callable[[Any], Any],
+        batch: RowBatch,
+        values: Sequence[Any] | None = None,
+        user: Callable[..., Any] | None = None,
+    ) -> tuple[list[Any], list[int]]:
         """The function's results, and the rows (ascending) it raised for, which have no result.
 
         `list.extend` keeps what it got before an exception, so the first row that fails is known without a
-        Python loop over the others.
+        Python loop over the others. `values`: what the function is called with, if not the batch's values; `user`:
+        the user's function, which is blamed, if `function` stands around it.
         """
-        values = batch.values
+        left = iter(batch.values if values is None else values)
         results: list[Any] = []
         failed: list[int] = []
-        done = 0
-        while done < len(values):
-            before = len(results)
+        while len(results) + len(failed) < len(batch):
             try:
-                results.extend(map(function, islice(values, done, None) if done else values))
-                break
-            except Exception as error:
-                done += len(results) - before
-                self.raised(function, batch, done, error)
-                failed.append(done)
-                done += 1
+                results.extend(map(function, left))
+                if len(results) + len(failed) == len(batch):
+                    break
+                # To `extend` this was the end of the values.
+                error: Exception = StopIteration("raised by the function itself")
+            except Exception as raised:
+                error = raised
+            row = len(results) + len(failed)
+            self.raised(user or function, batch, row, error)
+            failed.append(row)
         return results, failed
 
     def raised(
@@ -98,7 +106,7 @@ class Operator:
     ) -> None:
         """As `raised`, for a record that is not in a batch."""
         setting = self.setting
-        told = "".join(traceback.format_exception(error, limit=-8))
+        told = tell(error)
         if setting.on_error == "stop" or setting.dead_letter is None:
             shown_key = "" if key is None else shorten(key)
             raise StepError(
@@ -112,6 +120,13 @@ def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
     """The values but for some rows."""
     gone = set(failed)
     return [value for row, value in enumerate(values) if row not in gone]
+
+
+def tell(error: Exception) -> str:
+    """An exception in a message: with its traceback, unless it says all there is to say."""
+    if isinstance(error, RailgunError) and not isinstance(error, StepError):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error, limit=-8))
 
 
 def name_of(function: Callable[..., Any]) -> str:

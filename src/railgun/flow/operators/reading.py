@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
-from railgun.flow.errors import StepError
+from railgun.flow.errors import SourceError
 from railgun.flow.operators.keyed import Keyed
-from railgun.flow.operators.operator import Setting, shorten
+from railgun.flow.operators.operator import Setting, shorten, tell, without
 from railgun.flow.source import Reader, Source
 from railgun.wire.rows import RowBatch, Times
 
@@ -72,11 +71,9 @@ class Reading(Keyed):
             raise self._failed("open", partition, position, error) from error
         return Part(reader, position, heard=self.now)
 
-    def _failed(self, what: str, partition: Any, position: Any, error: Exception) -> StepError:
-        told = "".join(traceback.format_exception(error, limit=-8))
+    def _failed(self, what: str, partition: Any, position: Any, error: Exception) -> SourceError:
         where = f"{type(self.source).__name__}.{what}"
-        record = f"at position {shorten(position)} of part"
-        return StepError(self.step, where, shorten(partition), record, told)
+        return SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
 
     def read(self, now: int, most: int = BATCH) -> bool:
         """Let the next part that has something read it; False if none has."""
@@ -105,10 +102,9 @@ class Reading(Keyed):
             self.emit(RowBatch(items, now))
             return
         batch = RowBatch(items, now)
-        results, failed = self.each(self._time_of, batch)
+        results, failed = self.each(self._time_of, batch, user=self.clock.time)
         if failed:
-            gone = set(failed)
-            items = [item for row, item in enumerate(items) if row not in gone]
+            items = without(items, failed)
         times: Times = np.array(results, dtype=np.int64)
         if len(items):
             part.reached = max(part.reached, int(times.max()) - self.clock.lateness)

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from railgun.core.frontier import MAX, MIN
+from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.stateless import kept, spread
@@ -141,6 +141,8 @@ class Context(Generic[K, S]):
 
     def set_timer(self, at: int) -> None:
         """Call `on_timer` for this key when time has come to `at` (µs)."""
+        if not isinstance(at, int) or not MIN < at < LAST:
+            raise ValueError(f"a timer is set for a whole number of microseconds, not for {at!r}")
         self._set(self.key, at)
 
     def cancel_timer(self, at: int) -> None:
@@ -195,12 +197,12 @@ class StatefulSteps(Keyed):
         while True:
             try:
                 for key, value, time in rows:
-                    state = get(key, _NONE_YET)
                     context.key, context.time = key, time
+                    state = get(key, _NONE_YET)
                     context.state = initial() if state is _NONE_YET else state
                     made = on_item(value, context)
-                    made = () if made is None else made
-                    made = made if isinstance(made, list | tuple) else list(made)
+                    # A list is copied: it may be one that changes with the next item, the state for example.
+                    made = () if made is None else made if type(made) is tuple else list(made)
                     self._keep(key)
                     append(made)
                 break
@@ -208,6 +210,8 @@ class StatefulSteps(Keyed):
                 row = len(results) + len(failed)
                 self.raised(on_item, batch, row, error)
                 failed.append(row)
+                if context.key not in states:
+                    self.timers.forget(context.key)  # as if the key had not been seen
         self.emit(spread(kept(batch, failed), results))
 
     def _keep(self, key: Any) -> None:
@@ -222,15 +226,16 @@ class StatefulSteps(Keyed):
 
     def advance(self, frontier: int) -> None:
         """Fire all timers that are due, in order of time."""
+        if frontier == LAST:
+            return  # no time that anything happens at, but the moment before the end, which fires what is left
         self.context.frontier = frontier
         self._call(self.logic.on_timer, self.timers.due(frontier))
 
     def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
         """Fire what is due of these keys."""
         if frontier == MAX:
-            left = self.timers.leave(keys)
-            pairs = ((key, at) for key, times in left.items() for at in times)
-            self._call(self.logic.on_timer, pairs)
+            left_of = self.timers.left_of
+            self._call(self.logic.on_timer, ((key, at) for key in keys for at in left_of(key)))
             self._end(keys)
             return
         if self.timers:
@@ -240,8 +245,7 @@ class StatefulSteps(Keyed):
 
     def end(self) -> None:
         """Call `on_end` for every key, once."""
-        fired = list(self.timers.due(MAX))  # those it sets again would never come to an end
-        self._call(self.logic.on_timer, fired)
+        self._call(self.logic.on_timer, self.timers.left())
         self._end(list(self.states))
 
     def _end(self, keys: Iterable[Any]) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from railgun.core.errors import KeyTypeError
 from railgun.core.hashing import key_hash
-from railgun.flow.operators.operator import Operator, Setting
+from railgun.flow.operators.operator import Operator, Setting, without
 from railgun.wire.rows import RowBatch
 
 
@@ -41,10 +40,16 @@ class Filter(Map):
 
     def push(self, batch: RowBatch) -> None:
         """Keep some rows."""
+        left, said = self.asked(batch)
+        rows = np.fromiter(compress(range(len(said)), said), dtype=np.intp)
+        self.emit(left if len(rows) == len(left) else left.take(rows))
+
+    def asked(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
+        """The rows the function answered for, and its answers, which need not be plain truths, nor have one."""
         results, failed = self.each(self.function, batch)
         left = kept(batch, failed)
-        rows = np.fromiter(compress(range(len(results)), results), dtype=np.intp)
-        self.emit(left if len(rows) == len(left) else left.take(rows))
+        said, failed = self.each(bool, left, results, user=self.function)
+        return kept(left, failed), said
 
 
 class FlatMap(Map):
@@ -52,13 +57,14 @@ class FlatMap(Map):
 
     def push(self, batch: RowBatch) -> None:
         """Apply the function to every row; its results follow each other."""
-        results, failed = self.each(self._listed, batch)
+        results, failed = self.each(self._listed, batch, user=self.function)
         left = kept(batch, failed)
         self.emit(spread(left, results))
 
     def _listed(self, item: Any) -> Sequence[Any]:
         made = self.function(item)
-        return made if isinstance(made, list | tuple) else list(made)
+        # A list is copied: the function may fill the same one again.
+        return made if type(made) is tuple else list(made)
 
 
 class MapBatches(Operator):
@@ -74,19 +80,22 @@ class MapBatches(Operator):
     def push(self, batch: RowBatch) -> None:
         """Apply the function to all rows at once."""
         try:
-            results = list(self.function(batch.values))
+            results = list(self.function(batch.values.copy()))
             if self.keyed and len(results) != len(batch):
                 raise ValueError(
                     f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
                 )
         except Exception as error:
-            self.raised_for(self.function, None, batch.values, 0, error)
+            self.raised_for(self.function, None, batch.values, _latest(batch), error)
             return
-        if self.keyed or len(results) == len(batch):
+        if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
-            time = batch.times if isinstance(batch.times, int) else int(batch.times.max())
-            self.emit(RowBatch(results, time))
+            self.emit(RowBatch(results, _latest(batch)))
+
+
+def _latest(batch: RowBatch) -> int:
+    return batch.times if isinstance(batch.times, int) else int(batch.times.max())
 
 
 class Inspect(Map):
@@ -98,7 +107,7 @@ class Inspect(Map):
         self.emit(kept(batch, failed))
 
 
-class Branch(Map):
+class Branch(Filter):
     """Items for which the function says yes go one way, the others another."""
 
     def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
@@ -108,9 +117,8 @@ class Branch(Map):
 
     def push(self, batch: RowBatch) -> None:
         """Split the rows."""
-        results, failed = self.each(self.function, batch)
-        left = kept(batch, failed)
-        said = np.fromiter(map(bool, results), dtype=bool, count=len(results))
+        left, answers = self.asked(batch)
+        said = np.array(answers, dtype=bool)
         for way, mask in ((self.yes, said), (self.no, ~said)):
             if mask.all():
                 way.emit(left)
@@ -160,14 +168,13 @@ class KeyBy(Operator):
         if self.value is not None:
             values, failed = self.each(self.value, left)
             if failed:
-                gone = set(failed)
-                keys = [key for row, key in enumerate(keys) if row not in gone]
+                keys = without(keys, failed)
                 left = kept(left, failed)
         if not keys:
             return
         try:
             batch = RowBatch.keyed(keys, values, left.times, self.port)
-        except KeyTypeError:
+        except Exception:  # also what a `__stable_key__` may raise
             batch = self._hashable(keys, values, left)
         if len(batch):
             self.deliver(batch)
@@ -179,7 +186,7 @@ class KeyBy(Operator):
             try:
                 key_hash(key)
                 rows.append(row)
-            except KeyTypeError as error:
+            except Exception as error:
                 self.raised(self.key, left, row, error)
         whole = RowBatch(values, left.times, keys, np.zeros(len(keys), dtype=np.uint64), self.port)
         part = whole.take(np.array(rows, dtype=np.intp))
@@ -192,7 +199,7 @@ def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
     values = list(chain.from_iterable(results))
     if isinstance(batch.times, int) and batch.keys is None:
         return RowBatch(values, batch.times)
-    rows = np.repeat(np.arange(len(counts)), counts)
+    rows = np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.intp))
     times = batch.times if isinstance(batch.times, int) else batch.times[rows]
     if batch.keys is None:
         return RowBatch(values, times)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
+
+_FEW: Final = 64
 
 
 class Timers:
@@ -16,15 +18,16 @@ class Timers:
     [('b', 3), ('a', 5)]
     """
 
-    __slots__ = ("_count", "_heap", "_of")
+    __slots__ = ("_count", "_heap", "_live", "_of")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Any]] = []
         self._of: dict[Any, set[int]] = {}
         self._count = 0
+        self._live = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._of.values()))
+        return self._live
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -34,20 +37,36 @@ class Timers:
         times = self._of.setdefault(key, set())
         if at not in times:
             times.add(at)
+            self._live += 1
             self._count += 1  # keys need not be comparable
             heapq.heappush(self._heap, (at, self._count, key))
+            if len(self._heap) > 2 * self._live + _FEW:
+                self._clear_out()
 
     def cancel(self, key: Any, at: int) -> None:
         """Do not fire for this key at this time."""
         times = self._of.get(key)
-        if times is not None:
+        if times is not None and at in times:
             times.discard(at)
+            self._live -= 1
             if not times:
                 del self._of[key]
 
     def forget(self, key: Any) -> None:
         """Do not fire for this key at all."""
-        self._of.pop(key, None)
+        self._live -= len(self._of.pop(key, ()))
+
+    def _clear_out(self) -> None:
+        """Drop what no longer counts: a key that moves its timer with every item would fill the heap."""
+        seen: set[tuple[Any, int]] = set()
+        live = []
+        for entry in sorted(self._heap, key=lambda entry: entry[1]):
+            at, _, key = entry
+            if at in self._of.get(key, ()) and (key, at) not in seen:
+                seen.add((key, at))
+                live.append(entry)
+        heapq.heapify(live)
+        self._heap[:] = live
 
     def due(self, frontier: int) -> Iterator[tuple[Any, int]]:
         """Those whose time has come, in order; also ones that are set meanwhile and are due."""
@@ -68,11 +87,32 @@ class Timers:
             self.cancel(key, at)
             yield at
 
+    def left(self) -> Iterator[tuple[Any, int]]:
+        """All that are set now, in order, unless one is cancelled before its turn. Ones that are set meanwhile are not
+        among them: a timer that sets the next one would never come to an end.
+        """
+        last = self._count
+        heap = self._heap
+        while heap:
+            at, count, key = heapq.heappop(heap)
+            if count <= last and at in self._of.get(key, ()):
+                self.cancel(key, at)
+                yield key, at
+
+    def left_of(self, key: Any) -> Iterator[int]:
+        """The same, of one key."""
+        for at in sorted(self._of.get(key, ())):
+            if at in self._of.get(key, ()):
+                self.cancel(key, at)
+                yield at
+
     def leave(self, keys: Sequence[Any]) -> dict[Any, list[int]]:
         """The timers of keys that leave."""
         if not self._of:
             return {}
-        return {key: sorted(self._of.pop(key)) for key in keys if key in self._of}
+        left = {key: sorted(self._of.pop(key)) for key in keys if key in self._of}
+        self._live -= sum(map(len, left.values()))
+        return left
 
     def enter(self, timers: dict[Any, list[int]]) -> None:
         """The timers of keys that have come."""

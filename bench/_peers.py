@@ -1,0 +1,102 @@
+"""Other engines, each in a virtual environment of its own that is made when it is first needed.
+
+What a peer needs must not come into our own environment, and what we need must not hold a peer back.
+An environment is made from a lock file (every package pinned by hash) in `.peers/` and kept until
+that file changes. A peer is a module of `bench/peers/` that prints a `Rate` as its last line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._workload import Rate
+from railgun.core.errors import RailgunError
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ROOT / "locks" / "peers"
+ENVIRONMENTS = ROOT / ".peers"
+PATIENCE = 240  # seconds for a peer to start, to become warm and to end
+
+
+class PeerError(RailgunError):
+    """A peer could not be installed, or did not come to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine to run beside us: its lock file, its module in `bench.peers`, its arguments."""
+
+    lock: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+    def run(self, seconds: float) -> Rate:
+        """Let it work for so many seconds once it is warm."""
+        command = [str(interpreter(self.lock)), "-m", f"bench.peers.{self.module}"]
+        command += [*self.arguments, "--seconds", str(seconds)]
+        environment = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # what it starts can be ended with it
+        )
+        try:
+            told, complaints = process.communicate(timeout=PATIENCE + 2 * seconds)
+        except subprocess.TimeoutExpired:
+            raise PeerError(
+                f"{self.module} did not end in time; see what it does with: {' '.join(command)}"
+            ) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        lines = told.splitlines()
+        if process.returncode or not lines:
+            last = "\n".join(complaints.splitlines()[-10:])
+            raise PeerError(f"{self.module} ended with code {process.returncode}:\n{last}")
+        return Rate.of_line(lines[-1])
+
+
+PEERS = {
+    "Bytewax": Peer("bytewax", "bytewax_sum"),
+    "Spark, Python": Peer("spark", "spark_sum", ("--engine", "python")),
+    "Spark, JVM": Peer("spark", "spark_sum", ("--engine", "jvm")),
+}
+
+
+def interpreter(name: str) -> Path:
+    """The interpreter of the environment of lock file `name`, which is made if need be."""
+    home, lock = ENVIRONMENTS / name, LOCKS / f"{name}.txt"
+    identity = repr((sys.version_info[:2], str(home))).encode()
+    stamp = hashlib.sha256(lock.read_bytes() + identity).hexdigest()
+    stamp_file, python = home / "locked", home / "bin" / "python"
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    with open(ENVIRONMENTS / f"{name}.guard", "w") as guard:  # two at once: the second one waits
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if stamp_file.exists() and stamp_file.read_text("utf-8") == stamp:
+            return python
+        print(f"bench: making {home} from {lock.relative_to(ROOT)} (once)", file=sys.stderr)
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+        for command in (
+            (sys.executable, "-m", "venv", "--clear", home),
+            (*pip, "--require-hashes", "--no-deps", "-r", lock),
+        ):
+            made = subprocess.run(command, capture_output=True, text=True)
+            if made.returncode:
+                raise PeerError(
+                    f"the environment of {name} could not be made: "
+                    f"{' '.join(map(str, command))} said:\n{made.stderr.strip()}"
+                )
+        stamp_file.write_text(stamp, "utf-8")
+    return python

@@ -1,0 +1,9 @@
+"""What can go wrong between a flow and the outside."""
+
+from __future__ import annotations
+
+from railgun.core.errors import RailgunError
+
+
+class ConnectorError(RailgunError):
+    """A source or sink was asked for something that cannot be, or found something it cannot go on with."""
