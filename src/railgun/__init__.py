@@ -1,5 +1,7 @@
 """Railgun: streams and stateful flows in Python, rescaled live, key by key, on Spark."""
 
+from typing import TYPE_CHECKING, Any
+
 from railgun.connectors import (
     Collect,
     ConnectorError,
@@ -17,6 +19,9 @@ from railgun.flow.operators.stateful import FORGET, Context, Stateful
 from railgun.flow.sink import Place, Sink, Writer
 from railgun.flow.source import Reader, Source
 
+if TYPE_CHECKING:
+    from railgun.job import FlowFailedError, Job, Settings, run
+
 __all__ = [
     "FORGET",
     "Collect",
@@ -27,17 +32,32 @@ __all__ = [
     "Files",
     "Flow",
     "FlowError",
+    "FlowFailedError",
     "Generate",
     "Items",
+    "Job",
     "KeyedStream",
     "Place",
     "Print",
     "RailgunError",
     "Reader",
+    "Settings",
     "Sink",
     "Source",
     "Stateful",
     "StepError",
     "Stream",
     "Writer",
+    "run",
 ]
+
+_OF_JOBS = ("FlowFailedError", "Job", "Settings", "run")
+
+
+def __getattr__(name: str) -> Any:
+    # Only who starts flows needs these: workers, which import this too, start sooner without them.
+    if name in _OF_JOBS:
+        import railgun.job
+
+        return getattr(railgun.job, name)
+    raise AttributeError(f"module 'railgun' has no attribute {name!r}")

@@ -2,26 +2,37 @@
 
 It runs in a thread of its own, with an event loop: workers call it, it orders them. Whoever is in the same program uses
 its methods, from any thread; everybody else its HTTP API (`http.py`).
+
+Its duties towards the machine:
+
+1. Every event goes to the machine when it happens, and the orders that follow are carried out before the next event:
+   an order carried out late would meet workers that are no longer who they were.
+2. What cannot be carried out (a launch that raises, a worker that cannot be reached) is an event of its own, never an
+   exception in the middle of orders.
+3. A process that was launched is the launcher's until it has ended; the machine is told of the end exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from railgun.controller.launcher import Launcher
+from railgun.controller.metrics import Totals, nothing_moved, progress
 from railgun.core import orders as o
 from railgun.core.errors import RailgunError
 from railgun.core.hashing import key_hash
-from railgun.core.lifecycle import Lifecycle, LifecycleError, StaleWorkerError
+from railgun.core.lifecycle import Lifecycle, Member
 from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
 from railgun.flow.plan import Plan
 from railgun.wire import control
 from railgun.wire.columns import DecodingError
@@ -38,6 +49,14 @@ class FlowFailedError(RailgunError):
     """The flow has failed; the text says why."""
 
 
+class WorkersError(RailgunError):
+    """A number of workers, or a worker, that cannot be."""
+
+
+class ListenError(RailgunError):
+    """A port cannot be listened at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something people may want to know."""
@@ -46,6 +65,7 @@ class Event:
     at: float
     kind: str
     text: str
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,6 +78,10 @@ class Settings:
     """Seconds without a sign of life after which a worker is given up."""
     restarts: int = 5
     """How many failures within five minutes are borne."""
+    start_within: float = 120.0
+    """Seconds after which a worker that has a slot, but has not called, is given up."""
+    most_workers: int = 1024
+    """More are refused: a slip of the keyboard should not order a million processes."""
 
 
 @dataclass(slots=True)
@@ -68,7 +92,8 @@ class Seen:
     connection: Connection | None = None
     messages: Messages = field(default_factory=Messages)
     who: dict[str, Any] = field(default_factory=dict)
-    heard: float = 0.0
+    heard: float = field(default_factory=time.monotonic)
+    given_up: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -82,9 +107,10 @@ class Controller:
         launcher: Launcher,
         workers: int,
         settings: Settings | None = None,
+        name: str = "",
     ) -> None:
         self.plan = plan
-        self.name = plan.flow
+        self.name = name or plan.flow
         self.settings = settings or Settings()
         self.started = time.time()
         self._launcher = launcher
@@ -93,29 +119,43 @@ class Controller:
         self.lifecycle = Lifecycle(
             len(plan.stages), Placement.of(range(workers)), restarts=self.settings.restarts
         )
+        self.totals = Totals()
         self._seen: dict[tuple[Worker, int], Seen] = {}
         self._items: dict[str, list[Any]] = {}
+        self._items_of = 0  # the generation they are of
+        self._move = nothing_moved()  # of the present rescale, or of the last
+        self._moved_since = 0.0
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
         self._watchers: list[Callable[[Event], None]] = []
         self._port = 0
+        self._server: asyncio.Server | None = None
         self._over = threading.Event()
+        self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
+        self._connections: set[Connection] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"railgun-{self.name}-controller", daemon=True
         )
-        self._extra: list[Callable[[asyncio.AbstractEventLoop], Any]] = []
 
     # ------------------------------------------------------------ for the program
 
+    def open(self) -> None:
+        """Listen for workers."""
+        self._thread.start()
+        self.call(self._listen())
+
+    def begin(self) -> None:
+        """Launch the workers."""
+        self._do(lambda: self.lifecycle.start(_now()))
+
     def start(self) -> None:
         """Listen for workers, and launch them."""
-        self._thread.start()
-        self.call(self._begin())
+        self.open()
+        self.begin()
 
     def scale(self, workers: int) -> None:
         """Ask for this number of workers; returns when the request is taken."""
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise LifecycleError(f"a flow needs at least one worker, not {workers!r}")
+        check_workers(workers, self.settings.most_workers)
         self._do(lambda: self._scale(range(workers)))
 
     def pin(self, key: Any, worker: Worker) -> None:
@@ -124,8 +164,9 @@ class Controller:
 
         def pinned() -> list[o.Order]:
             goal = self._goal()
-            if worker not in goal.workers:
-                raise LifecycleError(f"there is no worker {worker}: there are {goal.workers}")
+            if isinstance(worker, bool) or worker not in goal.workers:
+                there = ", ".join(map(str, goal.workers))
+                raise WorkersError(f"there is no worker {worker!r}: there are {there}")
             keys = {**dict(goal.keys), number: worker}
             placement = Placement.of(goal.workers, slots=dict(goal.slots), keys=keys)
             return self.lifecycle.scale(placement, _now())
@@ -139,6 +180,11 @@ class Controller:
     def abort(self, why: str) -> None:
         """End at once."""
         self._do(lambda: self.lifecycle.abort(why, _now()))
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and no process is left."""
+        return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; False if it has not come in time. Raises `FlowFailedError` if the flow failed."""
@@ -166,21 +212,26 @@ class Controller:
 
     def close(self) -> None:
         """End everything that is left, at once."""
-        if self._thread.is_alive():
-            if not self._over.is_set():
-                self.abort("the program that started it ends")
+        with self._closing:
+            if self._thread.is_alive():
+                if not self._over.is_set():
+                    self.abort("the program that started it ends")
+                    self._over.wait(5)
+                self._launcher.close()
                 self._over.wait(5)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5)
-        self._launcher.close()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(5)
+            else:
+                self._launcher.close()
+                self._loop.close()
 
-    def call(self, coroutine: Any) -> Any:
+    def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine in the controller's loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _ask(self, question: Callable[[], R]) -> R:
         """Call a function in the controller's thread."""
-        if threading.current_thread() is self._thread or not self._thread.is_alive():
+        if threading.current_thread() is self._thread:
             return question()
         answer: Future[R] = Future()
 
@@ -190,8 +241,13 @@ class Controller:
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._loop.call_soon_threadsafe(run)
-        return answer.result()
+        try:
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:  # the loop has ended
+            return question()
+        while not answer.done() and self._thread.is_alive():
+            wait([answer], timeout=1)
+        return answer.result() if answer.done() else question()
 
     def _do(self, decide: Callable[[], Sequence[o.Order]]) -> None:
         self._ask(lambda: self._obey(decide()))
@@ -201,36 +257,64 @@ class Controller:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        pending = asyncio.all_tasks(self._loop)
-        for task in pending:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self._loop.run_until_complete(self._let_go())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    async def _begin(self) -> None:
+    async def _let_go(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.sleep(0)  # closed sockets are let go of in the next turn
+
+    async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Connection(self._secret, self._called, self._received, self._lost),
-            self.settings.host,
-            0,
-        )
-        self._port = server.sockets[0].getsockname()[1]
-        self._obey(self.lifecycle.start(_now()))
+        try:
+            self._server = await loop.create_server(self._answer, self.settings.host, 0)
+        except OSError as error:
+            raise ListenError(f"cannot listen at {self.settings.host}: {error}") from error
+        self._port = self._server.sockets[0].getsockname()[1]
         loop.call_later(TICK, self._tick)
 
+    def _answer(self) -> Connection:
+        connection = Connection(self._secret, self._called, self._received, self._lost)
+        self._connections.add(connection)
+        return connection
+
     def _tick(self) -> None:
-        now = time.monotonic()
-        for (worker, incarnation), seen in list(self._seen.items()):
-            silent = now - seen.heard
-            if seen.connection is not None and silent > self.settings.hang_after:
-                why = f"no sign of life for {silent:.0f} s"
-                seen.connection.close()
-                seen.connection = None
-                self._launcher.cancel(seen.spec)
-                self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
-        self._obey(self.lifecycle.tick(_now()))
         self._loop.call_later(TICK, self._tick)
+        now = time.monotonic()
+        for seen in list(self._seen.values()):
+            silent = now - seen.heard
+            if seen.connection is not None:
+                if silent > self.settings.hang_after:
+                    self._give_up(seen, f"no sign of life for {silent:.0f} s")
+            elif silent > self.settings.start_within and self._is_late(seen):
+                self._give_up(seen, f"it did not call within {silent:.0f} s")
+        self._obey(self.lifecycle.tick(_now()))
+
+    def _is_late(self, seen: Seen) -> bool:
+        """Whether it should have called: it never has, and does not wait for a slot."""
+        if seen.who or seen.given_up:
+            return False
+        if self._launcher.pending(seen.spec):
+            seen.heard = time.monotonic()
+            return False
+        return True
+
+    def _give_up(self, seen: Seen, why: str) -> None:
+        """A process that cannot be talked to is as good as dead: end it, and go on without it."""
+        connection, seen.connection = seen.connection, None
+        seen.given_up = True
+        if connection is not None:
+            connection.close()
+        self._cancel(seen.spec)
+        self._obey(self.lifecycle.down(seen.spec.worker, seen.spec.incarnation, why, _now()))
 
     def _scale(self, workers: Sequence[Worker]) -> list[o.Order]:
         return self.lifecycle.scale(self._goal().resized(workers), _now())
@@ -250,7 +334,7 @@ class Controller:
                 case o.Launch(worker, incarnation):
                     self._launch(worker, incarnation)
                 case o.Cancel(worker, incarnation):
-                    self._launcher.cancel(self._seen[worker, incarnation].spec)
+                    self._cancel(self._seen[worker, incarnation].spec)
                 case o.To(worker, what):
                     self._send(worker, what)
                 case o.Happened(kind, text):
@@ -263,12 +347,22 @@ class Controller:
             self.name, worker, incarnation, self.settings.host, self._port, self._secret
         )
         self._seen[worker, incarnation] = Seen(spec)
-        self._launcher.launch(spec, self._process_ended)
+        try:
+            self._launcher.launch(spec, self._process_ended)
+        except Exception as error:
+            self._process_ended(spec, f"it cannot be launched: {error}")
+
+    def _cancel(self, spec: WorkerSpec) -> None:
+        try:
+            self._launcher.cancel(spec)
+        except Exception as error:
+            self._happened("trouble", f"worker {spec.worker} cannot be ended by force: {error}")
 
     def _process_ended(self, spec: WorkerSpec, error: str | None) -> None:
         """From any thread: a worker's process has ended."""
         why = error or "its process ended"
-        self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
+            self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
 
     def _down(self, worker: Worker, incarnation: int, why: str) -> None:
         self._seen.pop((worker, incarnation), None)
@@ -277,7 +371,8 @@ class Controller:
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
         seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
         if seen is not None and seen.connection is not None:
-            if isinstance(order, o.Start):
+            if isinstance(order, o.Start) and order.generation != self._items_of:
+                self._items_of = order.generation
                 self._items.clear()
             seen.connection.send(Messages.encode(order))
 
@@ -286,24 +381,26 @@ class Controller:
     def _called(self, connection: Connection) -> None:
         who = connection.who
         worker, incarnation = who.get("worker"), who.get("incarnation")
-        seen = self._seen.get((worker, incarnation))  # type: ignore[arg-type]
-        if seen is None:
+        host, port = who.get("host"), who.get("port")
+        if not isinstance(worker, int) or not isinstance(incarnation, int):
+            raise HelloError("a worker says which one it is")
+        if not isinstance(host, str) or not isinstance(port, int):
+            raise HelloError(f"worker {worker} does not say where it is")
+        seen = self._seen.get((worker, incarnation))
+        if seen is None or seen.who or not self.lifecycle.expects(worker, incarnation):
             raise HelloError(f"worker {worker}, incarnation {incarnation}, is not expected")
-        assert isinstance(worker, int)
-        assert isinstance(incarnation, int)
-        try:
-            address = (str(who.get("host")), int(who.get("port", 0)))
-            following = self.lifecycle.up(worker, incarnation, address, _now())
-        except StaleWorkerError as error:
-            raise HelloError(str(error)) from error
         seen.connection, seen.who, seen.heard = connection, who, time.monotonic()
         connection.tag = (worker, incarnation)
         # The hello has to be answered before the first order.
-        self._loop.call_soon(self._welcome, connection, following)
+        self._loop.call_soon(self._welcome, connection, (host, port))
 
-    def _welcome(self, connection: Connection, following: Sequence[o.Order]) -> None:
-        connection.send(self._setup)
-        self._obey(following)
+    def _welcome(self, connection: Connection, address: o.Address) -> None:
+        worker, incarnation = connection.tag
+        if self.lifecycle.expects(worker, incarnation):
+            connection.send(self._setup)
+            self._obey(self.lifecycle.up(worker, incarnation, address, _now()))
+        else:
+            connection.close()
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
@@ -322,13 +419,27 @@ class Controller:
             case control.Beat(generation, metrics):
                 if generation == self.lifecycle.generation:
                     seen.metrics = metrics
+                    self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
             case control.Items(generation, step, items):
                 if generation == self.lifecycle.generation:
                     self._items.setdefault(step, []).extend(items)
             case _:
+                if isinstance(message, o.Report) and isinstance(message.report, m.Completed):
+                    self._moved(seen, self.plan.stages[message.stage].name)
                 self._obey(self.lifecycle.reported(worker, message, _now()))
 
+    def _moved(self, seen: Seen, stage: str) -> None:
+        """A worker is through with a stage's move; the figures it sent last are those of the move."""
+        figures = seen.metrics.get("stages", {}).get(stage)
+        if figures is not None:
+            move = self._move
+            move["moved"] += figures["moved"]
+            move["bytes"] += figures["bytes"]
+            hold = figures["longest_hold"] / 1000
+            move["longest_hold_ms"] = max(move["longest_hold_ms"], hold)
+
     def _lost(self, connection: Connection, error: Exception | None) -> None:
+        self._connections.discard(connection)
         if connection.tag is None:
             return
         worker, incarnation = connection.tag
@@ -339,25 +450,34 @@ class Controller:
         member = self.lifecycle.members.get(worker)
         if member is not None and member.incarnation == incarnation and member.leaving:
             return  # its launcher tells when the process has ended
-        self._launcher.cancel(seen.spec)
-        why = "its connection closed" + (f": {error}" if error else "")
-        self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
+        self._give_up(seen, "its connection closed" + (f": {error}" if error else ""))
 
     # ------------------------------------------------------------ what people see
 
     def _happened(self, kind: str, text: str) -> None:
         number = self._events[-1].number + 1 if self._events else 1
-        event = Event(number, time.time(), kind, text)
+        data: dict[str, Any] = {}
+        if kind == "rescaling":
+            self._move = nothing_moved()
+            self._moved_since = time.monotonic()
+        elif kind == "rescaled":
+            self._move["seconds"] = round(time.monotonic() - self._moved_since, 3)
+            data = dict(self._move)
+        event = Event(number, time.time(), kind, text, data)
         self._events.append(event)
-        for watcher in self._watchers:
-            watcher(event)
+        for watcher in list(self._watchers):
+            try:
+                watcher(event)
+            except Exception:
+                self._watchers.remove(watcher)
 
     def _status(self) -> dict[str, Any]:
         life = self.lifecycle
         coordinator = life.coordinator
-        moving = None
+        moving, epoch = None, 0
         if coordinator is not None and coordinator.target is not None:
             moving = self.plan.stages[coordinator.moving].name
+            epoch = coordinator.epochs[coordinator.moving]
         workers = []
         for worker, member in sorted(life.members.items()):
             seen = self._seen.get((worker, member.incarnation))
@@ -374,6 +494,7 @@ class Controller:
         goal = self._goal()
         return {
             "name": self.name,
+            "flow": self.plan.flow,
             "state": life.shown,
             "cause": life.cause,
             "generation": life.generation,
@@ -382,13 +503,14 @@ class Controller:
             "goal": len(goal.workers),
             "pinned": {str(key): worker for key, worker in goal.keys},
             "moving": moving,
-            "progress": _progress(workers, moving),
+            "progress": self._move if moving is None else progress(workers, moving, epoch),
             "stages": [stage.name for stage in self.plan.stages],
             "workers": workers,
-            "failures": len(life.failures),
+            "failures": life.failed_times,
+            "last_event": self._events[-1].number if self._events else 0,
         }
 
-    def _state_of(self, member: Any, seen: Seen | None) -> str:
+    def _state_of(self, member: Member, seen: Seen | None) -> str:
         if member.leaving:
             return "leaving"
         if member.address is None:
@@ -399,22 +521,14 @@ class Controller:
         return "running" if member.ready else "starting"
 
 
-def _progress(workers: Sequence[dict[str, Any]], moving: str | None) -> dict[str, Any]:
-    """Of the stage in motion, or of the whole of the last rescale."""
-    figures = [
-        stage
-        for worker in workers
-        for name, stage in worker.get("stages", {}).items()
-        if moving is None or name == moving
-    ]
-    return {
-        "keys": sum(stage["keys"] for stage in figures),
-        "moving": sum(stage["moving"] for stage in figures),
-        "moved": sum(stage["moved"] for stage in figures),
-        "held": sum(stage["held"] for stage in figures),
-        "bytes": sum(stage["bytes"] for stage in figures),
-        "longest_hold_ms": max((stage["longest_hold"] for stage in figures), default=0) / 1000,
-    }
+def check_workers(workers: Any, most: int) -> None:
+    """Refuse a number of workers that cannot be."""
+    if isinstance(workers, bool) or not isinstance(workers, int):
+        raise WorkersError(f"the number of workers is a whole number, not {workers!r}")
+    if workers < 1:
+        raise WorkersError(f"a flow needs at least one worker, not {workers}")
+    if workers > most:
+        raise WorkersError(f"{workers} workers are more than the {most} this job allows")
 
 
 def _now() -> int:

@@ -13,6 +13,11 @@ when a rescale may begin, and when all is over. Its rules:
 4. **Rescales and the end** do not meet: a flow that is through with its sources ends when no rescale is under way.
 5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it; when there
    are more than `restarts` of them within `window`, the flow has failed, with the last cause.
+6. **New workers that are lost** before they join do not touch the flow: they are launched again, and after more than
+   `restarts` of them within `window` the request is given up, and who was launched for it is let go.
+7. **A stop** promises that what was read is written. If that cannot be kept (a worker is lost while the flow stops, or
+   it is stopped while it starts again), it has failed, and says so.
+8. **Who is to leave** and does not within `LEAVE` is ended by force; after an abort, within `HASTE`.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
 """
@@ -51,6 +56,8 @@ from railgun.core.rescale import coordinator as c
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
 SECOND = 1_000_000
 GRACE = SECOND // 2
+LEAVE = 10 * SECOND
+HASTE = SECOND
 
 
 class LifecycleError(RailgunError):
@@ -71,6 +78,8 @@ class Member:
     ready: bool = False
     ended: bool = False
     leaving: bool = False
+    told: int | None = None  # when it was told to leave
+    cancelled: bool = False
 
 
 class Lifecycle:
@@ -90,7 +99,11 @@ class Lifecycle:
         self.wanted: Placement | None = None
         self.cause = ""  # of a failure
         self.failed_step = ""
-        self.failures: list[int] = []
+        self.failures: list[int] = []  # within the window
+        self.failed_times = 0  # in all
+        self._lost_joining: list[int] = []
+        self._haste = False
+        self._has_run = False
         self._starting = False  # whether this generation's workers have been told to start
         self._draining = False  # whether sources have been told to stop
         self._hurt: tuple[int, str] | None = None
@@ -103,14 +116,21 @@ class Lifecycle:
         """Begin."""
         return self._orders(now)
 
+    def expects(self, worker: Worker, incarnation: int) -> bool:
+        """Whether this process is waited for."""
+        member = self.members.get(worker)
+        return (
+            member is not None
+            and member.incarnation == incarnation
+            and not member.leaving
+            and member.address is None
+        )
+
     def up(self, worker: Worker, incarnation: int, address: Address, now: int) -> list[Order]:
         """A worker's process has come. Raises `StaleWorkerError` if nobody waits for it."""
-        member = self.members.get(worker)
-        if member is None or member.incarnation != incarnation or member.leaving:
+        if not self.expects(worker, incarnation):
             raise StaleWorkerError(f"worker {worker}, incarnation {incarnation}, is not expected")
-        if member.address is not None:
-            raise StaleWorkerError(f"worker {worker}, incarnation {incarnation}, is here already")
-        member.address = address
+        self.members[worker].address = address
         return self._orders(now)
 
     def down(self, worker: Worker, incarnation: int, why: str, now: int) -> list[Order]:
@@ -122,7 +142,7 @@ class Lifecycle:
         if not member.leaving and not self.over:
             lost = f"worker {worker} is lost: {why}"
             if self.coordinator is not None and worker not in self.coordinator.members:
-                self._launch_failed(lost, now)
+                self._lost_before_joining(lost, now)
             else:
                 self._restart(lost, now)
         return self._orders(now)
@@ -130,8 +150,12 @@ class Lifecycle:
     def reported(self, worker: Worker, report: WorkerReport, now: int) -> list[Order]:
         """A worker reported."""
         member = self.members.get(worker)
-        if member is None or report.generation != self.generation or self.over:
+        if member is None or report.generation != self.generation:
             return []
+        if member.leaving or self.over:
+            if isinstance(report, Failed) and report.final:  # of links it is no wonder
+                self._happened("trouble", f"worker {worker}, on its way out: {report.error}")
+            return self._orders(now)
         match report:
             case Ready():
                 member.ready = True
@@ -158,6 +182,7 @@ class Lifecycle:
         if self.over or self.state == "stopping":
             raise LifecycleError(f"the flow is {self.state}: it cannot be rescaled")
         self.wanted = placement
+        self._lost_joining = []
         return self._orders(now)
 
     def stop(self, now: int) -> list[Order]:
@@ -165,14 +190,20 @@ class Lifecycle:
         if not self.over and self.state != "stopping":
             self.wanted = None
             self._happened("stopping", "stopping: sources end, what is under way is finished")
-            if self.coordinator is None:
-                self._end("finished")
-            else:
+            if self.coordinator is not None:
                 self.state = "stopping"
+            elif self.failed_times and self._has_run:
+                self._fail(
+                    "stopped while it was to start again: what it had read is not all written"
+                )
+            else:
+                self._happened("finished", "stopped before it began")
+                self._end("finished")
         return self._orders(now)
 
     def abort(self, why: str, now: int) -> list[Order]:
         """End at once."""
+        self._haste = True
         if not self.over:
             self._fail(why)
         return self._orders(now)
@@ -204,6 +235,7 @@ class Lifecycle:
     def _orders(self, now: int) -> list[Order]:
         while self._advance(now):
             pass
+        self._hurry(now)
         out, self._out = self._out, []
         return out
 
@@ -240,6 +272,7 @@ class Lifecycle:
         if all(self.members[worker].ready for worker in self.placement.workers):
             self.coordinator = c.Coordinator(self.placement, self.stages)
             self.state = "running"
+            self._has_run = True
             for worker in self.placement.workers:
                 self._to(worker, Begin(self.generation))
             size = len(self.placement.workers)
@@ -282,7 +315,9 @@ class Lifecycle:
         if waiting:
             return False
         self.wanted = None
-        self._happened("rescaling", f"rescaling to {len(wanted.workers)} workers")
+        self._lost_joining = []
+        size = len(wanted.workers)
+        self._happened("rescaling", f"rescaling to {size} worker{'s' * (size != 1)}")
         self._follow(self.coordinator.rescale(wanted))
         return True
 
@@ -317,6 +352,7 @@ class Lifecycle:
 
     def _restart(self, why: str, now: int) -> None:
         self.failures = [at for at in self.failures if now - at < self.window] + [now]
+        self.failed_times += 1
         if self.state == "stopping":
             self._fail(f"{why}; the flow was stopping, and has not written all of its results")
             return
@@ -340,12 +376,16 @@ class Lifecycle:
         again = "the flow starts again from its sources" if was_begun else "trying again"
         self._happened("restarting", f"{why}; {again}")
 
-    def _launch_failed(self, why: str, now: int) -> None:
+    def _lost_before_joining(self, why: str, now: int) -> None:
         """A worker that was to join was lost before it did: the flow itself is well."""
-        self.failures = [at for at in self.failures if now - at < self.window] + [now]
-        if len(self.failures) > self.restarts:
+        lost = [at for at in self._lost_joining if now - at < self.window]
+        self._lost_joining = [*lost, now]
+        if self.wanted is not None and len(self._lost_joining) > self.restarts:
             self.wanted = None
             self._happened("not-rescaled", f"{why}; the flow stays as it is")
+            assert self.coordinator is not None
+            for worker in [w for w in self.members if w not in self.coordinator.members]:
+                self._dismiss(worker)
 
     def _fail(self, why: str) -> None:
         self.cause = why
@@ -364,9 +404,24 @@ class Lifecycle:
             return
         member.leaving = True
         if member.address is None:
-            self._give(Cancel(worker, member.incarnation))
+            self._cancel(worker, member)
         else:
             self._to(worker, Stop())
+
+    def _cancel(self, worker: Worker, member: Member) -> None:
+        member.cancelled = True
+        self._give(Cancel(worker, member.incarnation))
+
+    def _hurry(self, now: int) -> None:
+        """Who was told to leave, and does not, is ended by force."""
+        patience = HASTE if self._haste else LEAVE
+        for worker, member in self.members.items():
+            if not member.leaving or member.cancelled:
+                continue
+            if member.told is None:
+                member.told = now
+            elif now - member.told >= patience:
+                self._cancel(worker, member)
 
     def _launch(self, worker: Worker, now: int) -> None:
         self._incarnations += 1

@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
             Acceptor(secret, nonce) if who is None else Dialer(secret, nonce, who)
         )
         self._opened, self._received, self._closed = opened, received, closed
+        self._early: list[bytes] | None = None  # sent while the hello is still to be answered
         self._error: Exception | None = None
         self._patience: asyncio.TimerHandle | None = None
 
@@ -61,7 +62,10 @@ class Connection(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order; never waits."""
-        self.transport.write(data)
+        if self._early is None:
+            self.transport.write(data)
+        else:
+            self._early.append(data)
 
     def close(self, error: Exception | None = None) -> None:
         """End the connection, after what was sent; `error` is what `closed` is told."""
@@ -107,9 +111,14 @@ class Connection(asyncio.Protocol):
             self._open(hello)
 
     def _open(self, hello: Acceptor | Dialer) -> None:
-        self._opened(self)
+        self._early = []
+        try:
+            self._opened(self)
+        finally:
+            early, self._early = self._early, None
         if isinstance(hello, Acceptor):
             self.transport.write(hello.accept())
+        self.transport.writelines(early)
         self._hello = None
         if self._patience is not None:
             self._patience.cancel()

@@ -114,6 +114,7 @@ class _Process:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.plan: Plan | None = None
+        self.unloadable: FlowLoadError | None = None
         self.runtime: Runtime | None = None
         self.links: dict[int, _Links] = {}  # by generation
         self.start: orders.Start | None = None
@@ -199,7 +200,12 @@ class _Process:
     def _obey(self, order: control.Order) -> None:
         match order:
             case control.Setup(plan):
-                self.plan = _load(plan)
+                try:
+                    self.plan = _load(plan)
+                except FlowLoadError as error:
+                    self.unloadable = (
+                        error  # told when this worker is to start: only then it counts
+                    )
             case orders.Start():
                 self._start(order)
             case orders.Stop():
@@ -223,9 +229,13 @@ class _Process:
                 self._after_work()
 
     def _stop(self) -> None:
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        runtime, self.runtime = self.runtime, None
+        try:
+            if runtime is not None:
+                runtime.close()
+        except Exception as error:  # a sink that cannot be closed keeps nobody here
+            generation = runtime.generation if runtime is not None else 0
+            self._tell(orders.Failed(generation, f"a sink cannot be closed: {error!r}", final=True))
         if not self.done.done():
             self.done.set_result(None)
 
@@ -238,6 +248,8 @@ class _Process:
         for generation in [g for g in self.links if g < order.generation]:
             self.links.pop(generation).close()
         self.start = order
+        if self.unloadable is not None:
+            raise self.unloadable
         self.joins = []
         self.told_ended = False
         self.pressing = False
@@ -349,6 +361,9 @@ class _Process:
     def _reporter(self, generation: int) -> Callable[[int, m.Command], None]:
         def report(stage: int, command: m.Command) -> None:
             assert isinstance(command, m.Started | m.Completed | m.Left)
+            if isinstance(command, m.Completed) and self.runtime is not None:
+                # The figures of the move: this worker may be gone at the next beat.
+                self._tell(control.Beat(generation, self.runtime.metrics()))
             self._tell(orders.Report(generation, stage, command))
 
         return report

@@ -205,7 +205,8 @@ class Coordinator:
             return False
         self.target, self.queued = self.queued, None
         if self.target == self.placement:
-            self._give(Rescaled(self.target))
+            self.target = None
+            self._give(Rescaled(self.placement))
             return True
         joining = tuple(w for w in self.target.workers if w not in self.members)
         if not joining:

@@ -1,0 +1,1 @@
+"""The command line: start flows, and talk to those that run."""

@@ -1,0 +1,32 @@
+"""What goes wrong at the command line, and the exit codes that tell it to scripts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from railgun.core.errors import RailgunError
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+NO_JOB: Final = 3
+NO_FLOW: Final = 4
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = """\
+exit codes:
+  0    done
+  1    the flow failed, or the rescale did not come about
+  2    a command or a number that makes no sense
+  3    there is no such job, it has ended, or one of that name runs already
+  4    the flow cannot be loaded, is not complete, or cannot be sent to workers
+  130  ended at once, by a second Ctrl-C
+"""
+
+
+class CommandError(RailgunError):
+    """A command that cannot be carried out; `kind` is for programs, `details` more to show."""
+
+    def __init__(self, code: int, kind: str, message: str, details: str = "", **data: Any) -> None:
+        super().__init__(message)
+        self.code, self.kind, self.details, self.data = code, kind, details, data

@@ -1,0 +1,274 @@
+"""railgun: start flows, and talk to those that run.
+
+Commands on running jobs need nothing of Spark, and do not load it: they read where the job is from its file
+(`controller.registry`) and talk to its HTTP API.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from railgun.cli import view
+from railgun.cli.client import Client, find
+from railgun.cli.errors import (
+    DONE,
+    EXIT_CODES,
+    FAILED,
+    INTERRUPTED,
+    NO_FLOW,
+    NO_JOB,
+    USAGE,
+    CommandError,
+)
+from railgun.cli.output import Output
+from railgun.controller.registry import JobRunsError, Registry
+from railgun.core.errors import RailgunError
+from railgun.flow.errors import FlowError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command; the exit code."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    out = Output("--json" in given)
+    try:
+        options = parser().parse_args(given)
+        return int(options.command(options, out, Registry(options.registry)))
+    except CommandError as error:
+        out.error(error)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # as when piped into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except RailgunError as error:
+        code, kind = _in_code(error)
+        out.error(CommandError(code, kind, str(error)))
+        return code
+
+
+def _in_code(error: RailgunError) -> tuple[int, str]:
+    name = type(error).__name__
+    if isinstance(error, FlowError) or name == "FlowNotPicklableError":
+        return NO_FLOW, "flow"
+    if isinstance(error, JobRunsError):
+        return NO_JOB, "name-taken"
+    if name in ("WorkersError", "JobError"):
+        return USAGE, "usage"
+    return FAILED, name.removesuffix("Error").lower()
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _run(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.run import run_flow  # a second, for what other commands do not need
+
+    return run_flow(options, out, registry)
+
+
+def _scale(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    client = find(options.name, registry)
+    taken = client.post("/scale", workers=options.workers)
+    if not options.watch:
+        out.data(accepted=True, status=taken["status"])
+        out.line(f"{options.name}: asked for {_workers(options.workers)}")
+        return DONE
+    return _watch_scale(client, taken["last_event"], options.workers, out)
+
+
+def _watch_scale(client: Client, after: int, workers: int, out: Output) -> int:
+    """Show how a rescale goes on, until it is over."""
+    from rich.live import Live
+
+    with Live(console=out.console, refresh_per_second=8, transient=True) as live:
+        for kind, data in client.events(after):
+            if kind == "happened":
+                out.event(data)
+                if data["kind"] == "not-rescaled":
+                    return FAILED
+                continue
+            out.data(status=data)
+            if not out.as_json:
+                live.update(view.job(data))
+            if data["state"] in ("starting", "rescaling"):
+                continue
+            if data["state"] == "running" and data["size"] == workers:
+                return DONE
+            raise CommandError(
+                FAILED,
+                "not-rescaled",
+                data["cause"] or f"the flow is {data['state']} on {_workers(data['size'])}",
+            )
+    raise AssertionError("a stream of events ends with one")
+
+
+def _pin(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    key = _key(options.key)
+    taken = find(options.name, registry).post("/pin", key=key, worker=options.worker)
+    out.data(accepted=True, key=key, worker=options.worker, status=taken["status"])
+    out.line(f"{options.name}: key {key!r} goes to worker {options.worker}")
+    return DONE
+
+
+def _key(told: str) -> Any:
+    """A key as it is typed: JSON if it is JSON, or else text."""
+    try:
+        return json.loads(told)
+    except ValueError:
+        return told
+
+
+def _status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    if options.name is None:
+        return _all_jobs(options, out, registry)
+    client = find(options.name, registry)
+    if options.watch:
+        return _watch_status(client, out)
+    status = client.get("/status")
+    out.data(status=status)
+    out.show(view.job(status))
+    return DONE
+
+
+def _all_jobs(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    if options.watch:
+        raise CommandError(USAGE, "usage", "--watch needs the name of a job")
+    statuses = []
+    for entry in registry.jobs():
+        try:
+            statuses.append(Client(entry).get("/status"))
+        except CommandError as error:  # ended between two looks, or on another machine
+            out.line(str(error), "yellow")
+    out.data(jobs=statuses)
+    if statuses:
+        out.show(view.jobs(statuses))
+    else:
+        out.line("no jobs are running")
+    return DONE
+
+
+def _watch_status(client: Client, out: Output) -> int:
+    from rich.live import Live
+
+    after = client.get("/status")["last_event"]
+    with Live(console=out.console, refresh_per_second=8) as live:
+        for kind, data in client.events(after):
+            if kind == "happened":
+                out.event(data)
+            else:
+                out.data(status=data)
+                if not out.as_json:
+                    live.update(view.job(data))
+                if kind == "end":
+                    return FAILED if data["state"] == "failed" else DONE
+    raise AssertionError("a stream of events ends with one")
+
+
+def _stop(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    client = find(options.name, registry)
+    taken = client.post("/abort" if options.now else "/stop")
+    out.data(accepted=True, status=taken["status"])
+    how = "ends at once" if options.now else "stops: sources end, what is under way is finished"
+    out.line(f"{options.name} {how}")
+    return DONE
+
+
+def _draw(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.loading import load
+
+    flow = load(options.flow).flow
+    if options.svg:
+        Path(options.svg).write_text(flow.draw("svg"), "utf-8")
+        out.data(svg=options.svg)
+        out.line(f"{flow.name} is drawn in {options.svg}")
+    else:
+        picture = flow.draw()
+        out.data(mermaid=picture)
+        out.line(picture)
+    return DONE
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong as all errors are told."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(USAGE, "usage", f"{message}; see {self.prog} --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be typed."""
+    main_parser = _Parser(
+        prog="railgun",
+        description="Stateful flows on Spark that rescale while they run.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"railgun {metadata.version('railgun')}"
+    main_parser.add_argument("--version", action="version", version=version)
+    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, what: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=what, description=what)
+        made.set_defaults(command=function)
+        made.add_argument("--json", action="store_true", help="one JSON object a line")
+        made.add_argument("--registry", metavar="DIR", help="where jobs are found")
+        return made
+
+    flow = "module:flow, or path/file.py[:flow]"
+    made = command("run", _run, "run a flow until it ends; Ctrl-C stops it, a second one at once")
+    made.add_argument("flow", help=flow)
+    made.add_argument("--workers", type=_count, default=2, metavar="N", help="at first (2)")
+    made.add_argument("--master", metavar="URL", help="of Spark (default: local mode)")
+    made.add_argument("--name", help="by which other commands find it (default: the flow's)")
+    made.add_argument("--port", type=int, default=0, help="of the HTTP API (default: a free one)")
+    made.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="a setting of Spark; repeatable"
+    )
+
+    made = command("scale", _scale, "change the number of workers while the flow runs")
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("workers", type=_count, metavar="N")
+    made.add_argument("--watch", action="store_true", help="show its progress, until it is over")
+
+    made = command("pin", _pin, "give a key to a worker, whatever its hash says")
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("key", metavar="KEY", help='text, or JSON: 42, "42", ["a", 1]')
+    made.add_argument("worker", type=int, metavar="WORKER")
+
+    made = command("status", _status, "how a job fares, or which jobs there are")
+    made.add_argument("name", metavar="NAME", nargs="?")
+    made.add_argument("--watch", action="store_true", help="go on showing it, until it ends")
+
+    made = command("stop", _stop, "let the sources end, and the flow with them")
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("--now", action="store_true", help="end at once, whatever is under way")
+
+    made = command("draw", _draw, "draw a flow")
+    made.add_argument("flow", help=flow)
+    made.add_argument("--svg", metavar="FILE", help="as a picture (default: Mermaid text)")
+    return main_parser
+
+
+def _count(told: str) -> int:
+    try:
+        count = int(told)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number is expected, not {told!r}") from None
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"a flow needs at least one worker, not {count}")
+    return count

@@ -1,0 +1,105 @@
+"""What commands say: lines for people, or with `--json` one JSON object a line for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from railgun.cli.errors import CommandError
+
+STYLES = {
+    "running": "green",
+    "rescaling": "cyan",
+    "rescaled": "green",
+    "restarting": "yellow",
+    "not-rescaled": "yellow",
+    "trouble": "yellow",
+    "finished": "bold green",
+    "failed": "bold red",
+}
+
+
+class Output:
+    """Where a command's words go: results to stdout, errors to stderr, with `--json` all to stdout."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def data(self, **what: Any) -> None:
+        """One JSON object, for programs only."""
+        if self.as_json:
+            print(json.dumps(what, default=str), file=sys.stdout, flush=True)
+
+    def line(self, text: str, style: str = "") -> None:
+        """A line for people only."""
+        if not self.as_json:
+            self.console.print(Text(text, style=style))
+
+    def show(self, what: Any) -> None:
+        """A table or picture, for people only."""
+        if not self.as_json:
+            self.console.print(what)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Something that happened to a flow."""
+        self.data(event=event)
+        self.line(told(event), STYLES.get(event["kind"], ""))
+
+    def error(self, error: CommandError) -> None:
+        """Why a command ends."""
+        if self.as_json:
+            self.data(error={"kind": error.kind, "message": str(error), **error.data})
+            return
+        if error.details:
+            self._errors.print(Text(error.details.rstrip()))
+        self._errors.print(Text.assemble(("railgun: ", "bold red"), str(error)))
+
+
+def told(event: dict[str, Any]) -> str:
+    """An event in words.
+
+    >>> data = {"moved": 1200, "bytes": 3_400_000, "longest_hold_ms": 2.25, "seconds": 0.41}
+    >>> told({"kind": "rescaled", "text": "runs on 4 workers now", "data": data})
+    'rescaled: runs on 4 workers now: 1,200 keys (3.4 MB) moved in 0.41 s, longest hold 2.2 ms'
+    """
+    text = f"{event['kind']}: {event['text']}"
+    data = event.get("data") or {}
+    if data.get("moved"):
+        text += (
+            f": {data['moved']:,} keys ({size(data['bytes'])}) moved in {data['seconds']:.2g} s, "
+            f"longest hold {data['longest_hold_ms']:.1f} ms"
+        )
+    return text
+
+
+def size(count: float) -> str:
+    """A number of bytes in words.
+
+    >>> size(1_500), size(12), size(3_210_000_000)
+    ('1.5 kB', '12 B', '3.2 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(5), duration(65), duration(7260)
+    ('5 s', '1 min 5 s', '2 h 1 min')
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

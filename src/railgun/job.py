@@ -1,0 +1,285 @@
+"""run: start a flow on workers; Job: what can be done with it then.
+
+>>> from railgun import Flow, run
+>>> from railgun.connectors import Collect, Items
+>>> from railgun.testing.subprocesses import SubprocessLauncher
+>>> flow = Flow("totals")
+>>> numbers = flow.source(Items(range(10)), name="numbers")
+>>> numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b).sink(Collect(), name="out")
+>>> with run(flow, workers=2, launcher=SubprocessLauncher(), http=False) as job:
+...     job.wait()
+...     sorted(job.collected("out"))[-2:]
+True
+[20, 25]
+
+Without a launcher, which is for tests, workers are tasks of Spark: of the session that is given or active, or else of
+one that is started for the job, and stopped after it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from railgun.controller.controller import (
+    Controller,
+    Event,
+    FlowFailedError,
+    Settings,
+    check_workers,
+)
+from railgun.controller.launcher import Launcher
+from railgun.controller.registry import Entry, Registry
+from railgun.core.errors import RailgunError
+from railgun.flow.errors import FlowError
+from railgun.flow.flow import Flow
+from railgun.shipping import ship
+
+if TYPE_CHECKING:
+    from railgun.controller.http import Api
+    from railgun.spark.session import SparkSession
+
+__all__ = ["FlowFailedError", "Job", "JobError", "NotRescaledError", "Settings", "run"]
+
+
+class JobError(RailgunError):
+    """A job that cannot be started like that."""
+
+
+class NotRescaledError(RailgunError):
+    """A rescale did not come about; the text says why."""
+
+
+def run(
+    flow: Flow,
+    workers: int = 2,
+    *,
+    master: str | None = None,
+    spark: SparkSession | None = None,
+    launcher: Launcher | None = None,
+    conf: Mapping[str, str] | None = None,
+    settings: Settings | None = None,
+    name: str | None = None,
+    registry: Registry | str | os.PathLike[str] | None = None,
+    http: bool = True,
+    port: int = 0,
+    by_value: Iterable[ModuleType] = (),
+    watch: Callable[[Event], None] | None = None,
+) -> Job:
+    """Start a flow; returns when its workers are being launched.
+
+    `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
+    `conf` goes over Spark's settings. `name` is by what the job is found (default: the flow's name), in `registry` (a
+    directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and with it the registry. `by_value`
+    names modules the workers cannot import: their functions and classes are sent along. `watch` is called for every
+    event.
+
+    What is wrong with the flow or these arguments is told before anything is started.
+    """
+    if not isinstance(flow, Flow):
+        raise JobError(f"run needs a Flow, not {flow!r}")
+    settings = settings or Settings()
+    check_workers(workers, settings.most_workers)
+    _check_name(name)
+    if sum(given is not None for given in (master, spark, launcher)) > 1:
+        raise JobError("a job runs on a master, on a session or by a launcher: give one of them")
+    plan = flow.plan()
+    shipped = ship(flow, plan, by_value)
+    if http and not isinstance(registry, Registry):
+        registry = Registry(registry)
+    job_name = name or flow.name
+    with ExitStack() as stack:
+        if launcher is None:
+            launcher, host = _on_spark(stack, job_name, workers, master, spark, conf)
+            settings = replace(settings, host=host)
+        controller = Controller(plan, shipped, launcher, workers, settings, job_name)
+        stack.callback(controller.close)
+        controller.open()
+        if watch is not None:
+            controller.watch(watch)
+        api = None
+        if http:
+            assert isinstance(registry, Registry)
+            api = _serve(stack, controller, registry, port)
+        job = Job(controller, api, stack.pop_all())
+    controller.begin()
+    return job
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None:
+        try:
+            Flow(name)
+        except FlowError:
+            raise JobError(
+                f"a job's name is made of letters, digits, '-', '_' and '.', not {name!r}"
+            ) from None
+
+
+def _on_spark(
+    stack: ExitStack,
+    name: str,
+    workers: int,
+    master: str | None,
+    spark: SparkSession | None,
+    conf: Mapping[str, str] | None,
+) -> tuple[Launcher, str]:
+    """A launcher on a session, and the address workers find this program at."""
+    # Here and not above: whoever does not run on Spark does not wait for it to be imported.
+    from railgun.spark.launcher import SparkLauncher
+    from railgun.spark.session import driver_host, opened
+
+    if spark is None:
+        spark = stack.enter_context(
+            opened(name, master or "local[*]", workers=workers, conf=dict(conf or {}))
+        )
+    return SparkLauncher(spark, workers=workers), driver_host(spark)
+
+
+def _serve(stack: ExitStack, controller: Controller, registry: Registry, port: int) -> Api:
+    """Serve the HTTP API, and tell others where."""
+    from railgun.controller.http import Api
+
+    token = secrets.token_urlsafe(32)
+    api = Api(controller, token, port=port)
+    controller.call(api.start())
+    stack.callback(lambda: controller.call(api.close()))
+    entry = Entry.of_this_process(controller.name, api.url, token)
+    registry.add(entry)
+    stack.callback(registry.remove, entry)
+    return api
+
+
+class Job:
+    """A flow that runs. Leaving its `with` block ends it, at once if it has not ended."""
+
+    def __init__(self, controller: Controller, api: Api | None, ending: ExitStack) -> None:
+        self._controller = controller
+        self._api = api
+        self._ending = ending
+        self._changed = threading.Condition()
+        controller.watch(self._notify)
+        _LEFT.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name!r}, {self._controller.lifecycle.shown}>"
+
+    @property
+    def name(self) -> str:
+        """By what it is found."""
+        return self._controller.name
+
+    @property
+    def url(self) -> str | None:
+        """Where its HTTP API is."""
+        return self._api.url if self._api else None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and no process is left."""
+        return self._controller.over
+
+    def status(self) -> dict[str, Any]:
+        """What there is to know, as plain data."""
+        return self._controller.status()
+
+    def events(self, after: int = 0) -> list[Event]:
+        """What happened, after the event of this number."""
+        return self._controller.events(after)
+
+    def collected(self, step: str) -> list[Any]:
+        """What a `Collect` sink has got so far."""
+        return self._controller.collected(step)
+
+    def scale(self, workers: int, *, wait: bool = False, timeout: float | None = None) -> None:
+        """Ask for this number of workers; with `wait` it returns when the rescale is over.
+
+        A request that has not begun is replaced by the next one. Raises `NotRescaledError` if it does not come about.
+        """
+        self._controller.scale(workers)
+        if wait:
+            self._await_size(workers, timeout)
+
+    def pin(self, key: Any, worker: int) -> None:
+        """Give a key to a worker, whatever its hash says."""
+        self._controller.pin(key, worker)
+
+    def stop(self, *, wait: bool = True, timeout: float | None = None) -> bool:
+        """Let the sources end, and the flow with them: what was read is written. False: not in time."""
+        self._controller.stop()
+        return self.wait(timeout) if wait else False
+
+    def abort(self, why: str = "aborted") -> None:
+        """End at once, whatever is under way."""
+        self._controller.abort(why)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; False if it has not come in time. Raises `FlowFailedError` if the flow failed."""
+        return self._controller.wait(timeout)
+
+    def close(self) -> None:
+        """Let go of everything; a flow that still runs is ended at once."""
+        _LEFT.discard(self)
+        # The flow ends before its API does, so that those who listen hear of it.
+        if not self._controller.over:
+            with contextlib.suppress(RailgunError):
+                self._controller.abort("the job was closed")
+            with contextlib.suppress(FlowFailedError):
+                self._controller.wait(5)
+        self._ending.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ waiting
+
+    def _notify(self, event: Event) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await_size(self, workers: int, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            status = self.status()
+            if status["state"] not in ("starting", "rescaling"):
+                break
+            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if left <= 0:
+                raise NotRescaledError(f"it did not come to {workers} workers within {timeout} s")
+            with self._changed:
+                self._changed.wait(left)  # looks once a second, should it have missed a word
+        if status["state"] == "failed":
+            raise FlowFailedError(status["cause"])
+        if status["size"] != workers:
+            told = [event.text for event in self.events() if event.kind == "not-rescaled"]
+            why = told[-1] if told else f"the flow is {status['state']} on {status['size']} workers"
+            raise NotRescaledError(why)
+
+
+_LEFT: weakref.WeakSet[Job] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Nothing is left running when the program ends."""
+    for job in list(_LEFT):
+        with contextlib.suppress(Exception):
+            job.close()
