@@ -35,9 +35,12 @@ class Harness:
         self.waiting.append((stage, RowBatch.decode(batch.encode())))
 
     def settle(self) -> None:
-        while self.waiting:
-            stage, batch = self.waiting.popleft()
-            self.stages[stage].heads[batch.port].push(batch)
+        for operators in self.stages:  # outlets lead to later stages
+            for outlet in operators.outlets:
+                outlet.flush()
+            while self.waiting:
+                stage, batch = self.waiting.popleft()
+                self.stages[stage].heads[batch.port].push(batch)
 
     def read(self, most: int = 5_000) -> None:
         """Read all sources to their ends."""
@@ -46,7 +49,8 @@ class Harness:
             if reading is not None:
                 parts = list(reading.source.partitions())
                 reading.push(RowBatch.keyed(parts, [None] * len(parts)))
-                while reading.read(self.now, most):
+                while reading.active:
+                    reading.read(self.now, most)
                     self.settle()
 
     def end(self) -> None:
