@@ -37,8 +37,9 @@ class Runs(Protocol):
         """What happened."""
         ...
 
-    def stop(self) -> None:
+    def stop(self) -> object:
         """Let the flow end."""
+        ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end."""
