@@ -225,10 +225,12 @@ class StageRunner:
     def _collect(self, hashes: Hashes, frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""
         parts = [_SENT.pack(self.runtime.outside.clock())]
-        each = [operator.keys_of(hashes) for operator in self.operators.keyed]
-        for operator, keys in zip(self.operators.keyed, each, strict=True):
+        keyed = self.operators.keyed
+        # A timer of one operator may make state in the next one: the keys of all are those of each.
+        keys = list(dict.fromkeys(key for operator in keyed for key in operator.keys_of(hashes)))
+        for operator in keyed:
             operator.advance_keys(keys, frontier)
-        for operator, keys in zip(self.operators.keyed, each, strict=True):
+        for operator in keyed:
             part = operator.collect([key for key in keys if key in operator.states])
             parts += [_PART.pack(len(part)), part]
         packed = b"".join(parts)
