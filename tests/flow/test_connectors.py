@@ -210,7 +210,7 @@ lines = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.integers(1, 40), st.data())
 def test_lines_come_whole_whatever_is_read_at_once(
     tmp_path: Path, text: list[str], ended: bool, newline: str, block: int, data: st.DataObject
@@ -231,7 +231,7 @@ def test_lines_come_whole_whatever_is_read_at_once(
         assert read_moving(source, "file", lambda: chance.randint(1, 5)) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(min_size=0, max_size=9), max_size=12), st.integers(1, 20), st.booleans())
 def test_a_growing_file_is_followed_line_by_line(
     tmp_path: Path, pieces: list[bytes], block: int, moving: bool
@@ -326,6 +326,14 @@ def test_lines_of_json(tmp_path: Path) -> None:
         3,
         None,
     ]
+
+
+def test_empty_lines_of_json_are_no_pause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1\n" + "\n" * 10_000 + "2\n\n\n")
+    reader = Directory(tmp_path, format="json").open("file", None)
+    assert [reader.read(1, 0) for _ in range(3)] == [[1], [2], None]
+    reader = Directory(tmp_path, format="json", watch=True).open("file", None)
+    assert [reader.read(5, 0) for _ in range(3)] == [[1], [2], []]
 
 
 def test_a_line_that_is_not_json_is_named_by_its_byte(tmp_path: Path) -> None:
