@@ -198,9 +198,9 @@ class RescaleRun:
 
     def _story(self, rows: Rows, begin: float, end: float, spans: Sequence[Span]) -> Story:
         story = Story(self.title, self.subtitle, EVERY)
-        at = ((rows[:, 2] / 1e6 - begin) / EVERY).astype(np.int64)
+        at = np.floor((rows[:, 2] / 1e6 - begin) / EVERY)
         took = (rows[:, 3] - rows[:, 2]) / 1000
-        arrived = ((rows[:, 3] / 1e6 - begin) / EVERY).astype(np.int64)
+        arrived = np.floor((rows[:, 3] / 1e6 - begin) / EVERY)
         for interval in range(int((end - begin) / EVERY)):
             mine = took[at == interval]
             p50, p99 = np.percentile(mine, [50, 99]) if len(mine) else (0.0, 0.0)

@@ -65,6 +65,7 @@ class Runtime:
         now: int,
     ) -> None:
         self.plan = plan
+        self.timed = plan.timed
         self.worker = worker
         self.generation = generation
         self.outside = outside

@@ -164,7 +164,7 @@ class StageRunner:
         if reading is not None:
             bound = reading.bound(now, self.distributor.frontiers.told)
             # Where nobody sets timers, only the end of time is of interest.
-            if bound != self.distributor.bound and (self.runtime.plan.timed or bound == MAX):
+            if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))
 
     # ------------------------------------------------------------ moving keys

@@ -69,14 +69,14 @@ class Keyed(Operator):
         self.shared = {}
 
     def keys_of(self, hashes: Hashes) -> list[Any]:
-        """The keys with state that have these hashes; they leave the index."""
-        index, states = self.index, self.states
+        """The keys that have these hashes; they leave the index."""
+        index = self.index
         numbers = hashes.tolist()
         keys = [index.pop(number) for number in numbers if number in index]
         if self.shared:
             for number in numbers:
                 keys += self.shared.pop(number, [])
-        return [key for key in keys if key in states]
+        return keys
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of these keys out, as bytes."""
