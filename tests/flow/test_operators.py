@@ -563,7 +563,9 @@ def test_a_key_that_was_forgotten_after_it_was_counted_does_not_move() -> None:
     here = counting(["a", "b"]).keyed("s")
     here.note(hashes_of(["a", "b", "never"]), ["a", "b", "never"])
     del here.states["a"]
-    assert here.keys_of(hashes_of(["a", "b", "never"])) == ["b"]
+    there = counting([]).keyed("s")
+    there.take(memoryview(here.collect(here.keys_of(hashes_of(["a", "b", "never"])))))
+    assert there.states == {"b": 1}
     here.forget_index()
     assert here.keys_of(hashes_of(["b"])) == []
 
@@ -572,7 +574,7 @@ def test_a_census_is_taken_in_blocks_of_all_keys() -> None:
     here = counting(list(range(40_000))).keyed("s")
     blocks = list(here.census())
     assert [key for block in blocks for key in block] == list(range(40_000))
-    assert len(blocks) == 3
+    assert len(blocks) == 10
 
 
 def test_timers_and_ends_move_with_their_keys() -> None:

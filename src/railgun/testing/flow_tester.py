@@ -35,7 +35,7 @@ from railgun.core.rescale import messages as m
 from railgun.flow.flow import Flow
 from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.source import Reader, Source
-from railgun.wire.frames import FrameReader, Pressure, encode
+from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.worker.runtime import Outside, Runtime
 
 START = 1_700_000_000_000_000
@@ -232,7 +232,7 @@ class FlowTester:
         if runtime is None:
             return
         for frame in FrameReader().feed(data):
-            assert not isinstance(frame.message, Pressure)
+            assert not isinstance(frame.message, Pressure | Taken)
             runtime.receive(sender, frame.stage, frame.message)
 
     def _send(self, sender: Worker, to: Worker, stage: int, message: m.Message) -> None:

@@ -5,7 +5,8 @@
 - The links are always read; what rests when there is too much to do is the sources. A worker whose outgoing queues pass
   a mark says so to all (`Pressure`), and no source of the flow is read until it has sent enough of them. So a mesh of
   links cannot deadlock, and no queue grows without bound.
-- Keys move only while the queues are short: a record must not wait behind a mountain of other keys' state.
+- Keys move only while little of other keys' state is on the way, in our queues and the system's: a record must not
+  wait behind a mountain of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from railgun.flow.errors import StepError
 from railgun.flow.plan import Plan
 from railgun.wire import control
 from railgun.wire.connection import Connection, Messages
-from railgun.wire.frames import FrameReader, Pressure, encode
+from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.spec import WorkerSpec
@@ -37,7 +38,7 @@ from railgun.worker.spec import WorkerSpec
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
-CALM: Final = 256 << 10  # unsent bytes up to which keys are moved
+CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
@@ -70,11 +71,16 @@ class _Links:
         self.early: list[tuple[Connection, bytes]] = []  # came before the stages were made
         self.pressed: set[Worker] = set()  # who said that there is too much to do
         self.closing = False
+        self.moving: dict[Worker, int] = {}  # bytes of state on the way to each
         self.boxes: dict[Connection, list[bytes]] = {}  # small frames that wait to go together
 
     @property
     def unsent(self) -> int:
         return max((link.unsent for link in self.open.values()), default=0)
+
+    def is_calm(self) -> bool:
+        """Whether there is room to move keys: little is on the way, so what follows it does not wait long."""
+        return self.unsent <= CALM and max(self.moving.values(), default=0) <= CALM
 
     def send(self, to: Worker, data: bytes) -> None:
         """Send a frame; small ones go together, when the loop has done all it has to do now."""
@@ -313,7 +319,7 @@ class _Process:
                 report=self._reporter(start.generation),
                 to_driver=self._carrier(start.generation),
                 clock=microseconds,
-                calm=lambda: links.unsent <= CALM,
+                calm=links.is_calm,
             )
             self.runtime = Runtime(
                 self.plan,
@@ -351,10 +357,12 @@ class _Process:
     # ------------------------------------------------------------ links
 
     def _sender(self, links: _Links) -> Callable[[Worker, int, m.Message], None]:
-        generation, send_frame = links.generation, links.send
+        generation, send_frame, moving = links.generation, links.send, links.moving
 
         def send(to: Worker, stage: int, message: m.Message) -> None:
             send_frame(to, encode(generation, stage, message))
+            if isinstance(message, m.Acquire):
+                moving[to] = moving.get(to, 0) + len(message.state)
 
         return send
 
@@ -384,10 +392,16 @@ class _Process:
             return
         with self._failing():
             for frame in links.readers[link].feed(data):
-                if isinstance(frame.message, Pressure):
-                    self._pressure(links, worker, frame.message.on)
+                message = frame.message
+                if isinstance(message, Pressure):
+                    self._pressure(links, worker, message.on)
+                elif isinstance(message, Taken):
+                    links.moving[worker] -= message.size
                 else:
-                    runtime.receive(worker, frame.stage, frame.message)
+                    runtime.receive(worker, frame.stage, message)
+                    if isinstance(message, m.Acquire):
+                        taken = Taken(len(message.state))
+                        links.send(worker, encode(links.generation, 0, taken))
                 if self.runtime is not runtime:
                     return
             self._flush_soon()
@@ -548,9 +562,9 @@ def keep_memory() -> None:
     """Settle the allocator and the collector for a process that keeps much state and must not pause.
 
     Freeing one large block makes glibc keep what is freed (its limits follow the largest block freed). A full
-    collection walks over all state, so it is left out: only the younger generations are looked through.
+    collection walks over all state, so it is left out: only what was made lately is looked through.
     """
     bytes(24 << 20)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 1 << 30)
+    gc.set_threshold(10_000, 1 << 30, 1 << 30)

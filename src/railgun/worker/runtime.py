@@ -30,6 +30,7 @@ from railgun.worker.stage import StageRunner
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
 LINGER: Final = 2_000  # µs
+RESTS: Final = 2.5  # a rescale has a piece of work done in one part of the time of this many
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -99,6 +100,7 @@ class Runtime:
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
         self._next_read = now
+        self._next_step = now
         self._next_tick = now
         self._next_flush = now + FLUSH
         self._next_listing = {runner.stage.index: now for runner in self.sources}
@@ -147,14 +149,22 @@ class Runtime:
         if now >= self._next_tick:
             self._tick(now)
         delay = self._read(now)
-        calm = self.outside.calm()
-        for runner in self.stages:
-            if runner.step(calm):
-                self.work += 1
-                delay = 0.0
+        delay = min(delay, self._step(now))
         if self.flush_outlets():
             delay = min(delay, LINGER / 1_000_000)
         return delay
+
+    def _step(self, now: int) -> float:
+        """Do a piece of what a rescale has to do, and then rest from it: records come first."""
+        busy = [runner for runner in self.stages if runner.busy(self.outside.calm)]
+        if not busy:
+            return IDLE[1]
+        if now >= self._next_step:
+            began = self.outside.clock()
+            busy[0].step()
+            self.work += 1
+            self._next_step = now + int(RESTS * (self.outside.clock() - began))
+        return max(0.0, (self._next_step - now) / 1_000_000)
 
     def _read(self, now: int) -> float:
         """Read all sources; the seconds until it is worth doing again."""
@@ -190,7 +200,7 @@ class Runtime:
 
     def hurry(self) -> None:
         """Look at everything at the next `pump`, whatever the time."""
-        self._next_read = self._next_tick = self.now
+        self._next_read = self._next_tick = self._next_step = self.now
 
     def _tick(self, now: int) -> None:
         self._next_tick = now + TICK
