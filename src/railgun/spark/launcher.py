@@ -185,7 +185,10 @@ class SparkLauncher:
             rdd = context.parallelize([task.row_of(worker.spec)], 1).mapPartitions(self._body)
             if self._profile is not None:
                 rdd = rdd.withResources(self._profile)
-            outcome = rdd.collect()[0]
+            outcome = (task.USED, "")
+            while outcome[0] == task.USED:  # each time such a process ends
+                worker.stages.clear()
+                outcome = rdd.collect()[0]
             if worker.lost is None and outcome[0] == task.REFUSED:
                 worker.lost = failure.of_spark(self._why_failed(worker))
             return worker.lost or failure.of_outcome(outcome)
@@ -240,11 +243,10 @@ class SparkLauncher:
     def _counts(self, worker: _Worker) -> tuple[int, int, int]:
         """How many tasks of it are running, are done, have failed."""
         tracker = self._context._jsc.statusTracker()
-        if not worker.stages:
-            for job in tracker.getJobIdsForGroup(worker.group):
-                info = tracker.getJobInfo(job)
-                if info is not None:
-                    worker.stages.extend(info.stageIds())
+        jobs = tracker.getJobIdsForGroup(worker.group)
+        if len(worker.stages) < len(jobs):  # one stage each
+            infos = [tracker.getJobInfo(job) for job in jobs]
+            worker.stages = sorted(stage for info in infos if info for stage in info.stageIds())
         active = done = failed = 0
         for stage in worker.stages:
             info = tracker.getStageInfo(stage)
