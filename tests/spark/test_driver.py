@@ -53,10 +53,36 @@ with interrupts(draining.set):
     print(ended.next()[1], flush=True)
 """
 
+ON_A_SESSION_OF_THE_USER = """
+import os, signal, sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+from railgun.spark.launcher import SparkLauncher
+from railgun.spark.session import opened
+from tests.spark.workers import Desk, Endings, is_alive, waits
 
-def driver(directory: Path) -> subprocess.Popen[str]:
+desk, ended = Desk(Path(sys.argv[1])), Endings()
+spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+with opened("mine", workers=3) as used:
+    assert used is spark
+    launcher = SparkLauncher(used, entry=waits())
+    specs = [desk.spec(number, job="driver") for number in range(3)]
+    for spec in specs:
+        launcher.launch(spec, ended)
+    pids = [desk.pid(spec) for spec in specs]
+    os.kill(pids[2], signal.SIGSTOP)
+    launcher.cancel(specs[2])
+    assert ended.next() == (specs[2], "it was cancelled")
+    assert not is_alive(pids[2]), "its status lags behind; it is gone all the same"
+assert spark.range(3).count() == 3, "it is not ours to stop"
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+def driver(program: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, directory],
+        [sys.executable, "-c", program, directory],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,7 +94,7 @@ def driver(directory: Path) -> subprocess.Popen[str]:
 @pytest.mark.spark
 def test_ctrl_c_drains_and_kills_nobody_and_nothing_is_printed(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    with driver(tmp_path) as process:
+    with driver(PROGRAM, tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         os.killpg(process.pid, signal.SIGINT)  # the JVM gets it as well, as from a terminal
@@ -86,11 +112,12 @@ def test_ctrl_c_drains_and_kills_nobody_and_nothing_is_printed(tmp_path: Path) -
 
 
 @pytest.mark.spark
-def test_no_worker_outlives_its_driver(tmp_path: Path) -> None:
+def test_a_session_of_the_user_will_do_and_no_worker_outlives_its_driver(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    with driver(tmp_path) as process:
+    with driver(ON_A_SESSION_OF_THE_USER, tmp_path) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
+        assert process.stderr is not None
+        assert process.stdout.readline() == "running\n", process.stderr.read()
         pids = [desk.pid(desk.spec(number, job="driver")) for number in range(2)]
         assert all(map(is_alive, pids))
         os.kill(process.pid, signal.SIGKILL)
