@@ -51,6 +51,7 @@ __all__ = [
     "run",
 ]
 
+__version__ = "0.1.0"
 _OF_JOBS = ("FlowFailedError", "Job", "Settings", "run")
 
 

@@ -11,10 +11,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from railgun import __version__
 from railgun.cli import view
 from railgun.cli.client import Client, find
 from railgun.cli.errors import (
@@ -218,8 +218,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"railgun {metadata.version('railgun')}"
-    main_parser.add_argument("--version", action="version", version=version)
+    main_parser.add_argument("--version", action="version", version=f"railgun {__version__}")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function: Any, what: str) -> argparse.ArgumentParser:

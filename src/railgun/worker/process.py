@@ -32,6 +32,7 @@ from railgun.wire import control
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
+from railgun.worker.leash import Leash
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.spec import WorkerSpec
 
@@ -121,6 +122,7 @@ class _Process:
         self.spec = spec
         self.plan: Plan | None = None
         self.unloadable: FlowLoadError | None = None
+        self.leash: Leash | None = None
         self.runtime: Runtime | None = None
         self.links: dict[int, _Links] = {}  # by generation
         self.start: orders.Start | None = None
@@ -166,11 +168,14 @@ class _Process:
                 links.close()
             if self.runtime is not None:
                 self.runtime.close()
+            if self.leash is not None:
+                self.leash.release()
 
     # ------------------------------------------------------------ the controller
 
     def _hired(self, connection: Connection) -> None:
         self.controller = connection
+        self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
         self.loop.call_later(BEAT[0], self._beat)
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
@@ -201,7 +206,8 @@ class _Process:
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
             for order in self.messages.feed(data):
-                self._obey(order)
+                with self._failing():  # one that fails does not take the next with it: it may be Stop
+                    self._obey(order)
 
     def _obey(self, order: control.Order) -> None:
         match order:

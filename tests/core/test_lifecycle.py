@@ -1,0 +1,689 @@
+"""The life of a flow, rule by rule, and under thousands of random fates."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+import pytest
+
+from railgun.core import orders as o
+from railgun.core.lifecycle import (
+    GRACE,
+    HASTE,
+    LEAVE,
+    SECOND,
+    Lifecycle,
+    LifecycleError,
+    StaleWorkerError,
+)
+from railgun.core.placement import Placement, Worker
+from railgun.core.rescale import messages as m
+
+# ---------------------------------------------------------------- a playbook
+
+
+def word(order: o.Order) -> str:
+    """An order in words."""
+    match order:
+        case o.Launch(worker, incarnation):
+            return f"launch {worker}#{incarnation}"
+        case o.Cancel(worker, incarnation):
+            return f"cancel {worker}#{incarnation}"
+        case o.To(worker, o.Start(generation, placement, members, _, dial)):
+            owners = ",".join(map(str, placement.workers))
+            known = ",".join(map(str, members))
+            called = ",".join(str(other) for other, _ in dial)
+            return f"→{worker} start {generation} on {owners} among {known} calling {called or '-'}"
+        case o.To(worker, o.Tell(generation, stage, event)):
+            return f"→{worker} {type(event).__name__.lower()} {generation}/{stage}"
+        case o.To(worker, o.Stop()):
+            return f"→{worker} stop"
+        case o.To(worker, told):
+            assert not isinstance(told, o.Stop)
+            return f"→{worker} {type(told).__name__.lower()} {told.generation}"
+        case o.Happened(kind):
+            return f"told {kind}"
+
+
+class Play:
+    """Tells a lifecycle what happens, and compares its orders, in words."""
+
+    def __init__(self, workers: int = 2, stages: int = 1, restarts: int = 5) -> None:
+        self.now = 0
+        self.life = Lifecycle(stages, placement(workers), restarts=restarts)
+        self.heard: list[o.Happened] = []
+
+    def expect(self, orders: Iterable[o.Order], *expected: str) -> Self:
+        orders = list(orders)
+        self.heard += [order for order in orders if isinstance(order, o.Happened)]
+        assert [word(order) for order in orders] == list(expected)
+        return self
+
+    def any(self, orders: Iterable[o.Order]) -> Self:
+        self.heard += [order for order in orders if isinstance(order, o.Happened)]
+        return self
+
+    def up(self, worker: int, incarnation: int) -> list[o.Order]:
+        return self.life.up(worker, incarnation, ("here", worker), self.now)
+
+    def down(self, worker: int, incarnation: int, why: str = "killed") -> list[o.Order]:
+        return self.life.down(worker, incarnation, why, self.now)
+
+    def report(self, worker: int, report: o.WorkerReport) -> list[o.Order]:
+        return self.life.reported(worker, report, self.now)
+
+    def scale(self, workers: int) -> list[o.Order]:
+        return self.life.scale(placement(workers), self.now)
+
+    def stop(self) -> list[o.Order]:
+        return self.life.stop(self.now)
+
+    def after(self, time: int) -> list[o.Order]:
+        self.now += time
+        return self.life.tick(self.now)
+
+    @property
+    def shown(self) -> str:
+        return self.life.shown
+
+    def kinds(self) -> list[str]:
+        return [told.kind for told in self.heard]
+
+    # What a test that is about something else needs first.
+
+    def running(self) -> Self:
+        self.any(self.life.start(self.now))
+        for worker, member in list(self.life.members.items()):
+            self.any(self.up(worker, member.incarnation))
+        return self.ready()
+
+    def ready(self) -> Self:
+        for worker in self.life.placement.workers:
+            self.any(self.report(worker, o.Ready(self.life.generation)))
+        assert self.life.state == "running"
+        return self
+
+    def complete(self, stage: int = 0, epoch: int = 1) -> Self:
+        """Let a stage move."""
+        coordinator = self.life.coordinator
+        assert coordinator is not None
+        for report in (m.Started(epoch), m.Completed(epoch)):
+            for worker in coordinator.members:
+                told = o.Report(self.life.generation, stage, report)
+                self.any(self.report(worker, told))
+        return self
+
+
+def placement(workers: int) -> Placement:
+    return Placement.of(range(workers))
+
+
+# ---------------------------------------------------------------- rule 1: generations
+
+
+def test_all_workers_start_together_in_a_generation() -> None:
+    play = Play()
+    play.expect(play.life.start(0), "launch 0#1", "launch 1#2")
+    play.expect(play.up(1, 2))
+    play.expect(
+        play.up(0, 1),
+        "→0 start 1 on 0,1 among 0,1 calling -",
+        "→1 start 1 on 0,1 among 0,1 calling 0",
+    )
+    play.expect(play.report(0, o.Ready(1)))
+    play.expect(play.report(1, o.Ready(1)), "→0 begin 1", "→1 begin 1", "told running")
+    assert play.shown == "running"
+
+
+def test_a_lost_worker_ends_the_generation_and_the_next_one_starts() -> None:
+    play = Play().running()
+    play.expect(play.down(1, 2), "told restarting", "launch 1#3")
+    assert play.shown == "starting"
+    assert "worker 1 is lost: killed" in play.heard[-1].text
+    assert "from its sources" in play.heard[-1].text
+    play.expect(
+        play.up(1, 3),
+        "→0 start 3 on 0,1 among 0,1 calling -",
+        "→1 start 3 on 0,1 among 0,1 calling 0",
+    )
+    play.ready()
+
+
+def test_what_is_of_an_older_generation_is_dropped() -> None:
+    play = Play().running()
+    play.any(play.down(1, 2)).any(play.up(1, 3))
+    for stale in (o.Ready(1), o.Ended(1), o.Joined(1), o.Failed(1, "no", final=True)):
+        play.expect(play.report(0, stale))
+    assert play.life.state == "starting"
+    play.ready()
+
+
+def test_a_worker_lost_while_the_flow_starts_is_launched_again() -> None:
+    play = Play()
+    play.any(play.life.start(0)).any(play.up(0, 1))
+    play.expect(play.down(1, 2, "no room"), "told restarting", "launch 1#3")
+    assert "trying again" in play.heard[-1].text
+
+
+# ---------------------------------------------------------------- rule 2: incarnations
+
+
+def test_a_process_that_is_not_the_latest_of_its_worker_is_turned_away() -> None:
+    play = Play()
+    play.any(play.life.start(0))
+    play.any(play.down(0, 1))
+    with pytest.raises(StaleWorkerError):
+        play.up(0, 1)
+    play.any(play.up(0, 3))
+
+
+def test_a_second_attempt_of_the_same_incarnation_is_turned_away() -> None:
+    play = Play()
+    play.any(play.life.start(0)).any(play.up(0, 1))
+    with pytest.raises(StaleWorkerError):
+        play.up(0, 1)
+
+
+def test_a_worker_nobody_launched_is_turned_away() -> None:
+    play = Play().running()
+    with pytest.raises(StaleWorkerError):
+        play.up(7, 1)
+    play.expect(play.down(7, 1))
+    play.expect(play.report(7, o.Ready(1)))
+
+
+def test_the_end_of_an_older_incarnation_is_no_loss() -> None:
+    play = Play().running()
+    play.any(play.down(1, 2)).any(play.up(1, 3)).ready()
+    play.expect(play.down(1, 2, "its process ended"))
+    assert play.life.state == "running"
+
+
+def test_a_worker_that_leaves_is_not_accepted_any_more() -> None:
+    play = Play()
+    play.any(play.life.start(0))
+    play.any(play.life.abort("enough", 0))
+    with pytest.raises(StaleWorkerError):
+        play.up(0, 1)
+
+
+# ---------------------------------------------------------------- rule 3: launch first
+
+
+def test_a_rescale_begins_when_its_new_workers_are_there() -> None:
+    play = Play().running()
+    play.expect(play.scale(4), "launch 2#3", "launch 3#4")
+    assert play.shown == "rescaling"
+    play.expect(play.up(3, 4))
+    play.expect(
+        play.up(2, 3),
+        "told rescaling",
+        "→2 start 1 on 0,1 among 0,1,2,3 calling 0,1",
+        "→3 start 1 on 0,1 among 0,1,2,3 calling 0,1,2",
+        "→0 join 1/0",
+        "→1 join 1/0",
+    )
+    for worker in (0, 1):
+        play.expect(play.report(worker, o.Joined(1)))
+    play.expect(play.report(2, o.Ready(1)))
+    play.expect(
+        play.report(3, o.Ready(1)),
+        *("→2 begin 1", "→3 begin 1"),
+        *(f"→{worker} rescale 1/0" for worker in range(4)),
+    )
+    play.complete()
+    assert play.kinds()[-1] == "rescaled"
+    assert play.life.placement == placement(4)
+    assert play.shown == "running"
+
+
+def test_of_requests_that_wait_the_last_one_wins() -> None:
+    play = Play().running()
+    play.any(play.scale(4))
+    play.expect(play.scale(3), "cancel 3#4")
+    play.expect(play.down(3, 4, "cancelled"))
+    play.any(play.up(2, 3))
+    coordinator = play.life.coordinator
+    assert coordinator is not None
+    assert coordinator.target == placement(3)
+    play.expect(play.scale(1))
+    play.expect(play.scale(2))
+    assert play.life.wanted == placement(2)
+
+
+def test_a_worker_that_is_leaving_is_waited_for_before_it_is_launched_again() -> None:
+    play = Play().running()
+    play.any(play.scale(1)).complete()
+    play.expect(play.report(0, o.Report(1, 0, m.Left(1))), "→1 stop", "told rescaled")
+    play.expect(play.scale(2))
+    play.expect(play.down(1, 2, "its process ended"), "launch 1#3")
+
+
+def test_the_size_it_has_already_is_no_work() -> None:
+    play = Play().running()
+    play.expect(play.scale(2), "told rescaling", "told rescaled")
+    assert play.shown == "running"
+    assert play.life.coordinator is not None
+    assert play.life.coordinator.target is None
+
+
+# ---------------------------------------------------------------- rule 4: rescales and the end
+
+
+def test_a_flow_ends_when_all_workers_have_ended() -> None:
+    play = Play().running()
+    play.expect(play.report(0, o.Ended(1)))
+    play.expect(play.report(1, o.Ended(1)), "told finished", "→0 stop", "→1 stop")
+    assert play.life.over
+    assert not play.life.gone
+    play.expect(play.down(0, 1, "its process ended"))
+    play.expect(play.down(1, 2, "its process ended"))
+    assert play.life.gone
+
+
+def test_a_flow_does_not_end_during_a_rescale() -> None:
+    play = Play().running()
+    play.any(play.scale(1))
+    for worker in (0, 1):
+        play.expect(play.report(worker, o.Ended(1)))
+    play.complete()
+    play.expect(
+        play.report(0, o.Report(1, 0, m.Left(1))),
+        *("→1 stop", "told rescaled", "told finished", "→0 stop"),
+    )
+
+
+def test_a_stop_waits_for_the_rescale_under_way_and_drops_the_one_that_waits() -> None:
+    play = Play().running()
+    play.any(play.scale(1)).any(play.scale(5))
+    play.expect(play.stop(), "told stopping")
+    assert play.life.wanted is None
+    play.complete()
+    play.expect(
+        play.report(0, o.Report(1, 0, m.Left(1))), "→1 stop", "told rescaled", "→0 stopsources 1"
+    )
+    play.expect(play.report(0, o.Ended(1)), "told finished", "→0 stop")
+
+
+def test_a_flow_that_stops_or_has_ended_cannot_be_rescaled() -> None:
+    play = Play().running()
+    play.any(play.stop())
+    with pytest.raises(LifecycleError, match="stopping"):
+        play.scale(3)
+    play.any(play.life.abort("enough", 0))
+    with pytest.raises(LifecycleError, match="failed"):
+        play.scale(3)
+
+
+# ---------------------------------------------------------------- rule 5: failures
+
+
+def test_a_failure_that_would_come_again_stops_the_flow() -> None:
+    play = Play().running()
+    play.expect(
+        play.report(1, o.Failed(1, "no such city", final=True, step="map")),
+        *("told failed", "→0 stop", "→1 stop"),
+    )
+    assert play.life.cause == "worker 1: no such city"
+    assert play.life.failed_step == "map"
+
+
+def test_other_failures_restart_it_after_a_moment_in_which_the_cause_may_show() -> None:
+    play = Play().running()
+    play.expect(play.report(0, o.Failed(1, "the link to worker 1 is lost", final=False)))
+    play.expect(play.after(GRACE - 1))
+    play.expect(
+        play.after(1),
+        "told restarting",
+        "→0 start 3 on 0,1 among 0,1 calling -",
+        "→1 start 3 on 0,1 among 0,1 calling 0",
+    )
+
+
+def test_the_cause_that_shows_is_told_and_counts_once() -> None:
+    play = Play().running()
+    play.any(play.report(0, o.Failed(1, "the link to worker 1 is lost", final=False)))
+    play.any(play.down(1, 2, "exit code -9"))
+    assert "exit code -9" in play.heard[-1].text
+    play.any(play.up(1, 3)).ready()
+    play.expect(play.after(GRACE))
+    assert play.life.failed_times == 1
+
+
+def test_too_many_failures_within_the_window_fail_the_flow_with_the_last_cause() -> None:
+    play = Play(workers=1, restarts=2)
+    play.running()
+    for count in (1, 2):
+        play.any(play.down(0, count, f"cause {count}")).any(play.up(0, count + 1)).ready()
+    play.expect(play.down(0, 3, "cause 3"), "told failed")
+    assert "cause 3" in play.life.cause
+    assert "failure 3" in play.life.cause
+    assert play.life.gone
+
+
+def test_failures_that_are_long_ago_do_not_count() -> None:
+    play = Play(workers=1, restarts=1)
+    play.running()
+    for count in range(1, 6):
+        play.any(play.down(0, count)).any(play.up(0, count + 1)).ready()
+        play.any(play.after(301 * SECOND))
+    assert play.life.failed_times == 5
+
+
+def test_a_failure_while_workers_join_starts_anew_at_the_size_that_was_wanted() -> None:
+    play = Play().running()
+    play.any(play.scale(3)).any(play.up(2, 3))
+    play.expect(play.down(2, 3), "told restarting", "launch 2#4")
+    play.any(play.up(2, 4)).ready()
+    assert play.life.placement == placement(3)
+
+
+def test_a_failure_while_workers_leave_starts_anew_without_them() -> None:
+    play = Play(workers=3).running()
+    play.any(play.scale(2))
+    play.expect(
+        play.down(0, 1),
+        *("→2 stop", "told restarting", "launch 0#4"),
+    )
+    play.any(play.up(0, 4)).ready()
+    assert play.life.placement == placement(2)
+    play.expect(play.down(2, 3, "its process ended"))
+
+
+def test_a_request_that_waited_is_kept_through_a_failure() -> None:
+    play = Play().running()
+    play.any(play.scale(3))
+    play.expect(play.down(0, 1), "cancel 2#3", "told restarting", "launch 0#4")
+    play.any(play.down(2, 3, "cancelled")).any(play.up(0, 4))
+    assert play.life.wanted == placement(3)
+    play.ready()
+    assert 2 in play.life.members
+
+
+# ---------------------------------------------------------------- rule 6: lost before they join
+
+
+def test_a_new_worker_that_is_lost_does_not_touch_the_flow() -> None:
+    play = Play().running()
+    play.any(play.scale(3))
+    play.expect(play.down(2, 3, "no module numpy"), "launch 2#4")
+    assert play.life.failed_times == 0
+    assert play.life.generation == 1
+
+
+def test_a_rescale_whose_workers_are_lost_again_and_again_is_given_up() -> None:
+    play = Play(restarts=1).running()
+    play.any(play.scale(4)).any(play.up(3, 4))
+    play.any(play.down(2, 3))
+    play.expect(play.down(2, 5, "no room"), "told not-rescaled", "→3 stop")
+    assert "no room" in play.heard[-1].text
+    assert play.shown == "running"
+    play.any(play.down(3, 4))
+    play.expect(play.scale(3), "launch 2#6")
+    # The flow itself has its full measure of failures left.
+    play.any(play.down(0, 1))
+    assert play.life.state == "starting"
+
+
+# ---------------------------------------------------------------- rule 7: a stop
+
+
+def test_a_stop_lets_the_sources_end() -> None:
+    play = Play().running()
+    play.expect(play.stop(), "told stopping", "→0 stopsources 1", "→1 stopsources 1")
+    play.expect(play.stop())
+    play.expect(play.report(0, o.Ended(1)))
+    play.expect(play.report(1, o.Ended(1)), "told finished", "→0 stop", "→1 stop")
+
+
+def test_a_worker_lost_while_the_flow_stops_is_a_failure() -> None:
+    play = Play().running()
+    play.any(play.stop())
+    play.expect(play.down(1, 2), "told failed", "→0 stop")
+    assert "has not written all" in play.life.cause
+
+
+def test_a_flow_stopped_before_it_began_has_finished() -> None:
+    play = Play()
+    play.any(play.life.start(0)).any(play.up(0, 1))
+    play.expect(play.stop(), "told stopping", "told finished", "→0 stop", "cancel 1#2")
+
+
+def test_a_flow_stopped_while_it_starts_again_has_failed() -> None:
+    play = Play().running()
+    play.any(play.down(1, 2))
+    play.any(play.stop())
+    assert play.life.state == "failed"
+    assert "not all written" in play.life.cause
+
+
+# ---------------------------------------------------------------- rule 8: who is to leave
+
+
+def test_who_does_not_leave_is_ended_by_force() -> None:
+    play = Play(workers=1).running()
+    play.any(play.report(0, o.Ended(1)))
+    play.expect(play.after(LEAVE - 1))
+    play.expect(play.after(1), "cancel 0#1")
+    play.expect(play.after(LEAVE))
+
+
+def test_after_an_abort_there_is_less_patience() -> None:
+    play = Play(workers=1).running()
+    play.expect(play.life.abort("enough", 0), "told failed", "→0 stop")
+    play.expect(play.after(HASTE), "cancel 0#1")
+
+
+def test_what_goes_wrong_on_the_way_out_is_told_and_changes_nothing() -> None:
+    play = Play(workers=1).running()
+    play.any(play.report(0, o.Ended(1)))
+    play.expect(play.report(0, o.Failed(1, "a sink cannot be closed", final=True)), "told trouble")
+    play.expect(play.report(0, o.Failed(1, "the link to worker 1 is lost", final=False)))
+    assert play.life.state == "finished"
+
+
+# ---------------------------------------------------------------- any fate
+
+
+@dataclass
+class Process:
+    """A worker's process, as far as a lifecycle can tell."""
+
+    worker: Worker
+    incarnation: int
+    up: bool = False
+    inbox: deque[o.WorkerOrder] = field(default_factory=deque)
+    members: tuple[Worker, ...] = ()
+    joins: int = 0
+    ended: bool = False
+    stopping: bool = False
+
+
+class World:
+    """Processes that do what they are told, in any order, and die at any time."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.stages = self.random.randint(1, 3)
+        self.now = 0
+        self.life = Lifecycle(self.stages, placement(self.random.randint(1, 4)), restarts=10**9)
+        self.alive: dict[int, Process] = {}  # by incarnation
+        self.pending: list[tuple[Worker, int]] = []  # deaths nobody has noticed yet
+        self.launched: set[int] = set()
+        self.generation = 0
+        self.reports: deque[tuple[Process, o.WorkerReport]] = deque()
+        self.obey(self.life.start(0))
+
+    # ------------------------------------------------------------ what the lifecycle orders
+
+    def obey(self, orders: Iterable[o.Order]) -> None:
+        for order in orders:
+            match order:
+                case o.Launch(worker, incarnation):
+                    assert incarnation not in self.launched
+                    self.launched.add(incarnation)
+                    self.alive[incarnation] = Process(worker, incarnation)
+                case o.Cancel(_, incarnation):
+                    assert incarnation in self.launched
+                    self.die(incarnation)
+                case o.To(worker, what):
+                    member = self.life.members[worker]
+                    assert member.address is not None, "an order to one that is not there"
+                    process = self.alive.get(member.incarnation)
+                    if process is not None:
+                        process.inbox.append(what)
+        self.check()
+
+    def check(self) -> None:
+        life = self.life
+        assert life.generation >= self.generation
+        self.generation = life.generation
+        if life.coordinator is not None:
+            assert set(life.coordinator.members) <= life.members.keys() or life.over
+        accepted = [p.worker for p in self.alive.values() if p.up and self.is_member(p)]
+        assert len(accepted) == len(set(accepted)), "two live incarnations of a worker"
+
+    def is_member(self, process: Process) -> bool:
+        member = self.life.members.get(process.worker)
+        return member is not None and member.incarnation == process.incarnation
+
+    # ------------------------------------------------------------ what happens
+
+    def die(self, incarnation: int) -> None:
+        process = self.alive.pop(incarnation, None)
+        if process is not None:
+            self.pending.append((process.worker, incarnation))
+
+    def step(self) -> bool:
+        """Something that has to happen some time happens; False if there is nothing."""
+        chances = []
+        if self.pending:
+            chances.append(self.notice_death)
+        if any(not process.up for process in self.alive.values()):
+            chances.append(self.come)
+        if any(process.inbox for process in self.alive.values()):
+            chances.append(self.work)
+        if self.reports:
+            chances.append(self.hear)
+        if not chances:
+            return False
+        self.random.choice(chances)()
+        return True
+
+    def notice_death(self) -> None:
+        worker, incarnation = self.pending.pop(self.random.randrange(len(self.pending)))
+        self.obey(self.life.down(worker, incarnation, "died", self.now))
+
+    def come(self) -> None:
+        process = self.random.choice([p for p in self.alive.values() if not p.up])
+        process.up = True
+        expected = self.is_member(process)
+        try:
+            orders = self.life.up(
+                process.worker, process.incarnation, ("here", process.incarnation), self.now
+            )
+        except StaleWorkerError:
+            self.die(process.incarnation)
+        else:
+            assert expected, "one that was given up is accepted"
+            self.obey(orders)
+
+    def hear(self) -> None:
+        process, report = self.reports.popleft()
+        if process.incarnation in self.alive and self.is_member(process):
+            self.obey(self.life.reported(process.worker, report, self.now))
+
+    def work(self) -> None:
+        """A process carries out the next order it got."""
+        process = self.random.choice([p for p in self.alive.values() if p.inbox])
+        match process.inbox.popleft():
+            case o.Start(generation, _, members):
+                process.members, process.joins, process.ended = members, 0, False
+                self.tell(process, o.Ready(generation))
+            case o.Tell(generation, _, m.Join(workers)):
+                process.joins += 1
+                if process.joins == self.stages:
+                    process.joins = 0
+                    process.members = tuple(sorted({*process.members, *workers}))
+                    self.tell(process, o.Joined(generation))
+            case o.Tell(generation, stage, m.Rescale(epoch, new)):
+                self.tell(process, o.Report(generation, stage, m.Started(epoch)))
+                self.tell(process, o.Report(generation, stage, m.Completed(epoch)))
+                for gone in sorted(set(process.members) - set(new.workers)):
+                    self.tell(process, o.Report(generation, stage, m.Left(gone)))
+                if stage == self.stages - 1:
+                    process.members = new.workers
+            case o.StopSources(generation):
+                process.ended = True
+                self.tell(process, o.Ended(generation))
+            case o.Stop():
+                self.die(process.incarnation)
+            case _:
+                pass
+
+    def tell(self, process: Process, report: o.WorkerReport) -> None:
+        self.reports.append((process, report))
+
+    # ------------------------------------------------------------ fate
+
+    def fate(self) -> None:
+        """Something that need not happen."""
+        chance = self.random.random()
+        if chance < 0.5 and not self.life.over:
+            self.obey(self.life.scale(placement(self.random.randint(1, 6)), self.now))
+        elif chance < 0.75 and self.alive:
+            self.die(self.random.choice(list(self.alive)))
+        elif chance < 0.85 and self.life.members:
+            # Given up for dead, while its process lives on.
+            worker, member = self.random.choice(list(self.life.members.items()))
+            self.obey(self.life.down(worker, member.incarnation, "silent", self.now))
+        elif chance < 0.95 and self.life.members:
+            worker = self.random.choice(list(self.life.members))
+            lost = o.Failed(self.life.generation, "a link is lost", final=False)
+            self.obey(self.life.reported(worker, lost, self.now))
+        else:
+            stale = self.random.randint(1, max(1, len(self.launched)))
+            worker = self.random.randint(0, 6)
+            if not self.life.expects(worker, stale):
+                with pytest.raises(StaleWorkerError):
+                    self.life.up(worker, stale, ("elsewhere", 0), self.now)
+            self.obey(self.life.down(worker, -stale, "never was", self.now))
+
+    def settle(self) -> None:
+        for _ in range(20):
+            while self.step():
+                pass
+            self.now += LEAVE
+            self.obey(self.life.tick(self.now))
+            # Zombies end in the end.
+            for incarnation, process in list(self.alive.items()):
+                if not self.is_member(process):
+                    self.die(incarnation)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_happens_it_comes_to_rest_at_the_last_size_asked_for(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        world = World(seed)
+        for _ in range(world.random.randint(5, 60)):
+            for _ in range(world.random.randint(0, 12)):
+                world.step()
+            world.now += world.random.choice([0, GRACE // 3, GRACE])
+            world.obey(world.life.tick(world.now))
+            world.fate()
+        world.settle()
+        asked = placement(world.random.randint(1, 6))
+        world.obey(world.life.scale(asked, world.now))
+        world.settle()
+        assert world.life.shown == "running", f"seed {seed}"
+        assert world.life.placement == asked, f"seed {seed}"
+        assert sorted(p.worker for p in world.alive.values()) == list(asked.workers), f"seed {seed}"
+        world.obey(world.life.stop(world.now))
+        world.settle()
+        assert world.life.state == "finished", f"seed {seed}: {world.life.cause}"
+        assert world.life.gone, f"seed {seed}"
+        assert not world.alive, f"seed {seed}"
