@@ -42,5 +42,7 @@ class Leash:
             waiting.poll()
             if not self._released.wait(self._grace):
                 with contextlib.suppress(OSError):
-                    os.write(2, b"railgun: the controller is gone, and a function does not return\n")
+                    os.write(
+                        2, b"railgun: the controller is gone, and a function does not return\n"
+                    )
                 os._exit(EXIT_CODE)

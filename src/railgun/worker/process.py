@@ -175,7 +175,9 @@ class _Process:
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
             for order in self.messages.feed(data):
-                with self._failing():  # one that fails does not take the next with it: it may be Stop
+                with (
+                    self._failing()
+                ):  # one that fails does not take the next with it: it may be Stop
                     self._obey(order)
 
     def _obey(self, order: control.Order) -> None:
