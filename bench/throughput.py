@@ -3,6 +3,7 @@
 Everyone does the work of `_workload` on two cores: records of one of 10,000 keys and a number, a
 Python function that adds the number to the sum of its key, one output a record, counted and dropped.
 
+- *Railgun*: a flow of two workers on local Spark.
 - *limit*: two Python processes with no engine at all (`bench limit`).
 - *Bytewax*: two processes, its fastest keyed operator.
 - *Spark, Python*: Structured Streaming, transformWithState on rows.
@@ -21,6 +22,7 @@ from functools import partial
 
 from rich.console import Console
 
+from bench._ours import ours
 from bench._peers import PEERS, PeerError
 from bench._workload import Rate
 from bench.limit import SIZES, limit
@@ -29,6 +31,9 @@ from railgun.testing.report import Report, options
 ROUNDS = 3
 SECONDS = 8.0
 QUICK_SECONDS = 2.0
+OF_THE_LIMIT = 0.7
+GOALS = {"Bytewax": 8.0, "Spark, Python": 25.0, "Spark, JVM": 4.0}
+"""How many times as fast as each we mean to be."""
 
 Runner = Callable[[float], Rate]
 """Does the work for so many seconds once it is warm."""
@@ -44,15 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.check(name, round(rate.records_per_second), "records/s")
     for name, rate in best.items():
         report.check(f"{name}, processor time", round(rate.processor_ns), "ns/record")
+    for size in SIZES:
+        goal = OF_THE_LIMIT if size == SIZES[0] else None
+        ratio(report, best, name_of_ours(size), name_of_limit(size), goal)
     for peer in PEERS:
-        ratio(report, best, name_of_limit(SIZES[0]), peer)
+        ratio(report, best, name_of_ours(SIZES[0]), peer, GOALS[peer])
     return report.finish(chosen)
 
 
 def runners() -> dict[str, Runner]:
     """Everyone who does the work; one more engine is one more entry here."""
-    everyone: dict[str, Runner] = {name_of_limit(size): partial(limit, size) for size in SIZES}
+    everyone: dict[str, Runner] = {}
+    for size in SIZES:
+        everyone[name_of_ours(size)] = partial(ours, size)
+        everyone[name_of_limit(size)] = partial(limit, size)
     return everyone | {name: peer.run for name, peer in PEERS.items()}
+
+
+def name_of_ours(size: int) -> str:
+    """What our flow is called in the report."""
+    return f"Railgun, batches of {size:,}"
 
 
 def name_of_limit(size: int) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def processor_seconds() -> float:
     """The processor time of this process and of all that it has started, directly or not."""
+    return processor_seconds_of([os.getpid()])
+
+
+def processor_seconds_of(processes: Iterable[int]) -> float:
+    """The processor time of these processes and of all that they have started, directly or not."""
     used: dict[int, float] = {}
     parents: dict[int, int] = {}
     tick = os.sysconf("SC_CLK_TCK")
@@ -20,7 +26,7 @@ def processor_seconds() -> float:
             fields = told.rpartition(")")[2].split()
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = sum(map(int, fields[11:15])) / tick
-    ours = {os.getpid()}
+    ours = set(processes)
     found = True
     while found:
         found = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MAX
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
@@ -152,6 +154,15 @@ def test_the_chunk_of_a_key_is_found_among_ascending_ranges(
             of |= dict.fromkeys(part, number)
     asked = data.draw(st.lists(st.integers(0, 60)))
     assert arrivals.chunks(0, hashes(tuple(asked))).tolist() == [of.get(key, 0) for key in asked]
+
+
+def test_chunks_that_do_not_ascend_are_refused() -> None:
+    for second in ((3,), (1, 3), (8, 6), ()):
+        worker = Distributor(ME, Placement.of([0]), MEMBERS, stage="s", downstream=1)
+        worker.handle(m.Rescale(1, NEW))
+        worker.handle(m.Received(0, m.Acquire(1, 1, hashes((2, 4)), {})))
+        with pytest.raises(ProtocolError, match="do not ascend"):
+            worker.handle(m.Received(0, m.Acquire(1, 2, hashes(second), {})))
 
 
 def test_time_goes_on_when_the_line_that_held_it_is_gone() -> None:

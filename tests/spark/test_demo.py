@@ -28,15 +28,14 @@ def test_the_demo_passes_and_leaves_a_picture(tmp_path: Path) -> None:
     assert report["name"] == "demo"
     assert report["pass"] is True
     values = {check["name"]: check["value"] for check in report["checks"]}
-    assert values["violations"] == 0
-    assert values["rescales"] > 0
-    assert values["keys moved"] > 0
+    assert values["lost"] == values["doubled"] == values["reordered"] == values["restarts"] == 0
+    assert values["2 → 4, keys moved"] > 0
+    assert values["4 → 1, keys moved"] > 0
     assert {"name", "value", "unit", "goal", "pass"} == set(report["checks"][0])
 
     assert not [word for word in SPARK_NOISE if word in run.stderr + run.stdout]
-    assert "flows that run your own pipelines on Spark are the next part" in " ".join(
-        run.stderr.split()
-    )
+    assert "every one there once, in order" in " ".join(run.stderr.split())
+    assert "railgun scale wordcount 4 --watch" in " ".join(run.stderr.split())
 
     assert [path.name for path in tmp_path.iterdir()] == ["railgun-demo.svg"]
     picture = ElementTree.parse(tmp_path / "railgun-demo.svg").getroot()

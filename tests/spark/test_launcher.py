@@ -14,6 +14,7 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from tests.spark.workers import Desk, Endings, ends, eventually, imports, is_alive, raises, waits
 
+from railgun.controller.launcher import Launcher
 from railgun.spark import failure, task
 from railgun.spark.conf import TooFewSlotsError
 from railgun.spark.launcher import LaunchedTwiceError, SparkLauncher
@@ -34,9 +35,9 @@ def ended() -> Endings:
 
 
 @pytest.fixture
-def waiting(spark: SparkSession, desk: Desk) -> Iterator[SparkLauncher]:
+def waiting(spark: SparkSession, desk: Desk) -> Iterator[Launcher]:
     """A launcher of workers that wait until they are dismissed."""
-    launcher = SparkLauncher(spark, entry=waits())
+    launcher: Launcher = SparkLauncher(spark, entry=waits())
     yield launcher
     desk.dismiss_all()
     launcher.close()
@@ -53,7 +54,7 @@ def test_a_worker_that_returns_has_ended_of_its_own_accord(
 
 
 def test_workers_come_and_go_one_by_one_each_in_a_process_of_its_own(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
+    waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     first, second, third = (desk.spec(number, job="trio") for number in range(3))
     waiting.launch(first, ended)
@@ -71,8 +72,21 @@ def test_workers_come_and_go_one_by_one_each_in_a_process_of_its_own(
     assert ended.none_left
 
 
+def test_a_worker_does_not_begin_in_a_process_that_a_query_has_used(
+    spark: SparkSession, waiting: Launcher, desk: Desk, ended: Endings
+) -> None:
+    numbers = spark.sparkContext.parallelize(range(SLOTS), SLOTS)
+    used = {*numbers.map(lambda _: os.getpid()).collect()}
+    assert any(map(is_alive, used)), "Spark keeps them for the next task"
+    spec = desk.spec()
+    waiting.launch(spec, ended)
+    assert desk.pid(spec) not in used
+    eventually("it is not pending", lambda: not waiting.pending(spec))
+    assert ended.none_left
+
+
 def test_a_job_is_readable_in_the_ui_and_has_its_own_pool(
-    spark: SparkSession, waiting: SparkLauncher, desk: Desk, ended: Endings
+    spark: SparkSession, waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     spec = desk.spec(3, incarnation=2, job="wordcount")
     waiting.launch(spec, ended)
@@ -129,7 +143,7 @@ def test_on_an_executor_without_railgun_the_task_says_so(desk: Desk, tmp_path: P
 
 
 def test_a_killed_process_is_told_and_can_be_replaced(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
+    waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     spec, other = desk.spec(0, job="killed"), desk.spec(1, job="killed")
     waiting.launch(spec, ended)
@@ -148,7 +162,7 @@ def test_a_killed_process_is_told_and_can_be_replaced(
 
 
 def test_a_hanging_worker_is_cancelled_and_is_gone_when_that_is_told(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
+    waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     spec, other = desk.spec(0, job="hangs"), desk.spec(1, job="hangs")
     waiting.launch(spec, ended)
@@ -164,7 +178,7 @@ def test_a_hanging_worker_is_cancelled_and_is_gone_when_that_is_told(
     assert ended.none_left
 
 
-def test_a_cancel_may_come_at_any_time(waiting: SparkLauncher, desk: Desk, ended: Endings) -> None:
+def test_a_cancel_may_come_at_any_time(waiting: Launcher, desk: Desk, ended: Endings) -> None:
     waiting.cancel(desk.spec())  # never launched
     specs = [desk.spec(number, job="early") for number in range(8)]
     for spec in specs:
@@ -195,9 +209,7 @@ def test_close_leaves_no_process_and_starts_nothing_more(
     assert spark.sparkContext.parallelize([1], 1).count() == 1, "the session stays"
 
 
-def test_an_incarnation_is_launched_once(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
-) -> None:
+def test_an_incarnation_is_launched_once(waiting: Launcher, desk: Desk, ended: Endings) -> None:
     spec = desk.spec(job="once")
     waiting.launch(spec, ended)
     with pytest.raises(LaunchedTwiceError, match=r"railgun once worker 0 \(incarnation 0\)"):
@@ -220,7 +232,7 @@ def test_a_second_attempt_of_spark_does_not_run_the_entry(spark: SparkSession, d
 
 
 def test_a_worker_is_pending_until_it_has_a_slot(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
+    waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     *first, last = (desk.spec(number, job="pending") for number in range(SLOTS + 1))
     for spec in first:
@@ -239,7 +251,7 @@ def test_a_worker_is_pending_until_it_has_a_slot(
 
 
 def test_a_worker_that_waits_for_a_slot_can_be_cancelled(
-    waiting: SparkLauncher, desk: Desk, ended: Endings
+    waiting: Launcher, desk: Desk, ended: Endings
 ) -> None:
     *first, last = (desk.spec(number, job="queue") for number in range(SLOTS + 1))
     for spec in first:

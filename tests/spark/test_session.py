@@ -6,11 +6,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from railgun.spark.session import JavaMissingError, SparkSession, find_java, session
+from railgun.spark.archive import archive_options, archive_path
+from railgun.spark.conf import RefusedConfigurationError, TooFewSlotsError
+from railgun.spark.session import (
+    JavaMissingError,
+    SparkSession,
+    check,
+    driver_host,
+    find_java,
+    opened,
+    session,
+)
 from railgun.testing.simulator import simulate
 
 SEEDS = (1, 2, 3, 5, 8)
@@ -34,8 +46,57 @@ def test_tasks_run_in_our_interpreter(spark: SparkSession) -> None:
 
 
 @pytest.mark.spark
-def test_an_active_session_is_returned_again(spark: SparkSession) -> None:
+def test_an_active_session_is_used_as_it_is_and_never_stopped(spark: SparkSession) -> None:
     assert session("another") is spark
+    with opened("another") as used:
+        assert used is spark
+    assert spark.sparkContext.parallelize([1], 1).count() == 1
+
+
+@pytest.mark.spark
+def test_an_active_session_is_found_from_any_thread(spark: SparkSession) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(session, "another").result(timeout=60)
+    assert other.sparkContext is spark.sparkContext
+
+
+@pytest.mark.spark
+def test_an_active_session_that_kills_workers_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(TooFewSlotsError, match=r"7 workers need 7 slots"):
+        session("another", workers=7)
+    refused = spark.sparkContext.getConf()  # a copy
+    refused.set("spark.speculation", "true")
+    with (
+        mock.patch.object(type(spark.sparkContext), "getConf", return_value=refused),
+        pytest.raises(RefusedConfigurationError, match=r"spark\.speculation=true"),
+    ):
+        check(spark)
+
+
+@pytest.mark.spark
+def test_threads_that_share_their_job_group_are_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("railgun.spark.session.SparkContext._gateway", object())
+    with pytest.raises(RefusedConfigurationError, match=r"PYSPARK_PIN_THREAD=false"):
+        check(spark)
+
+
+@pytest.mark.spark
+def test_the_controller_learns_where_to_listen(spark: SparkSession) -> None:
+    assert driver_host(spark) == "127.0.0.1"
+
+
+@pytest.mark.spark
+def test_a_lost_worker_is_told_once_and_not_by_spark_as_well(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    for name in (
+        *("executor.Executor", "scheduler.TaskSetManager", "scheduler.DAGScheduler"),
+        "api.python.PythonRunner",
+    ):
+        logger = jvm.org.apache.logging.log4j.LogManager.getLogger(f"org.apache.spark.{name}")
+        assert logger.getLevel().toString() == "OFF"
 
 
 @pytest.mark.spark
@@ -92,3 +153,31 @@ def test_a_session_without_java_is_refused_before_anything_starts(tmp_path: Path
     )
     assert told.returncode == 1
     assert "railgun.spark.session.JavaMissingError: Spark needs Java 17" in told.stderr
+
+
+def test_an_archive_of_classes_is_used_if_it_is_there(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    java = Path("/opt/java")
+    assert archive_options(java, environment) == []
+    path = archive_path(java, environment)
+    path.parent.mkdir()
+    path.touch()
+    assert archive_options(java, environment)[0] == f"-XX:SharedArchiveFile={path}"
+    assert archive_options(Path("/opt/other"), environment) == [], "each runtime has its own"
+
+
+@pytest.mark.spark
+def test_a_broken_archive_does_no_harm_and_is_not_mentioned(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    path = archive_path(find_java(environment), environment)
+    path.parent.mkdir()
+    path.write_bytes(b"no archive" * 1000)
+    program = (
+        "from railgun.spark.session import session; spark = session('broken', quick=True); "
+        "assert 'SharedArchiveFile' in spark.conf.get('spark.driver.extraJavaOptions'); "
+        "print(spark.range(3).count()); spark.stop()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (told.stdout, told.stderr) == ("3\n", "")

@@ -122,9 +122,18 @@ class _Reader(Reader[T]):
         self.path = directory.path / name
         self.position: int = position
         self.block = FIRST  # what to read at once, about as much as the lines that are asked for
+        self.more = False  # whether the last read found lines
         self.seen = -1  # how large the file was when it had no whole line for us
 
     def read(self, most: int, now: int) -> Sequence[T] | None:
+        while True:
+            items = self._read(most)
+            # Empty lines of JSON are no items, but no reason to wait either: more may follow.
+            if items != [] or not self.more:
+                return items
+
+    def _read(self, most: int) -> Sequence[T] | None:
+        self.more = False
         try:
             size = os.stat(self.path).st_size
             if size < self.position:
@@ -151,6 +160,7 @@ class _Reader(Reader[T]):
             self._parsed(data, lines) if self.directory.format == "json" else lines
         )
         self.position += len(data)
+        self.more = True
         self.block = min(max(LEAST, len(data) // (len(lines) or 1) * most), LARGEST)
         return items
 
@@ -160,9 +170,7 @@ class _Reader(Reader[T]):
             file.seek(self.position)
             data = b""
             while True:
-                wanted = max(
-                    self.block, len(data)
-                )  # a line longer than a block: twice as much each time
+                wanted = max(self.block, len(data))  # of a long line twice as much each time
                 piece = _read(file, wanted)
                 data += piece
                 end = data.rfind(b"\n") + 1

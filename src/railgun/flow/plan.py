@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from railgun.flow.errors import FlowError
@@ -57,6 +58,11 @@ class Plan:
     dead_letters: Sink[DeadLetter] | None
     stage_of: dict[str, int]
     """The stage each port leads into, by the name of its step."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether some step may set timers."""
+        return any(step.kind == "stateful" for stage in self.stages for step in stage.steps)
 
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
         """The same plan, reading from other sources."""
@@ -211,6 +217,7 @@ class Operators:
     keyed: tuple[Keyed, ...]
     reading: Reading | None
     writing: tuple[Writing, ...]
+    outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
 
 
@@ -247,8 +254,16 @@ def build(
             for before in step.inputs:
                 if before.name in made:
                     made[before.name].outs.append(operator)
-    for name, number in plan.stage_of.items():
-        _lead_to(plan, number, name, made, setting, deliver)
+    outlets = []
+    for after in stage.after:
+        for at, port in enumerate(plan.stages[after].ports):
+            source = made.get(port.inputs[0].name)
+            if source is not None:
+                options: dict[str, Any] = port.options
+                onward = partial(deliver, after)
+                outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
+                source.outs.append(outlet)
+                outlets.append(outlet)
     operators = list(made.values())
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
@@ -257,6 +272,7 @@ def build(
         tuple(operator for operator in operators if isinstance(operator, Keyed)),
         reading,
         tuple(operator for operator in operators if isinstance(operator, Writing)),
+        tuple(outlets),
         errors,
     )
 
@@ -273,27 +289,6 @@ def _operator(step: Step, setting: Setting, place: Place, made: dict[str, Operat
         return Writing(setting, step.options["sink"], there)
     assert step.make is not None
     return step.make(setting)
-
-
-def _lead_to(
-    plan: Plan,
-    number: int,
-    name: str,
-    made: dict[str, Operator],
-    setting: Callable[[Step], Setting],
-    deliver: Callable[[int, RowBatch], None],
-) -> None:
-    """If a port of another stage takes from a step made here, let it."""
-    stage = plan.stages[number]
-    for at, port in enumerate(stage.ports):
-        if port.name == name and port.kind == "key_by" and port.inputs[0].name in made:
-
-            def onward(batch: RowBatch) -> None:
-                deliver(number, batch)
-
-            options: dict[str, Any] = port.options
-            key_by = KeyBy(setting(port), options["key"], options["value"], at, onward)
-            made[port.inputs[0].name].outs.append(key_by)
 
 
 class Side(Operator):

@@ -133,4 +133,4 @@ def seconds(text: str) -> float:
     found = re.fullmatch(r"\s*(-?\d+)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in UNITS:
         raise RefusedConfigurationError(f"{text!r} is not a time that Spark understands")
-    return int(found[1]) * UNITS[found[2]]
+    return float(found[1]) * UNITS[found[2]]

@@ -9,6 +9,7 @@ Rules:
   the child. BLAS and the allocator of pyarrow start threads of their own unless told not to.
 - A module that is missing or broken is passed over: whoever needs it will tell, and tell it better.
 - Nothing is printed to stdout, where Spark reads the daemon's port.
+- A process knows how many tasks it has run: a worker does not begin in one that a query has used.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import gc
 import importlib
 import os
 import sys
+from socket import socket
 
 MODULES = (
     "pyspark.worker",
@@ -33,12 +35,14 @@ NO_THREADS = {
     "MKL_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+"""To be set before numpy and pyarrow are loaded."""
+
+tasks = 0
+"""How many tasks this process has begun; none in the daemon itself."""
 
 
 def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
     """Import what can be imported of these; the names of the others."""
-    for variable, value in NO_THREADS.items():
-        os.environ.setdefault(variable, value)
     missing = []
     with contextlib.redirect_stdout(sys.stderr):
         for name in modules:
@@ -53,9 +57,21 @@ def preload(modules: tuple[str, ...] = MODULES) -> list[str]:
 
 def main() -> None:
     """Load, then be PySpark's daemon."""
+    if not NO_THREADS.keys() <= os.environ.keys():
+        # Too late for this process: to import this module is to import numpy.
+        os.environ.update({**NO_THREADS, **os.environ})
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     from pyspark import daemon
 
+    run_one = daemon.worker
+
+    def run_and_count(sock: socket, authenticated: bool) -> int:
+        global tasks
+        tasks += 1
+        return run_one(sock, authenticated)
+
     preload()
+    daemon.worker = run_and_count
     daemon.manager()
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import InheritableThread, SparkContext
@@ -55,7 +56,10 @@ class _Worker:
     ended: Ended
     cancelled: bool = False
     lost: WorkerFailure | None = None
+    jobs: int = 0
+    """How many were submitted for it: one, and one more for each used process it met."""
     stages: list[int] = field(default_factory=list)
+    """Of these jobs, one each, as far as Spark has told."""
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -142,10 +146,12 @@ class SparkLauncher:
         if worker is None:
             return False
         try:
-            counts = self._counts(worker)
+            for stage in self._stages(worker)[worker.jobs - 1 :]:
+                if stage.numActiveTasks() or stage.numCompletedTasks() or stage.numFailedTasks():
+                    return False
         except SPARK_ERRORS:
             return False
-        return not any(counts)
+        return True
 
     def close(self) -> None:
         """End all workers and wait for them; the session stays."""
@@ -185,7 +191,10 @@ class SparkLauncher:
             rdd = context.parallelize([task.row_of(worker.spec)], 1).mapPartitions(self._body)
             if self._profile is not None:
                 rdd = rdd.withResources(self._profile)
-            outcome = rdd.collect()[0]
+            outcome = (task.USED, "")
+            while outcome[0] == task.USED:  # each time such a process ends
+                worker.jobs += 1
+                outcome = rdd.collect()[0]
             if worker.lost is None and outcome[0] == task.REFUSED:
                 worker.lost = failure.of_spark(self._why_failed(worker))
             return worker.lost or failure.of_outcome(outcome)
@@ -210,7 +219,8 @@ class SparkLauncher:
         quiet = 0  # a task may have begun at the very moment of the cancel: so look twice
         while quiet < 2 and time.monotonic() < since + self._patience:
             try:
-                busy = self._job_is_on(worker) or self._counts(worker)[0] > 0
+                stages = self._stages(worker)
+                busy = self._job_is_on(worker) or any(stage.numActiveTasks() for stage in stages)
             except SPARK_ERRORS:
                 return
             quiet = 0 if busy else quiet + 1
@@ -237,22 +247,14 @@ class SparkLauncher:
         except SPARK_ERRORS:
             return  # stopped: the thread of the worker sees it as well
 
-    def _counts(self, worker: _Worker) -> tuple[int, int, int]:
-        """How many tasks of it are running, are done, have failed."""
+    def _stages(self, worker: _Worker) -> list[Any]:
+        """What Spark knows of its stages, in their order. Asks for as little as it can."""
         tracker = self._context._jsc.statusTracker()
-        if not worker.stages:
-            for job in tracker.getJobIdsForGroup(worker.group):
-                info = tracker.getJobInfo(job)
-                if info is not None:
-                    worker.stages.extend(info.stageIds())
-        active = done = failed = 0
-        for stage in worker.stages:
-            info = tracker.getStageInfo(stage)
-            if info is not None:
-                active += info.numActiveTasks()
-                done += info.numCompletedTasks()
-                failed += info.numFailedTasks()
-        return active, done, failed
+        if len(worker.stages) < worker.jobs:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(worker.group)]
+            worker.stages = sorted(stage for job in jobs if job for stage in job.stageIds())
+        found = [tracker.getStageInfo(stage) for stage in worker.stages]
+        return [info for info in found if info is not None]
 
     def _job_is_on(self, worker: _Worker) -> bool:
         """Whether Spark's books say that its job runs; they are written a little later."""
@@ -273,7 +275,7 @@ class SparkLauncher:
                 workers = [worker for worker in self._running.values() if worker.lost is None]
             for worker in workers:
                 try:
-                    if self._counts(worker)[2]:
+                    if any(stage.numFailedTasks() for stage in self._stages(worker)):
                         worker.lost = failure.of_spark(self._why_failed(worker))
                         self._cancel(worker)
                 except SPARK_ERRORS:

@@ -35,6 +35,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from railgun.core.errors import RailgunError
+from railgun.spark import daemon
+from railgun.spark.archive import archive_options
 from railgun.spark.conf import (
     SLOTS,
     Conf,
@@ -58,7 +60,6 @@ __all__ = [
 
 JAVA_OLDEST = 17
 LOOPBACK = "127.0.0.1"
-DAEMON = "railgun.spark.daemon"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Starts sooner and runs slower in the long run: for tests and the demo, not for measuring."""
@@ -98,7 +99,11 @@ def session(
         return active
     settings = configuration(name, master, workers, conf or {}, quick, preload)
     refuse(settings, workers)
-    environment = _environment_for(settings)
+    java = find_java(os.environ)
+    if quick:
+        options = [settings["spark.driver.extraJavaOptions"], *archive_options(java, os.environ)]
+        settings["spark.driver.extraJavaOptions"] = " ".join(options)
+    environment = _environment_for(settings, java)
     made = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     before = signal.getsignal(signal.SIGINT)
     with _environment(environment):
@@ -199,15 +204,17 @@ def configuration(
         settings["spark.driver.host"] = LOOPBACK
         settings["spark.driver.bindAddress"] = LOOPBACK
     if preload if preload is not None else is_loopback(master):
-        settings["spark.python.daemon.module"] = DAEMON
+        settings["spark.python.daemon.module"] = daemon.__name__
+        for variable, value in daemon.NO_THREADS.items():
+            settings[f"spark.executorEnv.{variable}"] = value
     if options := conf.get("spark.driver.extraJavaOptions"):
         conf = {**conf, "spark.driver.extraJavaOptions": " ".join([*java, options])}
     return {**settings, **conf, "spark.master": master}
 
 
-def _environment_for(settings: Conf) -> dict[str, str]:
+def _environment_for(settings: Conf, java: Path) -> dict[str, str]:
     """What Spark takes from the environment while it starts."""
-    variables = {"JAVA_HOME": str(find_java(os.environ))}
+    variables = {"JAVA_HOME": str(java)}
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     if is_loopback(settings["spark.master"]):
         variables["SPARK_LOCAL_IP"] = LOOPBACK

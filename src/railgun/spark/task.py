@@ -4,7 +4,8 @@ Rules:
 - The function that is shipped is pickled by value and imports all it needs inside, so that it runs
   on an executor whose Python lacks Railgun, and can say so.
 - It takes one row of its input and leaves the rest unread. PySpark then does not use the process
-  for another task: a worker's process ends with the worker.
+  for another task: a worker's process ends with the worker. Nor does it begin in a process that
+  was used before, where that is known (`daemon.py`): who knows what a query left in it.
 - It runs the entry in the first attempt only. Spark tries a failed task again, perhaps while the
   first attempt is still alive on an executor it has lost sight of; the controller alone decides
   whether a worker runs again, as another incarnation.
@@ -32,6 +33,7 @@ ENDED = "ended"
 RAISED = "raised"
 MISSING = "missing"
 REFUSED = "refused"
+USED = "used"
 
 PROCESS = "railgun.worker.process"
 """Where the entry of a worker is: `run_worker`."""
@@ -63,7 +65,10 @@ def body(entry: Entry | None) -> Callable[[Iterable[Row]], Iterable[Outcome]]:
         context = TaskContext.get()
         if context is not None and context.attemptNumber() > 0:
             return [("refused", f"attempt {context.attemptNumber()}")]
-        started_by = getattr(sys.modules["__main__"], "__spec__", None)
+        daemon = sys.modules["__main__"]
+        if getattr(daemon, "tasks", 1) > 1:
+            return [("used", "")]
+        started_by = getattr(daemon, "__spec__", None)
         if sys.platform == "linux" and started_by and started_by.name.endswith(".daemon"):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() == 1:  # it has gone already

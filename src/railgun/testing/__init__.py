@@ -1,1 +1,5 @@
-"""Tools to test with, a public part of Railgun: the models, the explorer, the simulator, playbooks."""
+"""Tools to test flows with, and the proof of the protocols: a public part of Railgun."""
+
+from railgun.testing.flow_tester import FlowTester
+
+__all__ = ["FlowTester"]

@@ -35,7 +35,7 @@ from railgun.core.rescale import messages as m
 from railgun.flow.flow import Flow
 from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.source import Reader, Source
-from railgun.wire.frames import FrameReader, Pressure, encode
+from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.worker.runtime import Outside, Runtime
 
 START = 1_700_000_000_000_000
@@ -218,11 +218,10 @@ class FlowTester:
         return any(self._links.values())
 
     def _pump(self, runtime: Runtime) -> bool:
-        runtime._next_tick = (
-            runtime.now
-        )  # look at the sources' clocks whenever it is this worker's turn
-        before = self._activity
-        return runtime.pump(self.now) == 0 or self._activity != before
+        runtime.hurry()
+        before = self._activity + runtime.work
+        runtime.pump(self.now)
+        return self._activity + runtime.work != before
 
     _activity = 0
     _idle_round = True
@@ -233,7 +232,7 @@ class FlowTester:
         if runtime is None:
             return
         for frame in FrameReader().feed(data):
-            assert not isinstance(frame.message, Pressure)
+            assert not isinstance(frame.message, Pressure | Taken)
             runtime.receive(sender, frame.stage, frame.message)
 
     def _send(self, sender: Worker, to: Worker, stage: int, message: m.Message) -> None:

@@ -23,6 +23,9 @@ from railgun.testing.rows import Item, Rows
 Counts = dict[int, int]
 """Of each origin, the last record processed."""
 
+TIMER = -1
+"""The origin a key's state counts its own timers under."""
+
 
 class Moved(NamedTuple):
     """The state of a key on its way: whether it has ended, and the time it has been brought to."""
@@ -47,20 +50,29 @@ class Violation(Exception):  # noqa: N818 - it is found, not made
 class CountingOperator:
     """Counts records by key and origin, checks them, and emits one record for each to the next stage.
 
-    One that forgets keeps no state and passes records on as they are: the next stage sees their order.
+    One that forgets keeps no state and passes records on as they are: the next stage sees their order. One with
+    timers emits once more for each key whenever it is brought to its time before it moves.
     """
 
-    __slots__ = ("ended", "endings", "forgets", "frontier", "onward", "states", "worker")
-    constant = ("forgets", "onward", "worker")
+    __slots__ = (
+        "ended", "endings", "forgets", "frontier", "onward", "states", "timers", "times", "worker",
+    )  # fmt: skip
+    constant = ("forgets", "onward", "timers", "worker")
 
     def __init__(
-        self, worker: Worker, onward: Callable[[int], int] | None = None, forgets: bool = False
+        self,
+        worker: Worker,
+        onward: Callable[[int], int] | None = None,
+        forgets: bool = False,
+        timers: bool = False,
     ) -> None:
         self.worker = worker
         self.onward = onward
         self.forgets = forgets
+        self.timers = timers
         self.endings: Counts = {}  # how often each key was ended here
         self.states: dict[int, Counts] = {}
+        self.times: Counts = {}  # how far keys had been brought that came from elsewhere
         self.ended: set[int] = set()
         self.frontier = MIN
 
@@ -87,8 +99,24 @@ class CountingOperator:
                 )
             counts[item.origin] = item.seq
             if self.onward is not None:
-                seq = sum(counts.values())
-                emitted.append(Item(self.onward(item.key), item.key, seq, item.time))
+                emitted.append(self.emit(item.key, item.time))
+        return Rows(emitted) if emitted else None
+
+    def emit(self, key: int, time: int) -> Item:
+        """The next record of a key for the next stage: as many as its state has counted."""
+        assert self.onward is not None
+        return Item(self.onward(key), key, sum(self.states[key].values()), time)
+
+    def fire(self, hashes: Hashes) -> Rows | None:
+        """What the timers of these keys emit before they move; none is in the past of its key."""
+        if not self.timers or self.onward is None:
+            return None
+        emitted = []
+        for key in hashes.tolist():
+            if key in self.states and key not in self.ended:
+                counts = self.states[key]
+                counts[TIMER] = counts.get(TIMER, 0) + 1
+                emitted.append(self.emit(key, max(0, self.frontier, self.times.get(key, MIN))))
         return Rows(emitted) if emitted else None
 
     def keys(self) -> Hashes:
@@ -122,6 +150,8 @@ class CountingOperator:
                     "late", f"worker {self.worker} at {self.frontier} got {name(key)} from {time}"
                 )
             self.states[key] = dict(counts)
+            if self.timers:
+                self.times[key] = time
             if ended:
                 self.ended.add(key)
 
@@ -129,6 +159,7 @@ class CountingOperator:
         """Forget these keys."""
         for key in hashes.tolist():
             self.states.pop(key, None)
+            self.times.pop(key, None)
             self.ended.discard(key)
 
     def snapshot(self) -> dict[int, Counts]:
@@ -215,6 +246,8 @@ class ModelWorker:
             case m.Interrogate():
                 self.ask(index, m.Interrogated(operator.keys()))
             case m.Collect(parts, frontier):
+                for _, hashes in parts:
+                    self.pass_on(index, operator.fire(hashes))
                 states = tuple(operator.collect(hashes, frontier) for _, hashes in parts)
                 self.ask(index, m.Collected(states))
             case m.Take(_, state):
@@ -278,6 +311,7 @@ def counting_worker(
     onward: Callable[[int], int] | None = None,
     prompt: bool = True,
     forgets: bool = False,
+    timers: bool = False,
     make: type[Distributor] = Distributor,
 ) -> ModelWorker:
     """A worker of counting stages, one for each placement."""
@@ -286,7 +320,7 @@ def counting_worker(
     for index, placement in enumerate(placements):
         last = index == len(placements) - 1
         distributor = make(worker, placement, members, stage=f"s{index}", downstream=int(not last))
-        operator = CountingOperator(worker, None if last else onward, forgets and not last)
+        operator = CountingOperator(worker, None if last else onward, forgets and not last, timers)
         stages.append(ModelStage(distributor, operator))
     model = ModelWorker(worker, stages, prompt)
     model.validate = make is Distributor  # a mutant must be caught by what it does

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from railgun.core.barrier import Barrier
 from railgun.core.batch import Batch
-from railgun.core.frontier import MAX, MIN, Frontiers
+from railgun.core.frontier import MAX, MIN, Emissions, Frontiers
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
@@ -454,6 +454,38 @@ class RelayOvertakesHold(Distributor):
             super()._relay()
 
 
+@mutant("times stuck")
+class NoRelay(Distributor):
+    """A home relays nothing: time stands still at the new owners until the rescale is over (rule 11)."""
+
+    __slots__ = ()
+
+    def _relay(self) -> None:
+        pass
+
+
+@mutant("simulator")
+class IdleIsAPromise(Distributor):
+    """The frontier runs ahead when all readers are idle (rule 11)."""
+
+    __slots__ = ()
+
+    class _Emissions(Emissions):
+        __slots__ = ()
+
+        def advance(self, members: Iterable[Worker]) -> int | None:
+            value = min(self.of(worker) for worker in members)
+            if value <= self.told:
+                return None
+            self.told = value
+            return value
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if self.emissions is not None:
+            self.emissions = self._Emissions(self.epoch)
+
+
 @mutant("slow times")
 class EndsTwice(Distributor):
     """A home that still has keys to give ends its operators (rule 11)."""
@@ -505,6 +537,29 @@ class NoFenceForNewKeys(_WithArrivals):
             return chunk == 0 or super().open(home, chunk)
 
     arrivals = _Arrivals
+
+
+@mutant("fence timers")
+class FenceBeforeTimers(Distributor):
+    """The fence of a chunk is raised before its timers have fired (rule 12)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def move(self, worker: Machine, keys: int) -> None:
+            at = len(worker.out)
+            super().move(worker, keys)
+            worker.raise_fence(self.chunk, tuple(to for to, _ in self.parts))
+            worker.out.insert(at, worker.out.pop())
+
+        def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
+            super().collected(worker, states)
+            if isinstance(worker.out[-1], m.RaiseFence):
+                worker.out.pop()
+
+    phases = with_phase(_Collect)
 
 
 # ---------------------------------------------------------------- the coordinator

@@ -1,8 +1,8 @@
-"""A live rescale as a picture: who holds which keys while records flow on.
+"""A live rescale as a picture: latency, throughput, and who holds which keys, while records flow on.
 
-One glance should tell what a page of the design explains: keys change hands a few at a time, and
-the records of all others do not wait for them. Plain SVG, written by hand: it needs nothing
-installed and opens in any browser, on a light or on a dark page.
+One glance should tell what a page of the design explains: keys change hands a few at a time, and the records of all
+others do not wait for them. Plain SVG, written by hand: it needs nothing installed and opens in any browser, on a light
+or on a dark page.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import ceil, floor, log10
 
 WIDTH, LEFT, RIGHT = 960, 74, 116
-PANELS = {"keys": (128, 250), "counted": (424, 90), "waits": (560, 90)}  # top and height of each
-HEIGHT = 706
+PANELS = {"latency": (128, 200), "rate": (372, 90), "keys": (508, 170)}  # top and height of each
+HEIGHT = 736
 LEGEND = WIDTH - RIGHT + 14
 COLOURS = ("#4477aa", "#5ab4d6", "#c9a227", "#d6616b", "#7a5aa6", "#3f8f5f")
 
@@ -25,69 +26,63 @@ STYLE = """
   .strong { font-weight: 600 }
   .grid { stroke: #8793a3; stroke-opacity: 0.3 }
   .axis { stroke: #8793a3 }
-  .rescale { fill: #e8a33d; fill-opacity: 0.13 }
-  .moving { fill: #e8a33d; fill-opacity: 0.20 }
+  .rescale { fill: #e8a33d; fill-opacity: 0.16 }
   .bracket { stroke: #c07d1c; stroke-width: 2; fill: none }
-  .travel { fill: #1d2733 }
   .bar { fill: #6b7f99 }
   .longest { stroke: #c2453f; stroke-width: 2; fill: none }
-  .median { stroke: #6b7f99; stroke-width: 2; fill: none }
-  .snapshot { stroke: #3f8f5f; stroke-width: 1.5; stroke-dasharray: 2 3 }
+  .p99 { stroke: #d59a2b; stroke-width: 2; fill: none }
+  .median { stroke: #4477aa; stroke-width: 2; fill: none }
   @media (prefers-color-scheme: dark) {
     .page { fill: #12171e; stroke: #2c3642 }
     text { fill: #e6ebf1 }
     .soft { fill: #9fabba }
-    .travel { fill: #f2f5f8 }
     .bar { fill: #8d9fb6 }
-    .median { stroke: #8d9fb6 }
+    .median { stroke: #7fb2e5 }
     .longest { stroke: #ee7f78 }
-    .snapshot { stroke: #6cc493 }
     .bracket { stroke: #e8a33d }
   }
 """
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Rescale:
-    """One rescale: from when it was asked for until it was over, and when keys were on the move."""
+    """One rescale: from when keys began to move until it was over, in seconds."""
 
     before: int
     after: int
-    begin: int
-    end: int = 0
-    moving: tuple[int, int] = (0, 0)
+    begin: float
+    end: float
 
 
 @dataclass(slots=True)
 class Story:
-    """What there is to see, by intervals of `every` ticks of simulated time.
+    """What there is to see, by intervals of `every` seconds.
 
-    Keys are told at the beginning of each interval and at the end of the last; records and waits
-    (the ticks from a record's being read to its being counted) for each interval.
+    Latencies are in milliseconds; keys are told at `times`, in seconds.
     """
 
     title: str
     subtitle: str
-    every: int
-    held: dict[int, list[int]] = field(default_factory=dict)  # by worker
-    travel: list[int] = field(default_factory=list)  # between two workers
-    counted: list[int] = field(default_factory=list)
+    every: float
     median: list[float] = field(default_factory=list)
-    longest: list[int] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    longest: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    held: dict[int, list[int]] = field(default_factory=dict)  # by worker
     rescales: list[Rescale] = field(default_factory=list)
-    snapshots: list[int] = field(default_factory=list)  # when each was whole
 
     @property
-    def duration(self) -> int:
-        """How long it took, in ticks."""
-        return self.every * len(self.counted)
+    def duration(self) -> float:
+        """How long it took, in seconds."""
+        return max(self.every * len(self.rate), self.times[-1] if self.times else 0.0, self.every)
 
 
 def draw(story: Story) -> str:
     """The story as an SVG document.
 
-    >>> story = Story("example", "two intervals", every=20, held={0: [3, 4, 4]}, travel=[0, 0, 0],
-    ...               counted=[9, 9], median=[2, 2], longest=[4, 5])
+    >>> story = Story("example", "two intervals", every=0.25, median=[2, 2], p99=[3, 4], longest=[4, 5],
+    ...               rate=[100, 110], times=[0, 0.25, 0.5], held={0: [3, 4, 4]})
     >>> draw(story).startswith("<svg ")
     True
     """
@@ -99,10 +94,9 @@ def draw(story: Story) -> str:
         text(LEFT, 36, story.title, "title"),
         text(LEFT, 57, story.subtitle, "soft"),
         *_rescales(story),
+        *_latency(story),
+        *_rate(story),
         *_keys(story),
-        *_counted(story),
-        *_waits(story),
-        *_snapshots(story),
         *_time(story),
         "</svg>",
     ]
@@ -135,78 +129,88 @@ class Scale:
 
     def x(self, at: float) -> float:
         """Where a time lies."""
-        return LEFT + (WIDTH - LEFT - RIGHT) * at / max(1, self.story.duration)
+        return LEFT + (WIDTH - LEFT - RIGHT) * at / self.story.duration
 
     def y(self, value: float) -> float:
         """Where a value lies."""
         return self.begin + self.height * (1 - value / self.top)
 
+    def marks(self) -> Iterable[tuple[float, str]]:
+        """The values to draw a line at, and what to call them."""
+        return ((value, f"{value:,}") for value in ticks(self.top))
+
     def axis(self, heading: str) -> Iterator[str]:
         """The heading, lines at round values, and the values."""
         yield text(LEFT, self.begin - 10, heading, "strong")
-        for value in ticks(self.top):
+        for value, name in self.marks():
             y = self.y(value)
-            kind = "axis" if value == 0 else "grid"
+            kind = "axis" if y >= self.begin + self.height - 0.5 else "grid"
             yield f'<path class="{kind}" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-            yield text(LEFT - 8, y + 4, f"{value:,}", "soft", "end")
+            yield text(LEFT - 8, y + 4, name, "soft", "end")
 
-    def points(self, values: Sequence[float], shift: float = 0.0) -> list[str]:
-        """Where values lie, one for each interval, `shift` intervals late."""
+    def points(self, times: Sequence[float], values: Sequence[float]) -> list[str]:
+        """Where values lie."""
         return [
-            f"{self.x((i + shift) * self.story.every):.1f} {self.y(value):.1f}"
-            for i, value in enumerate(values)
+            f"{self.x(at):.1f} {self.y(value):.1f}" for at, value in zip(times, values, strict=True)
         ]
+
+
+class LogScale(Scale):
+    """Where values lie when every tenfold takes the same height."""
+
+    def __init__(self, story: Story, panel: str, lowest: float, top: float) -> None:
+        super().__init__(story, panel, top)
+        self.low = floor(log10(max(lowest, 0.1)))
+        self.high = max(self.low + 1, ceil(log10(max(top, 1.0))))
+
+    def y(self, value: float) -> float:
+        """Where a value lies."""
+        part = (log10(max(value, 10.0**self.low)) - self.low) / (self.high - self.low)
+        return self.begin + self.height * (1 - part)
+
+    def marks(self) -> Iterable[tuple[float, str]]:
+        """Powers of ten."""
+        return ((10.0**power, f"{10.0**power:g}") for power in range(self.low, self.high + 1))
 
 
 def _rescales(story: Story) -> Iterator[str]:
     """Bands behind all panels, and a bracket that says what is being changed."""
-    scale = Scale(story, "keys", 1)
-    top = PANELS["keys"][0] - 34
-    bottom = sum(PANELS["waits"])
+    scale = Scale(story, "latency", 1)
+    top = PANELS["latency"][0] - 34
+    bottom = sum(PANELS["keys"])
     for rescale in story.rescales:
-        for kind, begin, end in (
-            ("rescale", rescale.begin, rescale.end),
-            ("moving", *rescale.moving),
-        ):
-            left, right = scale.x(begin), scale.x(end)
-            yield (
-                f'<rect class="{kind}" x="{left:.1f}" y="{top}" '
-                f'width="{right - left:.1f}" height="{bottom - top}"/>'
-            )
-        left, right = scale.x(rescale.begin), scale.x(rescale.end)
+        left, right = scale.x(rescale.begin), max(scale.x(rescale.end), scale.x(rescale.begin) + 2)
+        yield (
+            f'<rect class="rescale" x="{left:.1f}" y="{top}" '
+            f'width="{right - left:.1f}" height="{bottom - top}"/>'
+        )
         yield f'<path class="bracket" d="M{left:.1f} {top + 5}V{top}H{right:.1f}V{top + 5}"/>'
         words = f"{rescale.before} → {rescale.after} worker{'s' * (rescale.after > 1)}"
         yield text((left + right) / 2, top - 7, words, "strong", "middle")
-        left, right = (scale.x(at) for at in rescale.moving)
-        yield text((left + right) / 2, top + 17, "keys move", "soft", "middle")
 
 
-def _keys(story: Story) -> Iterator[str]:
-    """Areas, one on the other: the keys of each worker, and those on their way."""
-    layers = [
-        (f"worker {worker}", f'fill="{COLOURS[worker % len(COLOURS)]}"', values)
-        for worker, values in sorted(story.held.items())
-    ]
-    layers.append(("on the way", 'class="travel"', story.travel))
-    floor = [0] * len(story.travel)
-    scale = Scale(story, "keys", max(map(sum, zip(*(n for _, _, n in layers), strict=True))))
-    for row, (name, fill, values) in enumerate(layers):
-        roof = [low + value for low, value in zip(floor, values, strict=True)]
-        outline = scale.points(roof) + scale.points(floor)[::-1]
-        yield f'<path {fill} d="M{"L".join(outline)}Z"/>'
-        y = scale.y(0) - 12 - 22 * row
-        yield f'<rect {fill} x="{LEGEND}" y="{y - 10:.1f}" width="12" height="12" rx="2"/>'
+def _latency(story: Story) -> Iterator[str]:
+    """Lines: how long records took."""
+    known = [value for value in story.median if value > 0]
+    lowest, top = min(known, default=1.0), max(story.longest, default=1.0)
+    scale = LogScale(story, "latency", lowest, top)
+    yield from scale.axis(f"Latency, ms, in every {story.every * 1000:.0f} ms")
+    lines = {"median": story.median, "p99": story.p99, "longest": story.longest}
+    times = [(i + 0.5) * story.every for i in range(len(story.median))]
+    for row, (name, values) in enumerate(lines.items()):
+        if values:
+            yield f'<path class="{name}" d="M{"L".join(scale.points(times, values))}"/>'
+        y = scale.begin + scale.height - 12 - 22 * row
+        yield f'<path class="{name}" d="M{LEGEND} {y - 4:.1f}h12"/>'
         yield text(LEGEND + 18, y, name, "soft")
-        floor = roof
-    yield from scale.axis("Keys each worker holds")
 
 
-def _counted(story: Story) -> Iterator[str]:
-    """Bars: the records counted in each interval."""
-    scale = Scale(story, "counted", max(story.counted, default=1))
-    yield from scale.axis(f"Records counted, every {story.every} ticks")
-    width = scale.x(story.every) - scale.x(0) - 1
-    for i, value in enumerate(story.counted):
+def _rate(story: Story) -> Iterator[str]:
+    """Bars: records a second."""
+    scale = Scale(story, "rate", max(story.rate, default=1))
+    yield from scale.axis("Records a second")
+    width = max(0.5, scale.x(story.every) - scale.x(0) - 1)
+    for i, value in enumerate(story.rate):
         y = scale.y(value)
         yield (
             f'<rect class="bar" x="{scale.x(i * story.every) + 0.5:.1f}" y="{y:.1f}" '
@@ -214,36 +218,28 @@ def _counted(story: Story) -> Iterator[str]:
         )
 
 
-def _waits(story: Story) -> Iterator[str]:
-    """Lines: how long records waited."""
-    scale = Scale(story, "waits", max(story.longest, default=1))
-    yield from scale.axis("Ticks from read to counted")
-    lines: dict[str, Sequence[float]] = {"median": story.median, "longest": story.longest}
-    for row, (name, values) in enumerate(lines.items()):
-        yield f'<path class="{name}" d="M{"L".join(scale.points(values, 0.5))}"/>'
-        yield from _key(name, scale.y(0) - 12 - 22 * row)
-
-
-def _snapshots(story: Story) -> Iterator[str]:
-    """A dotted line where a snapshot became whole."""
-    for panel in ("counted", "waits"):
-        scale = Scale(story, panel, 1)
-        for at in story.snapshots:
-            yield f'<path class="snapshot" d="M{scale.x(at):.1f} {scale.begin}v{scale.height}"/>'
-    if story.snapshots:
-        yield from _key("snapshot", sum(PANELS["counted"]) - 12)
-
-
-def _key(name: str, y: float) -> Iterator[str]:
-    """What a line means."""
-    yield f'<path class="{name}" d="M{LEGEND} {y - 4:.1f}h12"/>'
-    yield text(LEGEND + 18, y, name, "soft")
+def _keys(story: Story) -> Iterator[str]:
+    """Areas, one on the other: the keys of each worker."""
+    layers = sorted(story.held.items())
+    sums = [sum(values) for values in zip(*story.held.values(), strict=True)]
+    scale = Scale(story, "keys", max(sums, default=1))
+    below = [0] * len(story.times)
+    for row, (worker, values) in enumerate(layers):
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        outline = scale.points(story.times, above) + scale.points(story.times, below)[::-1]
+        fill = f'fill="{COLOURS[worker % len(COLOURS)]}"'
+        yield f'<path {fill} d="M{"L".join(outline)}Z"/>'
+        y = scale.y(0) - 12 - 22 * row
+        yield f'<rect {fill} x="{LEGEND}" y="{y - 10:.1f}" width="12" height="12" rx="2"/>'
+        yield text(LEGEND + 18, y, f"worker {worker}", "soft")
+        below = above
+    yield from scale.axis("Keys each worker holds")
 
 
 def _time(story: Story) -> Iterable[str]:
     """The axis of time below everything."""
-    scale = Scale(story, "waits", 1)
-    y = sum(PANELS["waits"]) + 18
+    scale = Scale(story, "keys", 1)
+    y = sum(PANELS["keys"]) + 18
     for at in ticks(story.duration, most=8):
         yield text(scale.x(at), y, f"{at:,}", "soft", "middle")
-    yield text((LEFT + WIDTH - RIGHT) / 2, y + 24, "simulated time (ticks)", "soft", "middle")
+    yield text((LEFT + WIDTH - RIGHT) / 2, y + 24, "seconds", "soft", "middle")

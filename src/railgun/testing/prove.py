@@ -93,12 +93,14 @@ def families() -> list[Family]:
         family("2 workers, a snapshot, slow operators", two, 30, snapshot=True, prompt=False),
         family("2 workers, frontiers", two, 9, times=True),
         family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
+        family("2 workers, frontiers, keys never move", two, 60, times=True, stuck=True),
         family("2 workers, a snapshot, frontiers", two_small, 34, snapshot=True, times=True),
         family("3 workers, one a bystander", bystander, 4),
         family("3 workers, one a bystander, frontiers", small_bystander, 9, times=True),
         family("3 workers, one a bystander, a snapshot", small_bystander, 0, snapshot=True),
         family("3 workers, output fence", fence, 7),
         family("3 workers, output fence, no state", fence, 9, forgets=True),
+        family("3 workers, output fence, timers", fence, 16, timers=True),
         family("3 workers, output fence, slow operators", fence, 0, prompt=False),
         family("3 workers", three, 0),
         family("3 workers, a snapshot", list(configurations(3, 1, 2))[::6], 0, snapshot=True),
@@ -155,6 +157,8 @@ def hunting_grounds(look_at: str) -> Iterator[Scenario]:
             snapshot="snapshot" in look_at,
             times="times" in look_at,
             forgets="forgets" in look_at,
+            timers="timers" in look_at,
+            stuck="stuck" in look_at,
         )
 
 
@@ -295,6 +299,7 @@ class Prover:
             "exact snapshots", totals["snapshots"], f"snapshots, {totals['during']:,} in motion"
         )
         self.report.check("crashes and reloads", totals["crashes"], "crashes")
+        self.report.check("streams that ended in motion", totals["abrupt"], "streams")
         wrong = totals["violations"]
         self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from typing import Any, Protocol
 
-from railgun.core.frontier import MAX
+from railgun.core.frontier import LAST, MAX
 from railgun.core.placement import Placement
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
 from railgun.testing.explorer import Explorer
-from railgun.testing.model import Counts, ModelWorker, Violation, counting_worker, name
+from railgun.testing.model import TIMER, Counts, ModelWorker, Violation, counting_worker, name
 from railgun.testing.rows import Item, Rows
 
 STARTED = 1
@@ -59,7 +59,8 @@ class Scenario:
     any moment after all have heard of the rescale. `times`: records carry times and upstreams tell frontiers.
     `prompt`: the operators answer at once. `second`: owners of the keys of a second stage, which does not
     move (the output fence is at work); records of key k go on with key k. `forgets`: the operators of the first
-    stage keep no state.
+    stage keep no state. `timers`: they emit once more for each key that is collected. `stuck`: homes never get leave
+    to move their keys, so the rescale never ends; time must go on all the same.
     """
 
     old: tuple[int, ...]
@@ -72,6 +73,8 @@ class Scenario:
     prompt: bool = True
     second: tuple[int, ...] = ()
     forgets: bool = False
+    timers: bool = False
+    stuck: bool = False
 
     @property
     def keys(self) -> range:
@@ -102,7 +105,7 @@ class Scenario:
         extras = [word for word in ("snapshot", "times") if getattr(self, word)]
         extras += [] if self.prompt else ["slow operators"]
         extras += ["second stage"] if self.second else []
-        extras += ["forgets"] if self.forgets else []
+        extras += [word for word in ("forgets", "timers", "stuck") if getattr(self, word)]
         text = f"{set(self.old)} → {set(self.new)}; {moves}; {sends}"
         return f"{text} [{', '.join(extras)}]" if extras else text
 
@@ -110,6 +113,8 @@ class Scenario:
 
     def judge(self, nodes: Sequence[Judged]) -> Violation | None:
         """What must hold when nothing can happen any more."""
+        if self.stuck:
+            return self._progress(nodes)
         for node in nodes:
             if not node.finished():
                 return Violation(
@@ -139,6 +144,15 @@ class Scenario:
                     return Violation("ends", f"{name(key)} ended {endings} times at the workers")
         return found
 
+    def _progress(self, nodes: Sequence[Judged]) -> Violation | None:
+        """Whether time has come to all that is left to come: every upstream has ended."""
+        for node in nodes:
+            if node.frontier() < LAST:
+                return Violation(
+                    "no progress", f"worker {node.worker} is at {node.frontier()}: all have ended"
+                )
+        return None
+
     def _sent(self, key: int, upto: Sequence[int]) -> dict[int, int]:
         """How many records of a key each worker sent among its first ones."""
         counts = {w: s[: upto[w]].count(key) for w, s in enumerate(self.scripts)}
@@ -151,17 +165,16 @@ class Scenario:
         expected: dict[int, dict[int, int]],
     ) -> Violation | None:
         """Whether each key is in just one place, with just these records counted, in every stage."""
+        fired: Counts = {}
         for stage in range(len(states[0])):
             for key in self.keys:
                 places = [w for w in range(len(states)) if key in states[w][stage]]
-                want = expected[key]
-                if self.forgets:
-                    want = want if stage == 1 else {}
-                elif stage == 1:
-                    want = {key: sum(want.values())} if want else {}
                 if len(places) > 1:
                     return Violation(f"two in {what}", f"{name(key)} is at workers {places}")
                 have = states[places[0]][stage][key] if places else {}
+                if stage == 0:
+                    fired[key] = have.get(TIMER, 0)
+                want = self._wanted(stage, key, expected[key], fired[key])
                 if have != want:
                     kind = (
                         f"lost in {what}"
@@ -172,6 +185,14 @@ class Scenario:
                         kind, f"{name(key)} has {have}, sent were {want}, stage {stage}"
                     )
         return None
+
+    def _wanted(self, stage: int, key: int, sent: dict[int, int], fired: int) -> dict[int, int]:
+        """What a stage must have counted for a key when these were sent and its timers fired so often."""
+        if self.forgets:
+            return sent if stage == 1 else {}
+        if stage == 1:
+            return {key: sum(sent.values()) + fired} if sent else {}
+        return {**sent, TIMER: fired} if fired else sent
 
 
 class Participant:
@@ -194,7 +215,14 @@ class Participant:
             keys = dict(zip(scenario.keys, scenario.second, strict=True))
             placements.append(Placement.of(members, keys=keys))
         self.model: ModelWorker = counting_worker(
-            worker, placements, members, _same, scenario.prompt, scenario.forgets, make
+            worker,
+            placements,
+            members,
+            _same,
+            scenario.prompt,
+            scenario.forgets,
+            scenario.timers,
+            make,
         )
 
     def events(self) -> list[str]:
@@ -211,7 +239,7 @@ class Participant:
             found.append("snapshot")
         if self.model.pending:
             found.append("answer")
-        if self.model.stages[0].distributor.movable:
+        if self.model.stages[0].distributor.movable and not self.scenario.stuck:
             found.append("move")
         return found
 

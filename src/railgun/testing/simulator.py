@@ -6,9 +6,10 @@ A job of three stages runs on simulated workers and links, in simulated time:
 
 Readers are keyed state like any other: their position moves with them. While records flow, the number of workers
 changes, snapshots are taken, links and operators are slow, and workers crash and the job is loaded from its last
-snapshot onto another number of workers. Every record is numbered, so the first one lost, doubled, out of order
-or late is noticed where it happens; every snapshot is checked to be an exact cut; and at the end every count is
-compared with what the sources held.
+snapshot onto another number of workers. Timers emit when keys are collected, all readers fall idle and wake, and
+the sources may end while a rescale is under way or waits for its turn. Every record is numbered, so the first one
+lost, doubled, out of order or late is noticed where it happens; every snapshot is checked to be an exact cut; and
+at the end every count is compared with what the sources held, and every key must have ended once.
 
 All choices come from the seed: the same seed gives the same trace, on any machine and in any process.
 """
@@ -33,7 +34,14 @@ from railgun.core.rescale import coordinator as c
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
-from railgun.testing.model import CountingOperator, Counts, ModelStage, ModelWorker, Violation
+from railgun.testing.model import (
+    TIMER,
+    CountingOperator,
+    Counts,
+    ModelStage,
+    ModelWorker,
+    Violation,
+)
 from railgun.testing.rows import Item, Rows
 
 STAGES = 3
@@ -59,6 +67,9 @@ class Plan:
     slow_operators: bool
     swaps: bool
     pins: bool
+    timers: bool = False
+    tail: int = 0
+    abrupt: bool = False
 
     @staticmethod
     def of(seed: int, size: float = 1.0) -> Plan:
@@ -81,6 +92,9 @@ class Plan:
             slow_operators=draw.random() < 0.3,
             swaps=draw.random() < 0.3,
             pins=draw.random() < 0.2,
+            timers=draw.random() < 0.5,
+            tail=draw.choice((0, 0, 20)),
+            abrupt=draw.random() < 0.4,
         )
 
 
@@ -98,6 +112,7 @@ class Outcome:
     snapshots: int = 0
     during: int = 0
     crashes: int = 0
+    abrupt: int = 0
     steps: int = 0
 
     def tally(self) -> Counter[str]:
@@ -110,6 +125,7 @@ class Outcome:
             snapshots=self.snapshots,
             during=self.during,
             crashes=self.crashes,
+            abrupt=self.abrupt,
             violations=int(self.violation is not None),
         )
 
@@ -147,13 +163,18 @@ class ReaderOperator:
         if partition in self.stopped:
             return None
         position = self.states[partition]
-        items = self.source.records[partition][position : position + count]
+        end = min(position + count, self.source.available(partition))
+        items = self.source.records[partition][position:end]
         self.states[partition] = position + len(items)
         return Rows(items) if items else None
 
     def bound(self) -> int:
         """The earliest time a reader here may still emit at."""
         return min((self.source.bound(p, at) for p, at in self.states.items()), default=MAX)
+
+    def fire(self, hashes: Hashes) -> Rows | None:
+        """Readers have no timers."""
+        return None
 
     def keys(self) -> Hashes:
         """All open partitions."""
@@ -188,7 +209,11 @@ class ReaderOperator:
 
 
 class Source:
-    """What the partitions hold, and what the counts must be after any prefix of them."""
+    """What the partitions hold, and what the counts must be after any prefix of them.
+
+    With a `tail` the first partition holds some records of a much later time that come only when all else has
+    been read and nobody had anything to say for a while (`awake`).
+    """
 
     def __init__(self, plan: Plan) -> None:
         draw = random.Random(f"source {plan.seed}")
@@ -205,18 +230,41 @@ class Source:
                 seqs[key] = seqs.get(key, 0) + 1
                 items.append(Item(key, partition, seqs[key], at + draw.randint(0, 3)))
             self.records[partition] = items
+        self.tail = plan.tail
+        self.lull = plan.records  # where the first partition pauses
+        self.paused = key_hash(("partition", 0))
+        self.awake = False
+        late = self.records[self.paused]
+        seqs = {item.key: item.seq for item in late}
+        for at, key in enumerate(draw.choices(names, weights, k=plan.tail), len(late)):
+            seqs[key] = seqs.get(key, 0) + 1
+            late.append(Item(key, self.paused, seqs[key], at + 10 * plan.records))
+
+    def available(self, partition: int) -> int:
+        """How many records a partition has for now."""
+        pauses = self.tail and partition == self.paused and not self.awake
+        return self.lull if pauses else len(self.records[partition])
 
     def bound(self, partition: int, position: int) -> int:
-        """No record from this position on has a lower time."""
-        return position if position < len(self.records[partition]) else MAX
+        """No record from this position on has a lower time; `LAST`: the reader is idle."""
+        if position < self.available(partition):
+            return position
+        return MAX if position == len(self.records[partition]) else LAST
 
-    def counts(self, positions: dict[int, int]) -> tuple[dict[int, Counts], dict[int, Counts]]:
-        """The states of both counting stages when the partitions are read up to these positions."""
+    def counts(
+        self, positions: dict[int, int], timers: Counts
+    ) -> tuple[dict[int, Counts], dict[int, Counts]]:
+        """The states of both counting stages when the partitions are read up to these positions.
+
+        `timers`: how often each key's timers have fired.
+        """
         by_key: dict[int, Counts] = {}
         by_group: dict[int, Counts] = {}
         for partition, position in positions.items():
             for item in self.records[partition][:position]:
                 by_key.setdefault(item.key, {})[partition] = item.seq
+        for key, fired in timers.items():
+            by_key.setdefault(key, {})[TIMER] = fired
         for key, counts in by_key.items():
             by_group.setdefault(self.group_of[key], {})[key] = sum(counts.values())
         return by_key, by_group
@@ -248,7 +296,10 @@ class Simulation:
         self.committed: dict[int, list[dict[int, Any]]] = {}
         self.digest = hashlib.sha256()
         self.workers: dict[Worker, ModelWorker] = {}
+        self.begun: set[Worker] = set()
         self.ended: set[Worker] = set()
+        self.endings: Counter[tuple[int, int]] = Counter()  # by stage and key, of workers that left
+        self.waking = False
         self.busy: dict[tuple[Worker, Worker], int] = {}
         self.rescales_left = plan.rescales
         self.snapshots_left = plan.snapshots
@@ -295,7 +346,9 @@ class Simulation:
     def load(self, placement: Placement, states: list[dict[int, Any]]) -> None:
         """Start all workers with the state that is theirs."""
         self.workers = {}
+        self.begun = set()
         self.ended = set()
+        self.endings = Counter()
         self.busy = {}
         self.note(f"load {sum(map(len, states))} keys onto workers {placement.workers}")
         for worker in placement.workers:
@@ -331,15 +384,17 @@ class Simulation:
                 operator = ReaderOperator(self.source)
             else:
                 onward = self.source.group_of.__getitem__ if index == 1 else None
-                operator = CountingOperator(worker, onward)
+                operator = CountingOperator(worker, onward, timers=self.plan.timers)
             stages.append(ModelStage(distributor, operator))
         model = ModelWorker(worker, stages, prompt=not self.plan.slow_operators)
         model.validate = self.make is Distributor
         self.workers[worker] = model
+        self.begun.discard(worker)
         self.ended.discard(worker)
 
     def begin(self, worker: Worker) -> None:
         """Sources and readers of a worker begin."""
+        self.begun.add(worker)
         if worker == min(self.workers) and self.workers[worker].stages[0].distributor.epoch == 0:
             self.later(self.draw.randint(0, 5), lambda: self.list_partitions(worker))
         else:
@@ -361,9 +416,13 @@ class Simulation:
         if worker not in self.workers:
             return
         self.act(worker, self.work)
-        if not (self.exhausted() and self.coordinator.idle) or self.workers[worker].pending:
+        exhausted, idle = self.exhausted(), self.coordinator.idle
+        if self.plan.tail and not self.waking and self.lulled():
+            self.waking = True
+            self.later(self.draw.randint(20, 300), self.wake, always=True)
+        if not (exhausted and idle) or self.workers[worker].pending:
             self.later(self.draw.randint(1, 10), lambda: self.tick(worker))
-        else:
+        if exhausted and (idle or self.plan.abrupt):
             self.finish()
 
     def work(self, model: ModelWorker) -> None:
@@ -448,6 +507,7 @@ class Simulation:
                 case c.Stop(worker):
                     self.note(f"stop worker {worker}")
                     self.check_empty(worker)
+                    self.endings += self.ended_at(self.workers[worker])
                     del self.workers[worker]
                 case c.Rescaled(placement):
                     self.note(f"rescaled to {placement.workers}")
@@ -522,14 +582,31 @@ class Simulation:
         """Whether everything planned has happened and every record has been read."""
         if self.rescales_left or self.snapshots_left or self.crashes_left:
             return False
+        read = self.positions()
+        return all(read.get(p, -1) == len(items) for p, items in self.source.records.items())
+
+    def positions(self) -> dict[int, int]:
+        """How far the partitions are read, those that are at a worker."""
         read: dict[int, int] = {}
         for model in self.workers.values():
             read |= model.stages[0].operator.states
-        return all(read.get(p, -1) == len(items) for p, items in self.source.records.items())
+        return read
+
+    def lulled(self) -> bool:
+        """Whether everything has been read but the tail."""
+        read = self.positions()
+        return all(read.get(p, -1) == self.source.available(p) for p in self.source.records)
+
+    def wake(self) -> None:
+        """The tail of the first partition comes."""
+        self.source.awake = True
 
     def finish(self) -> None:
-        """All is read and the cluster at rest: let the sources end."""
-        for worker in sorted(set(self.workers) - self.ended):
+        """All is read: let the sources end, abruptly even while the cluster is in motion."""
+        ending = sorted((set(self.workers) & self.begun) - self.ended)
+        if ending and not self.coordinator.idle:
+            self.outcome.abrupt = 1
+        for worker in ending:
             self.ended.add(worker)
             self.act(worker, lambda model: model.feed(0, m.Advanced(MAX)))
 
@@ -548,7 +625,8 @@ class Simulation:
 
     def check(self, what: str, whole: list[dict[int, Any]]) -> None:
         """Whether both counting stages have counted just what the readers have read."""
-        by_key, by_group = self.source.counts(whole[0])
+        timers = {key: state[TIMER] for key, state in whole[1].items() if TIMER in state}
+        by_key, by_group = self.source.counts(whole[0], timers)
         for stage, expected in ((1, by_key), (2, by_group)):
             if whole[stage] != expected:
                 keys = {*whole[stage], *expected}
@@ -579,6 +657,11 @@ class Simulation:
                     "stranded", f"worker {worker} leaves with {len(stage.operator.states)} keys"
                 )
 
+    def ended_at(self, model: ModelWorker) -> Counter[tuple[int, int]]:
+        """How often the keys of the counting stages were ended at a worker."""
+        counting = list(enumerate(model.stages))[1:]
+        return Counter({(i, k): n for i, s in counting for k, n in s.operator.endings.items()})
+
     def check_end(self) -> None:
         """Everything is counted, every key at its owner, every operator at the end of time."""
         whole = self.merged(
@@ -588,6 +671,11 @@ class Simulation:
         if set(whole[0]) != set(self.source.records):
             raise Violation("lost", "a partition is read nowhere")
         self.check("counts", whole)
+        endings = sum(map(self.ended_at, self.workers.values()), self.endings)
+        keys = {(stage, key) for stage in (1, 2) for key in whole[stage]}
+        if set(endings) != keys or set(endings.values()) != {1}:
+            wrong = sorted(at for at in keys | set(endings) if endings[at] != 1)
+            raise Violation("ends", f"stage and key {wrong[0]} ended {endings[wrong[0]]} times")
         for worker, model in self.workers.items():
             for stage in model.stages:
                 owners = stage.distributor.placement.owners(stage.operator.keys())
@@ -640,9 +728,11 @@ def _simpler(plan: Plan) -> Iterable[Plan]:
         lowest = 0 if name in ("crashes", "snapshots") else 2 if name == "keys" else 1
         if value > lowest:
             yield replace(plan, **{name: max(lowest, value // 2)})
-    for name in ("slow_operators", "swaps", "pins"):
+    for name in ("slow_operators", "swaps", "pins", "timers", "abrupt"):
         if getattr(plan, name):
             yield replace(plan, **{name: False})
+    if plan.tail:
+        yield replace(plan, tail=0)
     if plan.slow_links:
         yield replace(plan, slow_links=0.0)
 

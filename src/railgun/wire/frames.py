@@ -3,7 +3,7 @@
 A frame is a header and a body. The header (little-endian) is::
 
     length u32    of the body
-    kind u8       see `KINDS`; 0 is `Pressure`
+    kind u8       see `KINDS`
     stage u16
     generation u32
 
@@ -36,12 +36,23 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """The sender has taken in so many bytes of state: there is room for more."""
+
+    size: int
+
+
+Message = m.Message | Pressure | Taken
+"""The last two are between processes; the others are for a stage's distributor."""
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """A message, and for whom."""
 
     generation: int
     stage: int
-    message: m.Message | Pressure
+    message: Message
 
 
 _EPOCH: Final = struct.Struct("<I")
@@ -66,6 +77,7 @@ _PLAIN: Final[dict[int, tuple[type[Any], struct.Struct, tuple[str, ...]]]] = {
     12: (m.Emission, _EPOCH_NUMBER, ("epoch", "value")),
     14: (m.Fenced, _EPOCH_CHUNK, ("epoch", "home", "chunk")),
     15: (m.Leave, _EMPTY, ()),
+    16: (Taken, _SNAPSHOT, ("size",)),
 }
 _KIND_OF: Final = {kind: number for number, (kind, _, _) in _PLAIN.items()}
 _DATA, _FORWARD, _ACQUIRE, _FENCE_KIND = 1, 2, 3, 13
@@ -78,7 +90,7 @@ KINDS: Final = {
 }
 
 
-def encode(generation: int, stage: int, message: m.Message | Pressure) -> bytes:
+def encode(generation: int, stage: int, message: Message) -> bytes:
     """A whole frame.
 
     >>> reader = FrameReader()
@@ -111,12 +123,12 @@ def encode(generation: int, stage: int, message: m.Message | Pressure) -> bytes:
     return HEADER.pack(len(body), number, stage, generation) + body
 
 
-def decode(kind: int, body: memoryview) -> m.Message | Pressure:
+def decode(kind: int, body: memoryview) -> Message:
     """The message of a frame's body."""
     try:
         if kind in _PLAIN:
             made, packing, _ = _PLAIN[kind]
-            message: m.Message | Pressure = made(*packing.unpack(body))
+            message: Message = made(*packing.unpack(body))
             return message
         if kind in (_DATA, _FORWARD):
             (epoch,) = _EPOCH.unpack_from(body)

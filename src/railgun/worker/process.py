@@ -5,7 +5,8 @@
 - The links are always read; what rests when there is too much to do is the sources. A worker whose outgoing queues pass
   a mark says so to all (`Pressure`), and no source of the flow is read until it has sent enough of them. So a mesh of
   links cannot deadlock, and no queue grows without bound.
-- Keys move only while the queues are short: a record must not wait behind a mountain of other keys' state.
+- Keys move only while little of other keys' state is on the way, in our queues and the system's: a record must not
+  wait behind a mountain of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from railgun.flow.errors import StepError
 from railgun.flow.plan import Plan
 from railgun.wire import control
 from railgun.wire.connection import Connection, Messages
-from railgun.wire.frames import FrameReader, Pressure, encode
+from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.worker.leash import Leash
 from railgun.worker.runtime import Outside, Runtime
@@ -37,8 +38,9 @@ from railgun.worker.spec import WorkerSpec
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
-CALM: Final = 256 << 10  # unsent bytes up to which keys are moved
-BEAT: Final = 0.25  # seconds
+SMALL: Final = 16 << 10  # bytes of a frame that goes with others
+CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
+BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
 class ControllerGoneError(RailgunError):
@@ -70,10 +72,36 @@ class _Links:
         self.early: list[tuple[Connection, bytes]] = []  # came before the stages were made
         self.pressed: set[Worker] = set()  # who said that there is too much to do
         self.closing = False
+        self.moving: dict[Worker, int] = {}  # bytes of state on the way to each
+        self.boxes: dict[Connection, list[bytes]] = {}  # small frames that wait to go together
 
     @property
     def unsent(self) -> int:
         return max((link.unsent for link in self.open.values()), default=0)
+
+    def is_calm(self) -> bool:
+        """Whether there is room to move keys: little is on the way, so what follows it does not wait long."""
+        return self.unsent <= CALM and max(self.moving.values(), default=0) <= CALM
+
+    def send(self, to: Worker, data: bytes) -> None:
+        """Send a frame; small ones go together, when the loop has done all it has to do now."""
+        link = self.open[to]
+        if len(data) >= SMALL:
+            self._go(link)
+            link.send(data)
+            return
+        if not self.boxes:
+            self.process.loop.call_soon(self._go_all)
+        self.boxes.setdefault(link, []).append(data)
+
+    def _go_all(self) -> None:
+        for link in list(self.boxes):
+            self._go(link)
+
+    def _go(self, link: Connection) -> None:
+        box = self.boxes.pop(link, None)
+        if box is not None:
+            link.send(b"".join(box))
 
     def add(self, worker: Worker, link: Connection) -> None:
         if worker in self.open:
@@ -83,6 +111,7 @@ class _Links:
         link.tag = (self, worker)
 
     def close(self) -> None:
+        self._go_all()
         self.closing = True
         for link in self.open.values():
             link.close()
@@ -104,6 +133,7 @@ class _Process:
         self.controller: Connection
         self.messages = Messages()
         self._pumping: asyncio.Handle | None = None
+        self._flushing = False
         self._dialling: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -146,7 +176,7 @@ class _Process:
     def _hired(self, connection: Connection) -> None:
         self.controller = connection
         self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
-        self.loop.call_later(BEAT, self._beat)
+        self.loop.call_later(BEAT[0], self._beat)
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
         if not self.done.done():
@@ -170,7 +200,8 @@ class _Process:
             self._tell(control.Beat(runtime.generation, metrics))
         else:
             self._tell(control.Beat(-1, {}))
-        self.loop.call_later(BEAT, self._beat)
+        moving = runtime is not None and runtime.moving
+        self.loop.call_later(BEAT[not moving], self._beat)
 
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
@@ -296,7 +327,7 @@ class _Process:
                 report=self._reporter(start.generation),
                 to_driver=self._carrier(start.generation),
                 clock=microseconds,
-                calm=lambda: links.unsent <= CALM,
+                calm=links.is_calm,
             )
             self.runtime = Runtime(
                 self.plan,
@@ -334,10 +365,12 @@ class _Process:
     # ------------------------------------------------------------ links
 
     def _sender(self, links: _Links) -> Callable[[Worker, int, m.Message], None]:
-        generation, open_links = links.generation, links.open
+        generation, send_frame, moving = links.generation, links.send, links.moving
 
         def send(to: Worker, stage: int, message: m.Message) -> None:
-            open_links[to].send(encode(generation, stage, message))
+            send_frame(to, encode(generation, stage, message))
+            if isinstance(message, m.Acquire):
+                moving[to] = moving.get(to, 0) + len(message.state)
 
         return send
 
@@ -367,13 +400,19 @@ class _Process:
             return
         with self._failing():
             for frame in links.readers[link].feed(data):
-                if isinstance(frame.message, Pressure):
-                    self._pressure(links, worker, frame.message.on)
+                message = frame.message
+                if isinstance(message, Pressure):
+                    self._pressure(links, worker, message.on)
+                elif isinstance(message, Taken):
+                    links.moving[worker] -= message.size
                 else:
-                    runtime.receive(worker, frame.stage, frame.message)
+                    runtime.receive(worker, frame.stage, message)
+                    if isinstance(message, m.Acquire):
+                        taken = Taken(len(message.state))
+                        links.send(worker, encode(links.generation, 0, taken))
                 if self.runtime is not runtime:
                     return
-            self._after_work()
+            self._flush_soon()
 
     def _unlinked(self, link: Connection, error: Exception | None) -> None:
         if link.tag is None:
@@ -413,13 +452,26 @@ class _Process:
             return
         with self._failing():
             delay = runtime.pump(microseconds())
-            self._after_work(pump=False)
+            self._after_work()
             if delay:
                 self._pumping = self.loop.call_later(delay, self._pump)
             else:
                 self._pumping = self.loop.call_soon(self._pump)
 
-    def _after_work(self, pump: bool = True) -> None:
+    def _flush_soon(self) -> None:
+        """When all links that have something have been read, hand on what came of it."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.runtime is not None:
+            with self._failing():
+                self.runtime.flush_outlets()
+                self._after_work()
+
+    def _after_work(self) -> None:
         """After anything was done: rest or go on, and notice the end."""
         runtime = self.runtime
         if runtime is None:
@@ -440,8 +492,8 @@ class _Process:
 
     def _press(self, links: _Links, on: bool) -> None:
         self.pressing = on
-        for link in links.open.values():
-            link.send(encode(links.generation, 0, Pressure(on)))
+        for worker in links.open:
+            links.send(worker, encode(links.generation, 0, Pressure(on)))
 
     def _pressure(self, links: _Links, worker: Worker, on: bool) -> None:
         if on:
@@ -518,9 +570,9 @@ def keep_memory() -> None:
     """Settle the allocator and the collector for a process that keeps much state and must not pause.
 
     Freeing one large block makes glibc keep what is freed (its limits follow the largest block freed). A full
-    collection walks over all state, so it is left out: only the younger generations are looked through.
+    collection walks over all state, so it is left out: only what was made lately is looked through.
     """
     bytes(24 << 20)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 1 << 30)
+    gc.set_threshold(10_000, 1 << 30, 1 << 30)

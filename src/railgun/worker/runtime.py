@@ -8,6 +8,7 @@ Its driver's duties:
 1. Give what links bring to `receive`, in the order of each link; what the controller orders to `tell`, `begin`,
    `end_sources`, `stop_sources`.
 2. Call `pump` again and again: at once while it returns 0, else after the delay it returns, or sooner if anything came.
+   After `receive`, call `flush_outlets` before long: a few records may wait for others to travel with.
 3. Set `paused` while sources have to rest, and say in `Outside.calm` whether there is room to move keys.
 """
 
@@ -27,6 +28,9 @@ from railgun.wire.rows import RowBatch
 from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
+FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
+LINGER: Final = 2_000  # µs
+RESTS: Final = 2.5  # a rescale has a piece of work done in one part of the time of this many
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -62,6 +66,7 @@ class Runtime:
         now: int,
     ) -> None:
         self.plan = plan
+        self.timed = plan.timed
         self.worker = worker
         self.generation = generation
         self.outside = outside
@@ -92,8 +97,10 @@ class Runtime:
             self.stages.append(StageRunner(self, stage, distributor, operators))
         self.sources = [runner for runner in self.stages if runner.stage.is_source]
         self._by_name = {runner.stage.name: runner for runner in self.stages}
-        self._turn = 0
+        self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
+        self._next_read = now
+        self._next_step = now
         self._next_tick = now
         self._next_flush = now + FLUSH
         self._next_listing = {runner.stage.index: now for runner in self.sources}
@@ -139,33 +146,61 @@ class Runtime:
         self.now = now
         if not self.begun:
             return IDLE[1]
-        worked = False
         if now >= self._next_tick:
             self._tick(now)
-        if not self.paused and not self.stopped:
-            worked = self._read(now)
-        calm = self.outside.calm()
-        for runner in self.stages:
-            if runner.step(calm):
-                worked = True
-        if worked:
-            self._idle = IDLE[0]
+        delay = self._read(now)
+        delay = min(delay, self._step(now))
+        if self.flush_outlets():
+            delay = min(delay, LINGER / 1_000_000)
+        return delay
+
+    def _step(self, now: int) -> float:
+        """Do a piece of what a rescale has to do, and then rest from it: records come first."""
+        busy = [runner for runner in self.stages if runner.busy(self.outside.calm)]
+        if not busy:
+            return IDLE[1]
+        if now >= self._next_step:
+            began = self.outside.clock()
+            busy[0].step()
+            self.work += 1
+            self._next_step = now + int(RESTS * (self.outside.clock() - began))
+        return max(0.0, (self._next_step - now) / 1_000_000)
+
+    def _read(self, now: int) -> float:
+        """Read all sources; the seconds until it is worth doing again."""
+        if self.paused or self.stopped:
+            return IDLE[0]
+        if now < self._next_read:
+            return (self._next_read - now) / 1_000_000
+        rows = 0
+        for runner in self.sources:
+            reading = runner.operators.reading
+            assert reading is not None
+            active = len(reading.active)
+            rows += reading.read(now)
+            if len(reading.active) < active:
+                self.work += 1
+                self._idle = IDLE[0]
+                runner.tell_bound(now)
+        self.work += rows
+        if rows >= FEW:
             return 0.0
+        if rows:
+            self._idle = IDLE[0]
+            self._next_read = now + LINGER
+            return LINGER / 1_000_000
         self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
         return delay
 
-    def _read(self, now: int) -> bool:
-        """Let the next source that has something read it."""
-        for _ in range(len(self.sources)):
-            runner = self.sources[self._turn]
-            self._turn = (self._turn + 1) % len(self.sources)
-            reading = runner.operators.reading
-            assert reading is not None
-            if reading.read(now):
-                if not reading.active:
-                    runner.tell_bound(now)
-                return True
-        return False
+    def flush_outlets(self) -> bool:
+        """Hand on what waits between stages, from the first to the last; False if nothing does."""
+        flushed = sum(runner.flush_outlets() for runner in self.stages)
+        self.work += flushed
+        return flushed > 0
+
+    def hurry(self) -> None:
+        """Look at everything at the next `pump`, whatever the time."""
+        self._next_read = self._next_tick = self._next_step = self.now
 
     def _tick(self, now: int) -> None:
         self._next_tick = now + TICK
@@ -215,6 +250,11 @@ class Runtime:
     def ended(self) -> bool:
         """Whether every stage has come to its end."""
         return all(runner.ended for runner in self.stages)
+
+    @property
+    def moving(self) -> bool:
+        """Whether a stage is in motion."""
+        return any(runner.distributor.migration is not None for runner in self.stages)
 
     def metrics(self) -> dict[str, Any]:
         """Figures of this worker, for people and for the controller."""

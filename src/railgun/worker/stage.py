@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -29,8 +29,10 @@ from railgun.wire.rows import RowBatch
 if TYPE_CHECKING:
     from railgun.worker.runtime import Runtime
 
-CHUNK_KEYS: Final = 1_000
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_KEYS: Final = 1_000  # at most at once; and
+CHUNK_BYTES: Final = 64 << 10
+CHUNK_TIME: Final = 1_000  # µs
+FEWEST: Final = 50  # keys at least at once, unless they are large
 _PART: Final = struct.Struct("<I")
 _SENT: Final = struct.Struct("<q")
 
@@ -54,6 +56,7 @@ class StageRunner:
         self.moving_keys = 0
         self.taken_keys = 0
         self.longest_hold = 0
+        self._chunk = CHUNK_KEYS // 10  # keys to move next
         self._events: deque[m.Event] = deque()
         self._busy = False
         self._census: Iterator[tuple[Keyed, list[Any]]] | None = None
@@ -91,6 +94,7 @@ class StageRunner:
             case m.Drop():
                 pass  # state was taken out when it was collected
             case m.RaiseFence(fence):
+                self.flush_outlets()
                 for after in self.stage.after:
                     self.runtime.stages[after].handle(m.PassFence(fence))
             case m.Confirm(to, stage, message):
@@ -112,6 +116,10 @@ class StageRunner:
         if isinstance(self.distributor.phase, Interrogate):
             self._note_new(batch)
 
+    def flush_outlets(self) -> bool:
+        """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
+        return sum(outlet.flush() for outlet in self.operators.outlets) > 0
+
     # ------------------------------------------------------------ time
 
     def _advance(self, frontier: int) -> None:
@@ -124,6 +132,7 @@ class StageRunner:
             self.ended = True
             for writing in self.operators.writing:
                 writing.flush()
+        self.flush_outlets()
         for after in self.stage.after:
             self.runtime.stages[after].upstream_advanced(self.stage.index, frontier)
 
@@ -157,27 +166,28 @@ class StageRunner:
         reading = self.operators.reading
         if reading is not None:
             bound = reading.bound(now, self.distributor.frontiers.told)
-            if bound != self.distributor.bound:
+            # Where nobody sets timers, only the end of time is of interest.
+            if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))
 
     # ------------------------------------------------------------ moving keys
 
-    def step(self, calm: bool) -> bool:
-        """Do the next piece of long work; False if there is none. `calm`: there is room to send."""
+    def busy(self, calm: Callable[[], bool]) -> bool:
+        """Whether a piece of long work can be done now; keys move when there is room to send them."""
+        return self._census is not None or (self.distributor.movable and calm())
+
+    def step(self) -> None:
+        """Do a piece of long work."""
         if self._census is not None:
             self._count()
-            return True
-        if calm and self.distributor.movable:
-            self.handle(m.Move(self._chunk()))
-            return True
-        return False
-
-    def _chunk(self) -> int:
-        """About a thousand keys, fewer if their state is large."""
-        if not self.moved_keys:
-            return CHUNK_KEYS // 10
-        each = max(1, self.moved_bytes // self.moved_keys)
-        return max(1, min(CHUNK_KEYS, CHUNK_BYTES // each))
+            return
+        clock = self.runtime.outside.clock
+        keys, began = self._chunk, clock()
+        self.handle(m.Move(keys))
+        took = max(1, clock() - began)
+        each = max(1, self.moved_bytes // max(1, self.moved_keys))
+        most = min(CHUNK_KEYS, CHUNK_BYTES // each, keys * CHUNK_TIME // took)
+        self._chunk = max(FEWEST if each * FEWEST <= CHUNK_BYTES else 1, most)
 
     def _start_census(self) -> None:
         self.moved_keys = self.moved_bytes = self.moving_keys = self.taken_keys = 0
@@ -218,11 +228,13 @@ class StageRunner:
     def _collect(self, hashes: Hashes, frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""
         parts = [_SENT.pack(self.runtime.outside.clock())]
-        each = [operator.keys_of(hashes) for operator in self.operators.keyed]
-        for operator, keys in zip(self.operators.keyed, each, strict=True):
+        keyed = self.operators.keyed
+        # A timer of one operator may make state in the next one: the keys of all are those of each.
+        keys = list(dict.fromkeys(key for operator in keyed for key in operator.keys_of(hashes)))
+        for operator in keyed:
             operator.advance_keys(keys, frontier)
-        for operator, keys in zip(self.operators.keyed, each, strict=True):
-            part = operator.collect([key for key in keys if key in operator.states])
+        for operator in keyed:
+            part = operator.collect(keys)
             parts += [_PART.pack(len(part)), part]
         packed = b"".join(parts)
         self.moved_keys += len(hashes)

@@ -93,6 +93,12 @@ class Arrivals:
         if self.open(home, acquire.chunk):
             worker.take(acquire)
             return
+        last = [fenced.hashes[-1:] for fenced in self.fenced[home][-1:]]
+        keys = np.concatenate([*last, acquire.hashes])
+        if len(acquire.hashes) == 0 or bool((keys[1:] <= keys[:-1]).any()):
+            raise ProtocolError(
+                f"{worker}: the keys of chunk {acquire.chunk} of worker {home} do not ascend"
+            )
         self.fenced[home].append(acquire)
         lowest = worker.frontiers.relayed.get(home, MIN)
         self._line_up(Gate("fence", home, acquire.chunk), acquire, lowest)

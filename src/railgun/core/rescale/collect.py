@@ -66,7 +66,8 @@ class Collect(Phase):
         if not moving.any():
             worker.process(batch)
             return
-        known, held = self.whereabouts(batch.hashes)
+        known, held = np.zeros_like(moving), np.zeros_like(moving)
+        known[moving], held[moving] = self.whereabouts(batch.hashes[moving])
         mine = select(batch, known | ~moving)
         if mine is not None:
             worker.process(mine)

@@ -122,7 +122,7 @@ class Distributor(Machine):
         if isinstance(message, m.Fenced):
             # Also from one who has left this stage, but not the next: it is asked for its word there.
             migration = self._current(message.epoch, message)
-            if sender not in migration.members or message.home not in migration.old.workers:
+            if sender not in migration.members or message.home not in migration.arrivals.homes:
                 raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
             migration.arrivals.on_fenced(self, message.home, message.chunk)
             return

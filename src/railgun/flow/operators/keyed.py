@@ -16,7 +16,7 @@ from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 
-BLOCK: Final = 16_384
+BLOCK: Final = 4_096
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
 
@@ -69,19 +69,21 @@ class Keyed(Operator):
         self.shared = {}
 
     def keys_of(self, hashes: Hashes) -> list[Any]:
-        """The keys with state that have these hashes; they leave the index."""
-        index, states = self.index, self.states
+        """The keys that have these hashes; they leave the index."""
+        index = self.index
         numbers = hashes.tolist()
         keys = [index.pop(number) for number in numbers if number in index]
         if self.shared:
             for number in numbers:
                 keys += self.shared.pop(number, [])
-        return [key for key in keys if key in states]
+        return keys
 
     def collect(self, keys: list[Any]) -> bytes:
-        """Take the state of these keys out, as bytes."""
-        pop = self.states.pop
-        states = [self.packed(key, pop(key)) for key in keys]
+        """Take the state of those of these keys that have any out, as bytes."""
+        keys = list(filter(self.states.__contains__, keys))
+        states = list(map(self.states.pop, keys))
+        if type(self).packed is not Keyed.packed:
+            states = list(map(self.packed, keys, states))
         timers = self.timers.leave(keys)
         ended = [key for key in keys if key in self.ended] if self.ended else []
         self.ended.difference_update(ended)
@@ -99,7 +101,9 @@ class Keyed(Operator):
         keys = decode_column(data[at : at + named], rows)
         at += named
         states = decode_column(data[at : at + saved], rows)
-        self.states.update(zip(keys, map(self.unpacked, keys, states), strict=True))
+        if type(self).unpacked is not Keyed.unpacked:
+            states = list(map(self.unpacked, keys, states))
+        self.states.update(zip(keys, states, strict=True))
         extra = data[at + saved :]
         if extra:
             timers, ended = pickle.loads(extra)

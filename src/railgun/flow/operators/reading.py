@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -75,32 +76,39 @@ class Reading(Keyed):
         where = f"{type(self.source).__name__}.{what}"
         return SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
 
-    def read(self, now: int, most: int = BATCH) -> bool:
-        """Let the next part that has something read it; False if none has."""
+    def read(self, now: int, most: int = BATCH) -> int:
+        """Let the parts read in turn, until there are enough records; how many there are."""
         self.now = now
+        together: list[list[Any]] = []
+        rows = 0
         for _ in range(len(self.active)):
             partition = self.active[0]
             self.active.rotate(-1)
             part = self.states[partition]
             try:
-                items = part.reader.read(most, now)
+                items = part.reader.read(most - rows, now)
             except Exception as error:
                 raise self._failed("read", partition, part.position, error) from error
             part.position = part.reader.position
             if items is None:
                 self._finish(partition, part)
-                return True
-            if len(items):
+            elif len(items):
                 part.heard = now
-                self.records += len(items)
-                self._emit(part, items if isinstance(items, list) else list(items), now)
-                return True
-        return False
+                rows += len(items)
+                listed = items if isinstance(items, list) else list(items)
+                if self.clock.time is None:
+                    together.append(listed)
+                else:
+                    self._emit(part, listed, now)
+                if rows >= most:
+                    break
+        if together:
+            whole = together[0] if len(together) == 1 else list(chain.from_iterable(together))
+            self.emit(RowBatch(whole, now))
+        self.records += rows
+        return rows
 
     def _emit(self, part: Part, items: list[Any], now: int) -> None:
-        if self.clock.time is None:
-            self.emit(RowBatch(items, now))
-            return
         batch = RowBatch(items, now)
         results, failed = self.each(self._time_of, batch, user=self.clock.time)
         if failed:

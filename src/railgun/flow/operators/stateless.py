@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress, repeat
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from railgun.core.hashing import key_hash
 from railgun.flow.operators.operator import Operator, Setting, without
 from railgun.wire.rows import RowBatch
+
+ENOUGH: Final = 1_000  # rows that are keyed and sent at once
 
 
 def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
@@ -159,9 +161,11 @@ class KeyBy(Operator):
         self.value = value
         self.port = port
         self.deliver = deliver
+        self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, of items
+        self._rows = 0
 
     def push(self, batch: RowBatch) -> None:
-        """Key the rows."""
+        """Key the rows. A few of them wait for `flush`: a hundred small batches cost as much as a large one."""
         keys, failed = self.each(self.key, batch)
         left = kept(batch, failed)
         values = left.values
@@ -170,14 +174,29 @@ class KeyBy(Operator):
             if failed:
                 keys = without(keys, failed)
                 left = kept(left, failed)
-        if not keys:
-            return
+        if keys:
+            self._waiting.append((keys, values, left))
+            self._rows += len(keys)
+            if self._rows >= ENOUGH:
+                self.flush()
+
+    def flush(self) -> bool:
+        """Deliver what waits; False if nothing did."""
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        if not waiting:
+            return False
+        keys, values, left = waiting[0]
+        if len(waiting) > 1:
+            keys = [key for some, _, _ in waiting for key in some]
+            values = [value for _, some, _ in waiting for value in some]
+            left = joined([batch for _, _, batch in waiting])
         try:
             batch = RowBatch.keyed(keys, values, left.times, self.port)
         except Exception:  # also what a `__stable_key__` may raise
             batch = self._hashable(keys, values, left)
         if len(batch):
             self.deliver(batch)
+        return True
 
     def _hashable(self, keys: list[Any], values: list[Any], left: RowBatch) -> RowBatch:
         """The rows whose keys have a stable hash; for the others it is as if the function had raised."""
@@ -191,6 +210,19 @@ class KeyBy(Operator):
         whole = RowBatch(values, left.times, keys, np.zeros(len(keys), dtype=np.uint64), self.port)
         part = whole.take(np.array(rows, dtype=np.intp))
         return RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
+
+
+def joined(batches: Sequence[RowBatch]) -> RowBatch:
+    """The values and times of several batches as one."""
+    values = [value for batch in batches for value in batch.values]
+    first = batches[0].times
+    if all(isinstance(batch.times, int) and batch.times == first for batch in batches):
+        return RowBatch(values, first)
+    times = [
+        np.full(len(batch), batch.times) if isinstance(batch.times, int) else batch.times
+        for batch in batches
+    ]
+    return RowBatch(values, np.concatenate(times))
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
