@@ -20,7 +20,7 @@ from railgun.flow.sink import Place, Sink, Writer
 from railgun.flow.source import Reader, Source
 
 if TYPE_CHECKING:
-    from railgun.job import FlowFailedError, Job, Settings, run
+    from railgun.job import Event, FlowFailedError, Job, Settings, run
 
 __all__ = [
     "FORGET",
@@ -29,6 +29,7 @@ __all__ = [
     "Context",
     "DeadLetter",
     "Directory",
+    "Event",
     "Files",
     "Flow",
     "FlowError",
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-_OF_JOBS = ("FlowFailedError", "Job", "Settings", "run")
+_OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "run")
 
 
 def __getattr__(name: str) -> Any:

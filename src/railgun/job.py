@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from railgun.controller.http import Api
     from railgun.spark.session import SparkSession
 
-__all__ = ["FlowFailedError", "Job", "JobError", "NotRescaledError", "Settings", "run"]
+__all__ = ["Event", "FlowFailedError", "Job", "JobError", "NotRescaledError", "Settings", "run"]
 
 
 class JobError(RailgunError):

@@ -191,6 +191,7 @@ class Api:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
+        response.force_close()
         queue: asyncio.Queue[Event | None] = asyncio.Queue(BEHIND)
         past = self.controller.events(after)
         self._listeners.add(queue)
