@@ -6,6 +6,7 @@ tested runs there, function by function, on one session.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -166,7 +167,8 @@ def a_frozen_executor_is_given_up_and_its_worker_does_not_run_twice(
         assert desk.pid(again) != pid
         assert desk.pid(spec) == pid, "Spark's second attempt did not run"
     finally:
-        os.kill(frozen, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
     eventually("it ends with its executor", lambda: not (is_alive(pid) or is_alive(frozen)))
     assert is_alive(desk.pid(again))
 

@@ -17,7 +17,7 @@ from railgun.spark.task import Entry
 from railgun.worker.spec import WorkerSpec
 
 T = TypeVar("T")
-WITHIN = 60.0
+WITHIN = 120.0
 """Seconds: a machine that is that slow is taken for broken."""
 
 
