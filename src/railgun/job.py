@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "FlowFailedError", "Job", "JobError", "NotRescaledError", "Settings", "run"]
 
+SHORTEST_TOKEN = 16
+
 
 class JobError(RailgunError):
     """A job that cannot be started like that."""
@@ -73,6 +75,7 @@ def run(
     registry: Registry | str | os.PathLike[str] | None = None,
     http: bool = True,
     port: int = 0,
+    token: str | None = None,
     by_value: Iterable[ModuleType] = (),
     watch: Callable[[Event], None] | None = None,
 ) -> Job:
@@ -80,7 +83,8 @@ def run(
 
     `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
     `conf` goes over Spark's settings. `name` is by what the job is found (default: the flow's name), in `registry` (a
-    directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and with it the registry. `by_value`
+    directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and with it the registry; `port` and
+    `token` (default: a free one, a new one) are for those who look without the registry, such as Prometheus. `by_value`
     names modules the workers cannot import: their functions and classes are sent along. `watch` is called for every
     event.
 
@@ -91,6 +95,8 @@ def run(
     settings = settings or Settings()
     check_workers(workers, settings.most_workers)
     _check_name(name)
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isprintable()):
+        raise JobError(f"a token has at least {SHORTEST_TOKEN} printable characters")
     if sum(given is not None for given in (master, spark, launcher)) > 1:
         raise JobError("a job runs on a master, on a session or by a launcher: give one of them")
     plan = flow.plan()
@@ -110,7 +116,7 @@ def run(
         api = None
         if http:
             assert isinstance(registry, Registry)
-            api = _serve(stack, controller, registry, port)
+            api = _serve(stack, controller, registry, port, token)
         job = Job(controller, api, stack.pop_all())
     controller.begin()
     return job
@@ -146,11 +152,13 @@ def _on_spark(
     return SparkLauncher(spark, workers=workers), driver_host(spark)
 
 
-def _serve(stack: ExitStack, controller: Controller, registry: Registry, port: int) -> Api:
+def _serve(
+    stack: ExitStack, controller: Controller, registry: Registry, port: int, token: str | None
+) -> Api:
     """Serve the HTTP API, and tell others where."""
     from railgun.controller.http import Api
 
-    token = secrets.token_urlsafe(32)
+    token = token or secrets.token_urlsafe(32)
     api = Api(controller, token, port=port)
     controller.call(api.start())
     stack.callback(lambda: controller.call(api.close()))
@@ -183,6 +191,11 @@ class Job:
     def url(self) -> str | None:
         """Where its HTTP API is."""
         return self._api.url if self._api else None
+
+    @property
+    def token(self) -> str | None:
+        """What its HTTP API asks for."""
+        return self._api.token if self._api else None
 
     @property
     def over(self) -> bool:

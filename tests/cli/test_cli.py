@@ -18,7 +18,7 @@ from tests.controller import flows
 from tests.controller.flows import counting, eventually, more, running, started
 
 from railgun import Collect, Flow, Items, Job, __version__
-from railgun.cli.errors import DONE, FAILED, INTERRUPTED, NO_FLOW, NO_JOB, USAGE
+from railgun.cli.errors import DONE, EXIT_CODES, FAILED, INTERRUPTED, NO_FLOW, NO_JOB, USAGE
 from railgun.cli.main import main
 from railgun.cli.output import Output
 from railgun.cli.run import Happenings, follow
@@ -197,6 +197,13 @@ def test_the_version_is_the_package_s() -> None:
     assert project["version"] == __version__
 
 
+def test_the_exit_codes_are_documented() -> None:
+    page = (ROOT / "docs" / "running.md").read_text()
+    for line in EXIT_CODES.splitlines()[1:]:
+        code, meaning = line.split(maxsplit=1)
+        assert f"| {code} | {meaning} |" in page
+
+
 # ---------------------------------------------------------------- following a job
 
 
@@ -214,7 +221,7 @@ def test_run_tells_what_happens_and_ends_with_the_flow(capsys: pytest.CaptureFix
     code, _ = followed(counting("told", rate=None, count=1000), [])
     assert code == DONE
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "running: running on 2 workers"
+    assert out[0] == "running on 2 workers"
     assert out[-1] == "finished: all sources have ended, and everything is written"
 
 

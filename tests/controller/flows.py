@@ -47,10 +47,14 @@ def counting(name: str, *, rate: float | None = 20_000, count: int | None = None
 
 
 def check_whole(job: Job) -> int:
-    """Each key's records came once, in order, with none left out; how many there are."""
+    """Each key's records are there once, with none left out; how many there are.
+
+    Whether they came in order is checked where their state is: on the way to the driver, what the worker a key came to
+    sends may overtake what the worker it left has sent.
+    """
     found = job.collected("out")
     for key, numbers in _by_key(found).items():
-        assert numbers == list(range(len(numbers))), f"key {key}"
+        assert sorted(numbers) == list(range(len(numbers))), f"key {key}"
     counts = Counter(key for key, _ in found)
     assert max(counts.values()) - min(counts.values()) <= 1
     return len(found)

@@ -196,6 +196,8 @@ def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
         run(flow, launcher=Never(), name="../up")
     with pytest.raises(JobError, match="one of them"):
         run(flow, launcher=Never(), master="local")
+    with pytest.raises(JobError, match="token"):
+        run(flow, launcher=Never(), token="short")
     open_end = Flow("open-end")
     open_end.source(Items([1]), name="numbers")
     with pytest.raises(FlowError, match="leads nowhere"):

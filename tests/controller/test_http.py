@@ -279,8 +279,11 @@ def test_a_port_in_use_is_told_and_nothing_is_left(tmp_path: Path) -> None:
         ):
             pass
     assert Registry(tmp_path).jobs() == []
-    with started(counting("port"), http=True, port=port, registry=tmp_path) as job:
+    token = "a token of one's own"
+    with started(counting("port"), http=True, port=port, token=token, registry=tmp_path) as job:
         assert job.url == f"http://127.0.0.1:{port}"
+        assert Http(job, tmp_path).token == job.token == token
+        assert Http(job, tmp_path).ask("GET", "/health")[0] == 200
 
 
 def test_a_flow_that_has_ended_says_so(tmp_path: Path) -> None:

@@ -107,3 +107,61 @@ def test_the_public_names_are_there() -> None:
         assert getattr(railgun, name) is not None
     with pytest.raises(AttributeError, match="surprise"):
         _ = railgun.surprise
+
+
+CLASSES = """
+import enum, sys
+from dataclasses import dataclass
+from typing import NamedTuple
+from railgun import Collect, Flow, Items, run
+from railgun.testing.subprocesses import SubprocessLauncher
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+@dataclass(frozen=True)
+class Visit:
+    colour: Colour
+    count: int
+
+class Key(NamedTuple):
+    name: str
+
+def local():
+    class Inner:
+        def __init__(self, count):
+            self.count = count
+    return Inner
+
+Inner = local()
+
+def add(a, b):
+    return Visit(a.colour, a.count + b.count)
+
+flow = Flow("classes")
+numbers = flow.source(Items(range(1000), partitions=4), name="numbers")
+visits = numbers.map(lambda n: Visit(Colour.RED if n % 2 else Colour.BLUE, 1))
+totals = visits.key_by(lambda visit: Key(visit.colour.name)).reduce(add)
+totals.map(lambda visit: (visit, Inner(visit.count))).key_by(lambda item: item[1].count).sink(
+    Collect(), name="out"
+)
+if __name__ == "__main__":
+    with run(flow, 2, launcher=SubprocessLauncher(), http=False) as job:
+        assert job.wait(60)
+        found = job.collected("out")
+        assert all(type(visit) is Visit and visit.colour in Colour for visit, _ in found)
+        assert all(type(inner) is Inner for _, inner in found)
+        assert max(visit.count for visit, _ in found) == 500
+        print(len(found))
+"""
+
+
+def test_classes_of_the_script_travel_between_workers_and_come_back_as_themselves(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "classes.py"
+    script.write_text(CLASSES)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout == "1000\n"

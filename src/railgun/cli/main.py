@@ -234,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=_count, default=2, metavar="N", help="at first (2)")
     made.add_argument("--master", metavar="URL", help="of Spark (default: local mode)")
     made.add_argument("--name", help="by which other commands find it (default: the flow's)")
-    made.add_argument("--port", type=int, default=0, help="of the HTTP API (default: a free one)")
+    made.add_argument("--port", type=int, default=0, help="of the HTTP API (default: any)")
     made.add_argument(
         "--set", action="append", default=[], metavar="K=V", help="a setting of Spark; repeatable"
     )

@@ -68,7 +68,8 @@ def told(event: dict[str, Any]) -> str:
     >>> told({"kind": "rescaled", "text": "runs on 4 workers now", "data": data})
     'rescaled: runs on 4 workers now: 1,200 keys (3.4 MB) moved in 0.41 s, longest hold 2.2 ms'
     """
-    text = f"{event['kind']}: {event['text']}"
+    kind, text = event["kind"], event["text"]
+    text = text if text.startswith(kind) else f"{kind}: {text}"
     data = event.get("data") or {}
     if data.get("moved"):
         text += (

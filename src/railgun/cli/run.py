@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import signal
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> in
             name=options.name,
             registry=registry,
             port=options.port,
+            token=os.environ.get("RAILGUN_TOKEN") or None,
             by_value=loaded.modules,
             watch=happenings.put,
         ) as job,

@@ -58,7 +58,7 @@ class Api:
     ) -> None:
         self.controller = controller
         self.host, self.port = host, port
-        self._token = token.encode()
+        self.token = token
         self._listeners: set[asyncio.Queue[Event | None]] = set()
         app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
         app.router.add_get("/status", self._status)
@@ -123,7 +123,7 @@ class Api:
     def _check_token(self, request: web.Request) -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         given = token.strip().encode(errors="replace")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._token):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self.token.encode()):
             raise RequestError(
                 401, "unauthorized", "this needs the job's token: Authorization: Bearer …"
             )

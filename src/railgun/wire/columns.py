@@ -18,6 +18,7 @@ from operator import countOf
 from typing import Any
 
 from railgun.core.errors import RailgunError
+from railgun.wire.pickling import dumps
 
 
 class EncodingError(RailgunError):
@@ -41,7 +42,7 @@ def encode_column(values: list[Any]) -> bytes:
         if joined.count("\0") == len(values) - 1:
             return b"s" + joined.encode("utf-8", "surrogatepass")
     try:
-        return b"p" + pickle.dumps(values, 5)
+        return b"p" + dumps(values)
     except Exception as error:
         raise EncodingError(_blame(values, error)) from error
 
@@ -69,7 +70,7 @@ def _blame(values: Sequence[Any], error: Exception) -> str:
     """Which value it is that cannot be pickled."""
     for value in values:
         try:
-            pickle.dumps(value, 5)
+            dumps(value)
         except Exception as refused:
             return (
                 f"a value of type {type(value).__name__} cannot travel between workers: {refused}"

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from railgun.wire.columns import DecodingError
 from railgun.wire.hello import NONCE, Acceptor, Dialer, HelloError
+from railgun.wire.pickling import dumps
 
 PATIENCE: Final = 10.0
 _LENGTH: Final = struct.Struct("<I")
@@ -145,7 +146,7 @@ class Messages:
     @staticmethod
     def encode(message: Any) -> bytes:
         """A message as bytes."""
-        body = pickle.dumps(message, 5)
+        body = dumps(message)
         return _LENGTH.pack(len(body)) + body
 
     def feed(self, data: bytes) -> list[Any]:

@@ -32,6 +32,7 @@ from railgun.wire import control
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
+from railgun.wire.pickling import adopt_classes
 from railgun.worker.leash import Leash
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.spec import WorkerSpec
@@ -547,6 +548,7 @@ class FlowLoadError(RailgunError):
 def _load(plan: bytes) -> Plan:
     try:
         loaded = pickle.loads(plan)
+        adopt_classes()
     except ModuleNotFoundError as error:
         raise FlowLoadError(
             f"the flow needs the module {error.name!r}, which this worker cannot import. "

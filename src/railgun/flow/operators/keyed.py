@@ -17,6 +17,7 @@ from railgun.core.hashing import Hashes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
 from railgun.wire.columns import DecodingError, decode_column, encode_column
+from railgun.wire.pickling import dumps
 
 BLOCK: Final = 4_096
 _NONE: Final = object()
@@ -95,7 +96,7 @@ class Keyed(Operator):
         ended = [key for key in keys if key in self.ended] if self.ended else []
         self.ended.difference_update(ended)
         names, saved = encode_column(keys), encode_column(states)
-        extra = pickle.dumps((timers, ended), 5) if timers or ended else b""
+        extra = dumps((timers, ended)) if timers or ended else b""
         return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
 
     def take(self, data: memoryview) -> list[Any]:
