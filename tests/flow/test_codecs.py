@@ -160,8 +160,8 @@ def test_plain_columns_take_the_fast_way(tag: bytes, column: list[Any]) -> None:
 def test_what_cannot_travel_is_named() -> None:
     with pytest.raises(EncodingError, match="a value of type lock cannot travel between workers"):
         encode_column([1, threading.Lock()])
-    with pytest.raises(EncodingError, match=r"a value of type tuple cannot travel .*<lambda>"):
-        encode_column([("a", lambda: 0)])
+    with pytest.raises(EncodingError, match=r"a value of type tuple cannot travel .*lock"):
+        encode_column([("a", threading.Lock())])
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

@@ -1,7 +1,9 @@
 """Keyed state: what every stateful operator has, and how it moves.
 
 State lives in a plain dict from key to state. The protocol knows keys by their hashes, so a table from hash to key is
-made when a rescale asks for it, block by block (`census`), of the keys that move only, and given up with them.
+made when a rescale asks for it, block by block (`census`), of the keys that move only, and given up with them. It is in
+shards by the first bits of the hash: a large dict stops everything when it grows, and keys leave in the order of their
+hashes, so the shard they leave from is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
 BLOCK: Final = 4_096
+SHARD_BITS: Final = 8
+_SHIFT: Final = 64 - SHARD_BITS
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
@@ -32,7 +36,7 @@ class Keyed(Operator):
         self.states: dict[Any, Any] = {}
         self.timers = Timers()
         self.ended: set[Any] = set()
-        self.index: dict[int, Any] = {}
+        self.index: list[dict[int, Any]] = []
         self.shared: dict[int, list[Any]] = {}  # further keys of hashes that more than one key has
 
     # ------------------------------------------------------------ time
@@ -55,28 +59,27 @@ class Keyed(Operator):
 
     def note(self, hashes: Hashes, keys: Sequence[Any]) -> None:
         """Remember which keys these hashes stand for."""
-        before = len(self.index)
-        fresh = dict(zip(hashes.tolist(), keys, strict=True))
-        if len(fresh) == len(keys) and fresh.keys().isdisjoint(self.index.keys()):
-            self.index.update(fresh)
-            assert len(self.index) == before + len(fresh)
-            return
+        if not self.index:
+            self.index = [{} for _ in range(1 << SHARD_BITS)]
+        index = self.index
         for number, key in zip(hashes.tolist(), keys, strict=True):
-            if self.index.setdefault(number, key) != key:
+            if index[number >> _SHIFT].setdefault(number, key) != key:
                 others = self.shared.setdefault(number, [])
                 if key not in others:
                     others.append(key)
 
     def forget_index(self) -> None:
         """The rescale is over."""
-        self.index = {}
+        self.index = []
         self.shared = {}
 
     def keys_of(self, hashes: Hashes) -> list[Any]:
         """The keys that have these hashes; they leave the index."""
         numbers = hashes.tolist()
-        # With a million keys every look into a dict is a cache miss: one for each key, not two.
-        keys = [self.index.pop(number, _NONE) for number in numbers]
+        if not self.index:
+            return []
+        index = self.index
+        keys = [index[number >> _SHIFT].pop(number, _NONE) for number in numbers]
         if any(map(is_, keys, repeat(_NONE))):
             keys = [key for key in keys if key is not _NONE]
         if self.shared:
