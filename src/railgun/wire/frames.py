@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.core.rescale import messages as m
+from railgun.wire.batch import decode_batch, encode_batch
 from railgun.wire.columns import DecodingError
-from railgun.wire.rows import RowBatch
 
 HEADER: Final = struct.Struct("<IBHI")
 LARGEST: Final = 1 << 30
@@ -104,8 +104,7 @@ def encode(generation: int, stage: int, message: Message) -> bytes:
         body = packing.pack(*(getattr(message, name) for name in names))
     elif isinstance(message, m.Data | m.Forward):
         number = _DATA if isinstance(message, m.Data) else _FORWARD
-        assert isinstance(message.batch, RowBatch)
-        body = _EPOCH.pack(message.epoch) + message.batch.encode()
+        body = _EPOCH.pack(message.epoch) + encode_batch(message.batch)
     elif isinstance(message, m.Acquire):
         number = _ACQUIRE
         assert isinstance(message.state, bytes)
@@ -132,7 +131,7 @@ def decode(kind: int, body: memoryview) -> Message:
             return message
         if kind in (_DATA, _FORWARD):
             (epoch,) = _EPOCH.unpack_from(body)
-            batch = RowBatch.decode(body[_EPOCH.size :])
+            batch = decode_batch(body[_EPOCH.size :])
             return m.Data(epoch, batch) if kind == _DATA else m.Forward(epoch, batch)
         if kind == _ACQUIRE:
             epoch, chunk, keys = _EPOCH_CHUNK.unpack_from(body)
