@@ -59,18 +59,12 @@ class _Dropper(Writer[int]):
         pass
 
 
-def total(so_far: int, value: int) -> tuple[int, int]:
-    """The user's function, as a step with state calls it."""
-    so_far = add(so_far, value)
-    return so_far, so_far
-
-
 def summing(size: int) -> Flow:
     """Read, key, sum, drop."""
     flow = Flow("throughput")
     records = flow.source(Repeated(size), name="records")
     by_key = records.key_by(itemgetter(0), itemgetter(1), name=STAGE)
-    by_key.stateful_map(total, initial=int, name="sum").sink(Drop(), name="drop")
+    by_key.reduce(add, name="sum").sink(Drop(), name="drop")
     return flow
 
 

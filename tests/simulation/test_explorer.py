@@ -11,12 +11,12 @@ import pytest
 from railgun.testing.explorer import Explorer
 from railgun.testing.model import Violation
 from railgun.testing.mutants import MUTANTS, NoHoldAtNewOwner
-from railgun.testing.prove import families, hunt
+from railgun.testing.prove import DEFAULT, EXHAUSTIVE, QUICK, families, hunt
 from railgun.testing.scenarios import Scenario, configurations
 from railgun.testing.seed_rules import HOLES, story_of
 from railgun.testing.story import story
 
-QUICK = {"plain", "times stuck", "fence timers"}
+QUICKLY_CAUGHT = {"plain", "times stuck", "fence timers"}
 
 
 class Adder:
@@ -125,10 +125,12 @@ def test_configurations_are_different_up_to_renaming_and_of_every_kind() -> None
     assert moves == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
-def test_every_family_has_scenarios_and_the_quick_run_is_a_part_of_the_full_one() -> None:
+def test_the_exhaustive_run_leaves_nothing_out_and_the_default_run_looks_at_every_family() -> None:
     for family in families():
-        assert family.scenarios
-        assert set(family.chosen(quick=True)) <= set(family.chosen(quick=False))
+        assert family.chosen(EXHAUSTIVE) == family.scenarios
+        assert set(family.chosen(QUICK)) <= set(family.scenarios)
+        assert family.chosen(DEFAULT)
+        assert len(family.chosen(QUICK)) <= len(family.chosen(DEFAULT))
 
 
 def test_time_goes_on_at_new_owners_while_a_home_keeps_its_keys() -> None:
@@ -159,7 +161,9 @@ def test_a_violation_comes_with_its_shortest_story() -> None:
 
 
 @pytest.mark.simulation
-@pytest.mark.parametrize("name", [n for n, (_, look_at) in MUTANTS.items() if look_at in QUICK])
+@pytest.mark.parametrize(
+    "name", [n for n, (_, look_at) in MUTANTS.items() if look_at in QUICKLY_CAUGHT]
+)
 def test_mutant_is_caught(name: str) -> None:
     """The quick ones; `./run prove` hunts all."""
     _, how, _ = hunt(name, seeds=0)

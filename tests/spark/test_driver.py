@@ -84,6 +84,7 @@ def driver(program: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, directory],
         cwd=ROOT,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,6 +6,7 @@ tested runs there, function by function, on one session.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,8 +17,11 @@ from pathlib import Path
 import pytest
 from tests.spark.workers import Desk, Endings, eventually, is_alive, waits
 
+from railgun import run as start
 from railgun.spark.launcher import SparkLauncher
 from railgun.spark.session import session
+from railgun.testing.load import Load, numbered_flow
+from railgun.testing.rescale_run import RescaleRun
 from railgun.testing.standalone import DYNAMIC, Standalone, standalone
 
 pytestmark = pytest.mark.spark
@@ -166,9 +170,33 @@ def a_frozen_executor_is_given_up_and_its_worker_does_not_run_twice(
         assert desk.pid(again) != pid
         assert desk.pid(spec) == pid, "Spark's second attempt did not run"
     finally:
-        os.kill(frozen, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
     eventually("it ends with its executor", lambda: not (is_alive(pid) or is_alive(frozen)))
     assert is_alive(desk.pid(again))
+
+
+def a_flow_scales_with_its_executors_and_outlives_one(
+    cluster: Standalone, launcher: SparkLauncher, desk: Desk, ended: Endings
+) -> None:
+    load = Load(keys=8_000, rate=2_000, directory=str(desk.path))
+    before = set(cluster.executors())
+    with start(numbered_flow("cluster", load), workers=1, spark=session("railgun tests")) as job:
+        eventually("it runs", lambda: job.status()["state"] == "running", 120)
+        one = len(set(cluster.executors()) - before)
+        job.scale(3, wait=True, timeout=120)
+        assert len(set(cluster.executors()) - before) > one, "executors came with the workers"
+        pids = [worker["pid"] for worker in job.status()["workers"]]
+        os.kill(executor_of(pids[-1]), signal.SIGKILL)
+        eventually("it is told", lambda: "restarting" in [event.kind for event in job.events()])
+        eventually("it runs again", lambda: job.status()["state"] == "running", 120)
+        assert job.status()["size"] == 3
+        for log in [*desk.path.glob("read-*"), *desk.path.glob("log-*")]:
+            log.unlink()  # of the life before
+        result = RescaleRun(job, load, (2, 1), "", "", pause=0.5).run()
+        assert result.verdict.good, result.verdict
+        released = lambda: len(set(cluster.executors()) - before) == 0  # noqa: E731
+    eventually("idle executors are released", released, 120)
 
 
 # ---------------------------------------------------------------- the tests
@@ -181,6 +209,7 @@ def a_frozen_executor_is_given_up_and_its_worker_does_not_run_twice(
         a_killed_executor_is_told_and_its_worker_is_gone,
         a_killed_process_is_not_tried_again_by_spark,
         a_frozen_executor_is_given_up_and_its_worker_does_not_run_twice,
+        a_flow_scales_with_its_executors_and_outlives_one,
     ],
     ids=lambda program: program.__name__,
 )

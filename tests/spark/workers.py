@@ -17,13 +17,13 @@ from railgun.spark.task import Entry
 from railgun.worker.spec import WorkerSpec
 
 T = TypeVar("T")
-WITHIN = 60.0
+WITHIN = 120.0
 """Seconds: a machine that is that slow is taken for broken."""
 
 
-def eventually(what: str, look: Callable[[], T]) -> T:
+def eventually(what: str, look: Callable[[], T], within: float = WITHIN) -> T:
     """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.02)

@@ -7,7 +7,9 @@ Four parts, each a line or more of the table:
 3. the mutants: each production rule changed in one place must be found wrong;
 4. the simulator: seeded schedules of whole clusters; no violation.
 
-The quick run takes about a minute on two cores, the full run explores all families.
+There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
+configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
+hours. Every line of the table says how many configurations of how many were explored.
 """
 
 from __future__ import annotations
@@ -34,23 +36,41 @@ from railgun.testing.seed_rules import HOLES, seed_explorer, story_of
 from railgun.testing.simulator import Plan, shrink, simulate
 from railgun.testing.story import story
 
-LIMIT = 3_000_000
-"""States of one scenario after which the full run goes on to the next; such a scenario is told as cut short."""
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a run looks at.
+
+    `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
+    ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
+    `schedules`, `large`: how many are simulated, of a small cluster and of a large one.
+    """
+
+    name: str
+    limit: int
+    hunting: int
+    schedules: int
+    large: int
+
+
+QUICK = Size("quick", 3_000_000, 60, 150, 0)
+DEFAULT = Size("default", 3_000_000, 400, 2_000, 200)
+EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Scenarios that are alike, and whether the quick run looks at them (all, or every n-th one)."""
+    """Scenarios that are alike; `quick` and `default`: every how manieth these runs explore (0: none)."""
 
     name: str
     scenarios: tuple[Scenario, ...]
-    quick_step: int = 0
+    quick: int
+    default: int
 
-    def chosen(self, quick: bool) -> tuple[Scenario, ...]:
+    def chosen(self, size: Size) -> tuple[Scenario, ...]:
         """Those to explore."""
-        if not quick:
-            return self.scenarios
-        return self.scenarios[:: self.quick_step] if self.quick_step else ()
+        step = {"quick": self.quick, "default": self.default}.get(size.name, 1)
+        return self.scenarios[::step] if step else ()
 
 
 def fence_scenarios(records: int) -> Iterator[Scenario]:
@@ -78,32 +98,38 @@ def families() -> list[Family]:
     """All families of scenarios, the small ones first."""
     two_small = [*configurations(2, 1, 2), *configurations(2, 1, 3), *configurations(2, 2, 2)]
     two = [*two_small, *configurations(2, 2, 3)]
-    three = [*configurations(3, 1, 2), *configurations(3, 2, 2), *configurations(3, 1, 3)]
+    three_small = list(configurations(3, 1, 2))
+    three = [*three_small, *configurations(3, 2, 2), *configurations(3, 1, 3)]
+    three_large = list(configurations(3, 2, 3))
     bystander = [s for records in (1, 2, 3) for s in bystander_scenarios(records)]
     small_bystander = [s for records in (1, 2) for s in bystander_scenarios(records)]
     fence = [*fence_scenarios(2), *fence_scenarios(3)]
 
-    def family(name: str, base: Iterable[Scenario], step: int, **changes: bool) -> Family:
-        return Family(name, tuple(replace(s, **changes) for s in base), step)  # type: ignore[arg-type]
+    def family(
+        name: str, base: Iterable[Scenario], quick: int, default: int, **changes: bool
+    ) -> Family:
+        return Family(name, tuple(replace(s, **changes) for s in base), quick, default)  # type: ignore[arg-type]
 
     return [
-        family("2 workers", two, 1),
-        family("2 workers, slow operators", two, 3, prompt=False),
-        family("2 workers, a snapshot", two, 5, snapshot=True),
-        family("2 workers, a snapshot, slow operators", two, 30, snapshot=True, prompt=False),
-        family("2 workers, frontiers", two, 9, times=True),
-        family("2 workers, frontiers, slow operators", two, 24, times=True, prompt=False),
-        family("2 workers, frontiers, keys never move", two, 60, times=True, stuck=True),
-        family("2 workers, a snapshot, frontiers", two_small, 34, snapshot=True, times=True),
-        family("3 workers, one a bystander", bystander, 4),
-        family("3 workers, one a bystander, frontiers", small_bystander, 9, times=True),
-        family("3 workers, one a bystander, a snapshot", small_bystander, 0, snapshot=True),
-        family("3 workers, output fence", fence, 7),
-        family("3 workers, output fence, no state", fence, 9, forgets=True),
-        family("3 workers, output fence, timers", fence, 16, timers=True),
-        family("3 workers, output fence, slow operators", fence, 0, prompt=False),
-        family("3 workers", three, 0),
-        family("3 workers, a snapshot", list(configurations(3, 1, 2))[::6], 0, snapshot=True),
+        family("2 workers", two, 1, 1),
+        family("2 workers, slow operators", two, 3, 1, prompt=False),
+        family("2 workers, a snapshot", two, 5, 1, snapshot=True),
+        family("2 workers, a snapshot, slow operators", two, 30, 1, snapshot=True, prompt=False),
+        family("2 workers, frontiers", two, 9, 1, times=True),
+        family("2 workers, frontiers, slow operators", two, 24, 3, times=True, prompt=False),
+        family("2 workers, frontiers, keys never move", two, 60, 1, times=True, stuck=True),
+        family("2 workers, a snapshot, frontiers", two_small, 34, 3, snapshot=True, times=True),
+        family("3 workers, one a bystander", bystander, 4, 1),
+        family("3 workers, one a bystander, frontiers", small_bystander, 9, 2, times=True),
+        family("3 workers, one a bystander, a snapshot", small_bystander, 0, 3, snapshot=True),
+        family("3 workers, output fence", fence, 7, 2),
+        family("3 workers, output fence, no state", fence, 9, 4, forgets=True),
+        family("3 workers, output fence, timers", fence, 16, 3, timers=True),
+        family("3 workers, output fence, slow operators", fence, 0, 4, prompt=False),
+        family("3 workers", three, 0, 40),
+        family("3 workers, a snapshot", three_small, 0, 36, snapshot=True),
+        family("3 workers, 2 keys, 3 records", three_large, 0, 213),
+        family("3 workers, 2 keys, 3 records, a snapshot", three_large, 0, 1065, snapshot=True),
     ]
 
 
@@ -175,8 +201,8 @@ def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
 class Prover:
     """Runs the parts on all cores, shows progress, fills the report."""
 
-    def __init__(self, quick: bool, console: Console, cores: int | None = None) -> None:
-        self.quick = quick
+    def __init__(self, size: Size, console: Console, cores: int | None = None) -> None:
+        self.size = size
         self.console = console
         self.report = Report("prove")
         self.pool = ProcessPoolExecutor(cores or multiprocessing.cpu_count())
@@ -214,13 +240,11 @@ class Prover:
 
     def production(self) -> None:
         """Part 1."""
-        configurations_seen = states = transitions = short = wrong = 0
+        explored = total = states = transitions = short = wrong = 0
         for family in families():
-            chosen = family.chosen(self.quick)
-            if not chosen:
-                continue
+            chosen = family.chosen(self.size)
             seen = 0
-            jobs = [partial(explore, scenario, LIMIT) for scenario in chosen]
+            jobs = [partial(explore, scenario, self.size.limit) for scenario in chosen]
             for _, some_states, some_transitions, complete, told in self.work(family.name, jobs):
                 seen += some_states
                 transitions += some_transitions
@@ -228,19 +252,21 @@ class Prover:
                 if told:
                     wrong += 1
                     self.violation(told)
-            configurations_seen += len(chosen)
+            explored += len(chosen)
+            total += len(family.scenarios)
             states += seen
-            self.report.check(family.name, len(chosen), f"configurations, {seen:,} states")
-            self.console.print(f"{family.name}: {len(chosen)} configurations, {seen:,} states")
-        self.report.check("configurations explored", configurations_seen, "configurations")
+            of = f"of {len(family.scenarios):,} configurations, {seen:,} states"
+            self.report.check(family.name, len(chosen), of)
+            self.console.print(f"{family.name}: {len(chosen):,} {of}", highlight=False)
+        self.report.check("configurations explored", explored, f"of {total:,} configurations")
         self.report.check("states", states, "states")
         self.report.check("transitions", transitions, "transitions")
         self.report.check(
             "cut short",
             short,
-            "configurations",
-            "= 0" if self.quick else "",
-            not (self.quick and short),
+            f"of {explored:,} configurations",
+            "= 0" if self.size is QUICK else "",
+            self.size is not QUICK or short == 0,
         )
         self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
 
@@ -272,7 +298,7 @@ class Prover:
     def mutants(self) -> None:
         """Part 3."""
         caught = 0
-        jobs = [partial(hunt, name, 60 if self.quick else 400) for name in MUTANTS]
+        jobs = [partial(hunt, name, self.size.hunting) for name in MUTANTS]
         for name, how, what in self.work("mutants", jobs):
             if how:
                 caught += 1
@@ -285,8 +311,9 @@ class Prover:
     def simulations(self) -> None:
         """Part 4."""
         totals: Counter[str] = Counter()
-        jobs = [partial(run_seed, seed, 0.3) for seed in range(150 if self.quick else 3000)]
-        jobs += [] if self.quick else [partial(run_seed, seed, 1.0) for seed in range(3000, 3300)]
+        small = self.size.schedules
+        jobs = [partial(run_seed, seed, 0.3) for seed in range(small)]
+        jobs += [partial(run_seed, seed, 1.0) for seed in range(small, small + self.size.large)]
         for tally, told in self.work("simulated schedules", jobs):
             totals += tally
             if told:
@@ -306,8 +333,10 @@ class Prover:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prove, report, and say by the exit code whether all is as it must be."""
-    chosen, console = options("prove", "The proof of the rescale protocol.", argv)
-    return Prover(chosen.quick, console).run().finish(chosen)
+    everything = "all configurations, none left out: many hours"
+    chosen, console = options("prove", "The proof of the rescale protocol.", argv, everything)
+    size = QUICK if chosen.quick else EXHAUSTIVE if chosen.exhaustive else DEFAULT
+    return Prover(size, console).run().finish(chosen)
 
 
 if __name__ == "__main__":

@@ -91,12 +91,18 @@ class Report:
 
 
 def options(
-    name: str, description: str, argv: Sequence[str] | None = None
+    name: str, description: str, argv: Sequence[str] | None = None, exhaustive: str = ""
 ) -> tuple[argparse.Namespace, Console]:
-    """The options everything that measures takes, and where its progress goes (never stdout)."""
+    """The options everything that measures takes, and where its progress goes (never stdout).
+
+    `exhaustive` is what the option of that name does, where there is one.
+    """
     parser = argparse.ArgumentParser(prog=f"./run {name}", description=description)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object as the last line"
     )
-    parser.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
+    if exhaustive:
+        size.add_argument("--exhaustive", action="store_true", help=exhaustive)
     return parser.parse_args(argv), Console(stderr=True)

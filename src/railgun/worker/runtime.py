@@ -30,7 +30,7 @@ from railgun.worker.stage import StageRunner
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
 LINGER: Final = 2_000  # µs
-RESTS: Final = 2.5  # a rescale has a piece of work done in one part of the time of this many
+RESTS: Final = 2.2  # a rescale has a piece of work done in one part of the time of this many
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 

@@ -7,6 +7,7 @@ done in pieces, by `step`, between which records flow.
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 CHUNK_KEYS: Final = 1_000  # at most at once; and
 CHUNK_BYTES: Final = 64 << 10
-CHUNK_TIME: Final = 1_000  # µs
+CHUNK_TIME: Final = 1_500  # µs
 FEWEST: Final = 50  # keys at least at once, unless they are large
 _PART: Final = struct.Struct("<I")
 _SENT: Final = struct.Struct("<q")
@@ -230,7 +231,10 @@ class StageRunner:
         parts = [_SENT.pack(self.runtime.outside.clock())]
         keyed = self.operators.keyed
         # A timer of one operator may make state in the next one: the keys of all are those of each.
-        keys = list(dict.fromkeys(key for operator in keyed for key in operator.keys_of(hashes)))
+        keys = keyed[0].keys_of(hashes) if keyed else []
+        if len(keyed) > 1:
+            more = (key for operator in keyed[1:] for key in operator.keys_of(hashes))
+            keys = list(dict.fromkeys([*keys, *more]))
         for operator in keyed:
             operator.advance_keys(keys, frontier)
         for operator in keyed:
@@ -251,6 +255,7 @@ class StageRunner:
             at += _PART.size
             most = max(most, len(operator.take(view[at : at + length])))
             at += length
+        gc.freeze()  # state is here to stay: the collector need not look through it
         self.taken_keys += most
         self.longest_hold = max(self.longest_hold, self.runtime.outside.clock() - sent)
 

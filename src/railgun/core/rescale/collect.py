@@ -93,7 +93,7 @@ class Collect(Phase):
         self.chunk += 1
         chunk = self.keys[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
-        self.parts = tuple((to, chunk[owners == to]) for to in np.unique(owners).tolist())
+        self.parts = tuple((to, chunk[owners == to]) for to in sorted(set(owners.tolist())))
         now = min(LAST, worker.frontiers.lowest_sender(worker.members))
         frontier = max(now, self.reached)
         worker.emit(CollectState(self.parts, frontier))

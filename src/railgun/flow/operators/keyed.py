@@ -9,6 +9,8 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import is_
 from typing import Any, Final
 
 from railgun.core.hashing import Hashes
@@ -18,6 +20,7 @@ from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
 BLOCK: Final = 4_096
+_NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
 
@@ -71,9 +74,11 @@ class Keyed(Operator):
 
     def keys_of(self, hashes: Hashes) -> list[Any]:
         """The keys that have these hashes; they leave the index."""
-        index = self.index
         numbers = hashes.tolist()
-        keys = [index.pop(number) for number in numbers if number in index]
+        # With a million keys every look into a dict is a cache miss: one for each key, not two.
+        keys = [self.index.pop(number, _NONE) for number in numbers]
+        if any(map(is_, keys, repeat(_NONE))):
+            keys = [key for key in keys if key is not _NONE]
         if self.shared:
             for number in numbers:
                 keys += self.shared.pop(number, [])
@@ -81,8 +86,10 @@ class Keyed(Operator):
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
-        keys = list(filter(self.states.__contains__, keys))
-        states = list(map(self.states.pop, keys))
+        states = [self.states.pop(key, _NONE) for key in keys]
+        if any(map(is_, states, repeat(_NONE))):
+            keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
+            states = [state for state in states if state is not _NONE]
         if type(self).packed is not Keyed.packed:
             states = list(map(self.packed, keys, states))
         timers = self.timers.leave(keys)
