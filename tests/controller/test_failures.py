@@ -85,6 +85,21 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
         assert sorted(job.collected("out")) == sorted((k, n) for n in range(20) for k in range(50))
 
 
+def slowly(item: int) -> int:
+    time.sleep(0.02)
+    return item
+
+
+def test_a_worker_that_is_slow_does_not_hang() -> None:
+    flow = Flow("slow")
+    flow.source(Items(range(200)), name="numbers").map(slowly).sink(Collect(), name="out")
+    settings = Settings(hang_after=2.0, restarts=0)
+    with started(flow, 1, settings=settings, by_value=[sys.modules[__name__]]) as job:
+        assert job.wait(flows.DEADLINE)
+        assert sorted(job.collected("out")) == list(range(200))
+        assert job.status()["failures"] == 0
+
+
 def exit_now(item: object) -> object:
     os._exit(3)
 

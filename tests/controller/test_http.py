@@ -183,6 +183,7 @@ def test_garbage_ends_its_connection_and_nothing_else(job: Job, api: Http) -> No
 
 
 def test_events_begin_after_the_one_that_is_named(job: Job, api: Http) -> None:
+    job.scale(job.status()["size"], wait=True)
     with api.open("/events", Last_Event_ID="1") as stream:
         kind, data, number = next(told(stream))
         assert (kind, number) == ("happened", "2")

@@ -42,6 +42,7 @@ from railgun.worker.spec import WorkerSpec
 
 TICK: Final = 0.1
 REMEMBERED: Final = 200  # events
+STUCK: Final = "frozen, or in a function that does not return"
 R = TypeVar("R")
 
 
@@ -75,7 +76,7 @@ class Settings:
     host: str = "127.0.0.1"
     """Where workers reach the controller."""
     hang_after: float = 30.0
-    """Seconds without a sign of life after which a worker is given up."""
+    """Seconds after which a worker is given up that is frozen, or inside one call of one function."""
     restarts: int = 5
     """How many failures within five minutes are borne."""
     start_within: float = 120.0
@@ -90,6 +91,7 @@ class Seen:
 
     spec: WorkerSpec
     connection: Connection | None = None
+    pulse: Connection | None = None
     messages: Messages = field(default_factory=Messages)
     who: dict[str, Any] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
@@ -293,7 +295,7 @@ class Controller:
             silent = now - seen.heard
             if seen.connection is not None:
                 if silent > self.settings.hang_after:
-                    self._give_up(seen, f"no sign of life for {silent:.0f} s")
+                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({STUCK})")
             elif silent > self.settings.start_within and self._is_late(seen):
                 self._give_up(seen, f"it did not call within {silent:.0f} s")
         self._obey(self.lifecycle.tick(_now()))
@@ -384,6 +386,9 @@ class Controller:
         host, port = who.get("host"), who.get("port")
         if not isinstance(worker, int) or not isinstance(incarnation, int):
             raise HelloError("a worker says which one it is")
+        if who.get("pulse"):
+            self._feel(connection, worker, incarnation)
+            return
         if not isinstance(host, str) or not isinstance(port, int):
             raise HelloError(f"worker {worker} does not say where it is")
         seen = self._seen.get((worker, incarnation))
@@ -393,6 +398,14 @@ class Controller:
         connection.tag = (worker, incarnation)
         # The hello has to be answered before the first order.
         self._loop.call_soon(self._welcome, connection, (host, port))
+
+    def _feel(self, connection: Connection, worker: Worker, incarnation: int) -> None:
+        """A worker that is here has a pulse from now on."""
+        seen = self._seen.get((worker, incarnation))
+        if seen is None or seen.connection is None or seen.pulse is not None:
+            raise HelloError(f"worker {worker}, incarnation {incarnation}, is not expected")
+        seen.pulse = connection
+        connection.tag = (worker, incarnation)
 
     def _welcome(self, connection: Connection, address: o.Address) -> None:
         worker, incarnation = connection.tag
@@ -405,9 +418,11 @@ class Controller:
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
         seen = self._seen.get((worker, incarnation))
-        if seen is None or seen.connection is not connection:
+        if seen is None or connection not in (seen.connection, seen.pulse):
             return
         seen.heard = time.monotonic()
+        if connection is seen.pulse:
+            return
         try:
             for message in seen.messages.feed(data):
                 self._hear(worker, seen, message)

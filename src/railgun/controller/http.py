@@ -220,6 +220,8 @@ class Api:
                 async with asyncio.timeout_at(due):
                     event = await queue.get()
             except TimeoutError:
+                if not queue.empty():
+                    continue  # a status never overtakes the events that led to it
                 due = loop.time() + STATUS_EVERY
                 await _write(response, _sse("status", self.controller.status()))
                 if not self.controller.over or not queue.empty():

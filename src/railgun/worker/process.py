@@ -34,6 +34,7 @@ from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
 from railgun.worker.leash import Leash
+from railgun.worker.pulse import Pulse
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.spec import WorkerSpec
 
@@ -124,6 +125,7 @@ class _Process:
         self.plan: Plan | None = None
         self.unloadable: FlowLoadError | None = None
         self.leash: Leash | None = None
+        self.pulse: Pulse | None = None
         self.runtime: Runtime | None = None
         self.links: dict[int, _Links] = {}  # by generation
         self.start: orders.Start | None = None
@@ -171,12 +173,15 @@ class _Process:
                 self.runtime.close()
             if self.leash is not None:
                 self.leash.release()
+            if self.pulse is not None:
+                self.pulse.stop()
 
     # ------------------------------------------------------------ the controller
 
     def _hired(self, connection: Connection) -> None:
         self.controller = connection
         self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
+        self.pulse = Pulse(self.spec)
         self.loop.call_later(BEAT[0], self._beat)
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
