@@ -574,7 +574,7 @@ def test_a_census_is_taken_in_blocks_of_all_keys() -> None:
     here = counting(list(range(40_000))).keyed("s")
     blocks = list(here.census())
     assert [key for block in blocks for key in block] == list(range(40_000))
-    assert len(blocks) == 10
+    assert max(map(len, blocks)) < 5_000
 
 
 def test_timers_and_ends_move_with_their_keys() -> None:

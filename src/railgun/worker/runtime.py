@@ -30,7 +30,8 @@ from railgun.worker.stage import StageRunner
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
 LINGER: Final = 2_000  # µs
-RESTS: Final = 2.2  # a rescale has a piece of work done in one part of the time of this many
+COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
+MOVE_EVERY: Final = 2.5  # and a piece of moving them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -161,9 +162,10 @@ class Runtime:
             return IDLE[1]
         if now >= self._next_step:
             began = self.outside.clock()
+            every = COUNT_EVERY if busy[0].counting else MOVE_EVERY
             busy[0].step()
             self.work += 1
-            self._next_step = now + int(RESTS * (self.outside.clock() - began))
+            self._next_step = now + int(every * (self.outside.clock() - began))
         return max(0.0, (self._next_step - now) / 1_000_000)
 
     def _read(self, now: int) -> float:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHUNK_KEYS: Final = 1_000  # at most at once; and
 CHUNK_BYTES: Final = 64 << 10
-CHUNK_TIME: Final = 1_500  # µs
+CHUNK_TIME: Final = 1_250  # µs
 FEWEST: Final = 50  # keys at least at once, unless they are large
 _PART: Final = struct.Struct("<I")
 _SENT: Final = struct.Struct("<q")
@@ -173,9 +173,14 @@ class StageRunner:
 
     # ------------------------------------------------------------ moving keys
 
+    @property
+    def counting(self) -> bool:
+        """Whether the keys that have to move are being counted."""
+        return self._census is not None
+
     def busy(self, calm: Callable[[], bool]) -> bool:
         """Whether a piece of long work can be done now; keys move when there is room to send them."""
-        return self._census is not None or (self.distributor.movable and calm())
+        return self.counting or (self.distributor.movable and calm())
 
     def step(self) -> None:
         """Do a piece of long work."""

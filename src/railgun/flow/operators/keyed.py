@@ -21,7 +21,7 @@ from railgun.flow.operators.timers import Timers
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
-BLOCK: Final = 4_096
+BLOCK: Final = 2_048
 SHARD_BITS: Final = 8
 _SHIFT: Final = 64 - SHARD_BITS
 _NONE: Final = object()
