@@ -91,15 +91,7 @@ def _watcher(live: Live, console: Console) -> Callable[[str, dict[str, Any]], No
 
 def judge(report: Report, result: Result) -> None:
     """What must be."""
-    verdict = result.verdict
-    report.check("records", verdict.records, "records", "> 0", verdict.records > 0)
-    for name, count in (
-        ("lost", verdict.lost),
-        ("doubled", verdict.doubled),
-        ("reordered", verdict.reordered),
-        ("restarts", result.restarts),
-    ):
-        report.check(name, count, "", "= 0", count == 0)
+    result.check(report)
     report.check("steady, p50", round(result.steady.p50, 1), "ms")
     report.check("steady, longest", round(result.steady.longest, 1), "ms")
     for span in result.spans:

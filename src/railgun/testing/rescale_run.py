@@ -14,6 +14,7 @@ from railgun.core.hashing import hash_ints
 from railgun.core.placement import Placement
 from railgun.testing.load import PARTS, Load, Rows, Verdict, judge, read_logs
 from railgun.testing.picture import Rescale, Story
+from railgun.testing.report import Report
 
 EVERY: Final = 0.25
 STAGE: Final = "by key"
@@ -93,6 +94,18 @@ class Result:
     spans: list[Span]
     story: Story
     restarts: int
+
+    def check(self, report: Report) -> None:
+        """What must be in any run: every record there, once, in order, and nothing restarted."""
+        verdict = self.verdict
+        report.check("records", verdict.records, "records", "> 0", verdict.records > 0)
+        for name, count in (
+            ("lost", verdict.lost),
+            ("doubled", verdict.doubled),
+            ("reordered", verdict.reordered),
+            ("restarts", self.restarts),
+        ):
+            report.check(name, count, "", "= 0", count == 0)
 
 
 @dataclass(slots=True)
