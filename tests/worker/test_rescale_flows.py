@@ -175,3 +175,21 @@ def test_timers_move_with_their_keys_and_fire_once(seed: int) -> None:
     assert sorted((key, count) for key, count, _ in rest) == [
         (key, later.get(key, 0) + 1) for key in (1, 2)
     ]
+
+
+def test_fewer_records_are_read_at_once_where_functions_are_slow() -> None:
+    flow = Flow("slow")
+    numbers = flow.source(Items(range(12_000)), name="numbers")
+    sizes: list[int] = []
+
+    def slow(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        tester.now += 1_000 * len(items)  # a millisecond each
+        return items
+
+    numbers.map_batches(slow).sink(Collect(), name="out")
+    tester = FlowTester(flow, workers=1)
+    tester.finish()
+    assert tester.collected("out") == list(range(12_000))
+    assert sizes[0] == 5_000
+    assert max(sizes[2:]) <= 100

@@ -22,6 +22,7 @@ from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
 from railgun.flow.operators.operator import DeadLetter
+from railgun.flow.operators.reading import BATCH
 from railgun.flow.plan import Plan, build
 from railgun.flow.sink import Place, Writer
 from railgun.wire.rows import RowBatch
@@ -30,6 +31,7 @@ from railgun.worker.stage import StageRunner
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
 LINGER: Final = 2_000  # µs
+LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
 MOVE_EVERY: Final = 2.5  # and a piece of moving them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
@@ -100,6 +102,7 @@ class Runtime:
         self._by_name = {runner.stage.name: runner for runner in self.stages}
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
+        self._most = BATCH  # records to read at once
         self._next_read = now
         self._next_step = now
         self._next_tick = now
@@ -149,8 +152,7 @@ class Runtime:
             return IDLE[1]
         if now >= self._next_tick:
             self._tick(now)
-        delay = self._read(now)
-        delay = min(delay, self._step(now))
+        delay = min(self._read(now), self._step(now))
         if self.flush_outlets():
             delay = min(delay, LINGER / 1_000_000)
         return delay
@@ -174,18 +176,21 @@ class Runtime:
             return IDLE[0]
         if now < self._next_read:
             return (self._next_read - now) / 1_000_000
-        rows = 0
+        rows, began = 0, self.outside.clock()
         for runner in self.sources:
             reading = runner.operators.reading
             assert reading is not None
             active = len(reading.active)
-            rows += reading.read(now)
+            rows += reading.read(now, self._most)
             if len(reading.active) < active:
                 self.work += 1
                 self._idle = IDLE[0]
                 runner.tell_bound(now)
         self.work += rows
-        if rows >= FEW:
+        if rows:
+            self.flush_outlets()
+            self._adapt(rows, self.outside.clock() - began)
+        if rows >= min(FEW, self._most):
             return 0.0
         if rows:
             self._idle = IDLE[0]
@@ -193,6 +198,13 @@ class Runtime:
             return LINGER / 1_000_000
         self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
         return delay
+
+    def _adapt(self, rows: int, took: int) -> None:
+        """Where functions are slow, read less at once: links and orders wait for what is being done."""
+        if took > LONG:
+            self._most = max(1, min(self._most, rows) * LONG // took)
+        elif rows >= self._most and took < LONG // 4:
+            self._most = min(BATCH, 2 * self._most)
 
     def flush_outlets(self) -> bool:
         """Hand on what waits between stages, from the first to the last; False if nothing does."""
