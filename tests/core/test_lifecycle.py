@@ -415,6 +415,24 @@ def test_a_new_worker_that_is_lost_does_not_touch_the_flow() -> None:
     assert play.life.generation == 1
 
 
+def test_a_new_worker_that_cannot_load_the_flow_ends_the_rescale_and_not_the_flow() -> None:
+    play = Play().running()
+    play.expect(play.scale(4), "launch 2#3", "launch 3#4")
+    play.any(play.up(3, 4))
+    play.expect(
+        play.life.unfit(2, "no module", play.now), "told not-rescaled", "cancel 2#3", "→3 stop"
+    )
+    assert play.shown == "running"
+
+
+def test_a_first_worker_that_cannot_load_the_flow_fails_it() -> None:
+    play = Play()
+    play.any(play.life.start(0))
+    play.any(play.life.unfit(1, "no module", play.now))
+    assert play.life.state == "failed"
+    assert play.life.cause == "worker 1: no module"
+
+
 def test_a_rescale_whose_workers_are_lost_again_and_again_is_given_up() -> None:
     play = Play(restarts=1).running()
     play.any(play.scale(4)).any(play.up(3, 4))

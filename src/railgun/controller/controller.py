@@ -397,7 +397,7 @@ class Controller:
         seen.connection, seen.who, seen.heard = connection, who, time.monotonic()
         connection.tag = (worker, incarnation)
         # The hello has to be answered before the first order.
-        self._loop.call_soon(self._welcome, connection, (host, port))
+        self._loop.call_soon(self._welcome, connection)
 
     def _feel(self, connection: Connection, worker: Worker, incarnation: int) -> None:
         """A worker that is here has a pulse from now on."""
@@ -407,13 +407,23 @@ class Controller:
         seen.pulse = connection
         connection.tag = (worker, incarnation)
 
-    def _welcome(self, connection: Connection, address: o.Address) -> None:
+    def _welcome(self, connection: Connection) -> None:
         worker, incarnation = connection.tag
         if self.lifecycle.expects(worker, incarnation):
             connection.send(self._setup)
-            self._obey(self.lifecycle.up(worker, incarnation, address, _now()))
         else:
             connection.close()
+
+    def _loaded(self, worker: Worker, seen: Seen, error: str | None) -> None:
+        """A worker has the flow, and counts from now on; or it cannot have it."""
+        incarnation = seen.spec.incarnation
+        if not self.lifecycle.expects(worker, incarnation):
+            return
+        if error is None:
+            address = (seen.who["host"], seen.who["port"])
+            self._obey(self.lifecycle.up(worker, incarnation, address, _now()))
+        else:
+            self._obey(self.lifecycle.unfit(worker, error, _now()))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
@@ -431,6 +441,8 @@ class Controller:
 
     def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
         match message:
+            case control.Loaded(error):
+                self._loaded(worker, seen, error)
             case control.Beat(generation, metrics):
                 if generation == self.lifecycle.generation:
                     seen.metrics = metrics

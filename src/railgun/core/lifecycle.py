@@ -133,6 +133,12 @@ class Lifecycle:
         self.members[worker].address = address
         return self._orders(now)
 
+    def unfit(self, worker: Worker, why: str, now: int) -> list[Order]:
+        """A worker that is expected cannot load the flow: then no flow can run there."""
+        end = self._fail if self.coordinator is None else self._give_up_rescale
+        end(f"worker {worker}: {why}")
+        return self._orders(now)
+
     def down(self, worker: Worker, incarnation: int, why: str, now: int) -> list[Order]:
         """A worker's process has ended, or nobody can talk to it any more."""
         member = self.members.get(worker)
@@ -381,11 +387,15 @@ class Lifecycle:
         lost = [at for at in self._lost_joining if now - at < self.window]
         self._lost_joining = [*lost, now]
         if self.wanted is not None and len(self._lost_joining) > self.restarts:
-            self.wanted = None
-            self._happened("not-rescaled", f"{why}; the flow stays as it is")
-            assert self.coordinator is not None
-            for worker in [w for w in self.members if w not in self.coordinator.members]:
-                self._dismiss(worker)
+            self._give_up_rescale(why)
+
+    def _give_up_rescale(self, why: str) -> None:
+        """Before it has begun: whoever was launched for it goes."""
+        self.wanted = None
+        self._happened("not-rescaled", f"{why}; the flow stays as it is")
+        assert self.coordinator is not None
+        for worker in [w for w in self.members if w not in self.coordinator.members]:
+            self._dismiss(worker)
 
     def _fail(self, why: str) -> None:
         self.cause = why

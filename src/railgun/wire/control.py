@@ -27,6 +27,13 @@ Order = Setup | WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """The flow has been loaded; or why it cannot be, here."""
+
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Items:
     """What a `Collect` sink got."""
 
@@ -43,4 +50,4 @@ class Beat:
     metrics: dict[str, Any]
 
 
-FromWorker = WorkerReport | Items | Beat
+FromWorker = WorkerReport | Loaded | Items | Beat

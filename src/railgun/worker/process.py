@@ -123,7 +123,6 @@ class _Process:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.plan: Plan | None = None
-        self.unloadable: FlowLoadError | None = None
         self.leash: Leash | None = None
         self.pulse: Pulse | None = None
         self.runtime: Runtime | None = None
@@ -223,9 +222,9 @@ class _Process:
                 try:
                     self.plan = _load(plan)
                 except FlowLoadError as error:
-                    self.unloadable = (
-                        error  # told when this worker is to start: only then it counts
-                    )
+                    self._tell(control.Loaded(str(error)))
+                else:
+                    self._tell(control.Loaded(None))
             case orders.Start():
                 self._start(order)
             case orders.Stop():
@@ -268,8 +267,6 @@ class _Process:
         for generation in [g for g in self.links if g < order.generation]:
             self.links.pop(generation).close()
         self.start = order
-        if self.unloadable is not None:
-            raise self.unloadable
         self.joins = []
         self.told_ended = False
         self.pressing = False
