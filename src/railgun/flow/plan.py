@@ -241,7 +241,8 @@ def build(
             source, clock = port.options["source"], port.options["clock"]
             made[port.name] = Reading(setting(port), source, clock, now)
         else:
-            made[port.name] = Pass(setting(port))
+            # Before it is united with others, a stream has one side, whatever port of the stage it comes in by.
+            made[port.name] = Side(setting(port), 0)
     for step in stage.steps:
         operator = _operator(step, setting(step), place, made)
         made[step.name] = operator

@@ -195,10 +195,12 @@ class FlowTester:
 
     def run(self, steps: int) -> bool:
         """Let so many things happen: a message arrives, or a worker works. False: nothing is left to do."""
+        self._idle_round = False  # the test may have done something since the last step
         return all(self._happen() for _ in range(steps))
 
     def settle(self) -> None:
         """Let happen what happens, until nothing does any more at this time."""
+        self._idle_round = False
         while self._happen():
             pass
 
@@ -264,6 +266,8 @@ class FlowTester:
                     self.runtimes[worker].end_sources()
                 case c.Stop(worker):
                     self.runtimes.pop(worker).close()
+                    for link in [link for link in self._links if worker in link]:
+                        del self._links[link]  # what is still on the way to it ends with it
                 case c.Rescaled():
                     self.rescales += 1
                 case _:

@@ -114,7 +114,7 @@ class StageRunner:
     def _process(self, batch: RowBatch) -> None:
         self.records += len(batch.values)
         self.operators.heads[batch.port].push(batch)
-        if isinstance(self.distributor.phase, Interrogate):
+        if isinstance(self.distributor.phase, Interrogate | Collect):
             self._note_new(batch)
 
     def flush_outlets(self) -> bool:
@@ -225,7 +225,9 @@ class StageRunner:
             self._found.append(there)
 
     def _note_new(self, batch: RowBatch) -> None:
-        """Records that come while keys are counted may be of keys that were not there yet."""
+        """Records that come while keys are counted may be of keys that were not there yet. So may those that come later,
+        if the new key has the hash of one that has not left yet: they leave together.
+        """
         assert batch.keys is not None
         for operator in self.operators.keyed:
             self._note(operator, batch.keys, batch.hashes)

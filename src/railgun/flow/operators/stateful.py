@@ -233,6 +233,8 @@ class StatefulSteps(Keyed):
 
     def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
         """Fire what is due of these keys."""
+        if frontier == LAST:
+            return  # as above: they move with their keys, and what is left fires at the end
         if frontier == MAX:
             left_of = self.timers.left_of
             self._call(self.logic.on_timer, ((key, at) for key in keys for at in left_of(key)))
@@ -254,6 +256,7 @@ class StatefulSteps(Keyed):
         self.ended.update(ending)
         time = max(self.context.frontier, 0)
         self._call(self.logic.on_end, ((key, time) for key in ending))
+        self.timers.leave(ending)  # one that `on_end` sets does not fire: there is no time any more
 
     def _call(
         self,

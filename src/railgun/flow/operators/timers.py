@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 _FEW: Final = 64
@@ -91,11 +92,11 @@ class Timers:
         """All that are set now, in order, unless one is cancelled before its turn. Ones that are set meanwhile are not
         among them: a timer that sets the next one would never come to an end.
         """
-        last = self._count
-        heap = self._heap
-        while heap:
-            at, count, key = heapq.heappop(heap)
-            if count <= last and at in self._of.get(key, ()):
+        left = [(at, key) for key, times in self._of.items() for at in times]
+        left.sort(key=itemgetter(0))
+        self._heap.clear()  # with what was cancelled: one of these that is set anew is not among them either
+        for at, key in left:
+            if at in self._of.get(key, ()):
                 self.cancel(key, at)
                 yield key, at
 
