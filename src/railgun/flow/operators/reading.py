@@ -156,7 +156,7 @@ class Reading(Keyed):
                 part.reader.close()
                 part.reader = None
 
-    def end(self) -> None:
+    def end(self, latest: int = MIN) -> None:
         """All parts have been read."""
         self.over = True
 
