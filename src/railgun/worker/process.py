@@ -42,6 +42,7 @@ HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
+HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: in a flow with too much to do they would never find room
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
@@ -484,9 +485,10 @@ class _Process:
             return
         links = self.links[runtime.generation]
         unsent = links.unsent
-        if unsent > HIGH and not self.pressing:
+        high, low = (HIGH_MOVING, CALM) if runtime.restless else (HIGH, LOW)
+        if unsent > high and not self.pressing:
             self._press(links, True)
-        elif self.pressing and unsent < LOW:
+        elif self.pressing and unsent <= low:
             self._press(links, False)
         runtime.paused = self.pressing or bool(links.pressed)
         if runtime.ended and not self.told_ended:

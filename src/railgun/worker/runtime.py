@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from railgun.core.frontier import MIN
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
 from railgun.flow.operators.operator import DeadLetter
+from railgun.flow.operators.reading import BATCH
 from railgun.flow.plan import Plan, build
 from railgun.flow.sink import Place, Writer
 from railgun.wire.rows import RowBatch
@@ -29,6 +31,8 @@ from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
+FEW_MOVING: Final = 500  # records read at once while keys move: what is behind them must not wait long
+RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
 MOVE_EVERY: Final = 2.5  # and a piece of moving them
@@ -100,6 +104,7 @@ class Runtime:
         self._by_name = {runner.stage.name: runner for runner in self.stages}
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
+        self._moved = MIN
         self._next_read = now
         self._next_step = now
         self._next_tick = now
@@ -145,6 +150,8 @@ class Runtime:
     def pump(self, now: int) -> float:
         """Do a bounded amount of work; the seconds until there may be more (0: at once)."""
         self.now = now
+        if self.moving:
+            self._moved = now
         if not self.begun:
             return IDLE[1]
         if now >= self._next_tick:
@@ -175,11 +182,12 @@ class Runtime:
         if now < self._next_read:
             return (self._next_read - now) / 1_000_000
         rows = 0
+        most = FEW_MOVING if self.restless else BATCH
         for runner in self.sources:
             reading = runner.operators.reading
             assert reading is not None
             active = len(reading.active)
-            rows += reading.read(now)
+            rows += reading.read(now, most)
             if len(reading.active) < active:
                 self.work += 1
                 self._idle = IDLE[0]
@@ -257,6 +265,11 @@ class Runtime:
     def moving(self) -> bool:
         """Whether a stage is in motion."""
         return any(runner.distributor.migration is not None for runner in self.stages)
+
+    @property
+    def restless(self) -> bool:
+        """Whether a stage is in motion, or was a moment ago: the next one may follow."""
+        return self.now - self._moved < RESTLESS
 
     def metrics(self) -> dict[str, Any]:
         """Figures of this worker, for people and for the controller."""
