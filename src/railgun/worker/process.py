@@ -366,6 +366,9 @@ class _Process:
         with self._failing():
             for tell in joins:
                 runtime.tell(tell.stage, tell.event)
+            if self.pressing:  # those who are new have not heard it
+                for worker in joins[0].event.workers:  # type: ignore[union-attr]
+                    links.send(worker, encode(links.generation, 0, Pressure(True)))
             self._tell(orders.Joined(runtime.generation))
             self._after_work()
 
