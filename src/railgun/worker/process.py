@@ -40,6 +40,7 @@ from railgun.worker.spec import WorkerSpec
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
+SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it would keep megabytes
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
 HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: in a flow with too much to do they would never find room
@@ -109,6 +110,9 @@ class _Links:
     def add(self, worker: Worker, link: Connection) -> None:
         if worker in self.open:
             raise HelloError(f"worker {worker} has a link already")
+        channel = link.transport.get_extra_info("socket")
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            channel.setsockopt(socket.SOL_SOCKET, buffer, SOCKET)
         self.open[worker] = link
         self.readers[link] = FrameReader()
         link.tag = (self, worker)
