@@ -192,6 +192,9 @@ class Runtime:
                 self.work += 1
                 self._idle = IDLE[0]
                 runner.tell_bound(now)
+            elif reading.woke:  # it holds time back again, before anyone can be told a later one
+                runner.tell_bound(now)
+            reading.woke = False
         self.work += rows
         if rows >= FEW:
             return 0.0
