@@ -1,7 +1,7 @@
 """Random flows, and a naive evaluation of them to compare with.
 
-A record is (line, seq, v, t). `line` names the way it took: every step with a function marks it, and so does every key it
-had. Records of one line are in order wherever they come; records of different lines need not be. So a step either keeps
+A record is (line, seq, v, t). `line` names the way it took: every step with a function marks it, and so does every key
+it had. Records of one line are in order wherever they come; records of different lines need not be. So a step either keeps
 its state line by line, or its keys have one line each ("solo"), and then it may do whatever depends on order.
 """
 
@@ -75,12 +75,12 @@ def some_key(n: int, which: int) -> Any:
 
 def mark(*what: Any) -> int:
     """A name for a way; the same for equal keys."""
-    return crc32(repr(_plain(what)).encode())
+    return crc32(repr(plain(what)).encode())
 
 
-def _plain(what: Any) -> Any:
+def plain(what: Any) -> Any:
     if isinstance(what, tuple):
-        return tuple(map(_plain, what))
+        return tuple(map(plain, what))
     return int(what) if isinstance(what, bool | float) else what
 
 
@@ -276,7 +276,7 @@ class Session(Logic):
     def initial(self) -> dict[Any, Any]:
         return {"lines": {}, "fired": (), "ended": 0, "at": 0, "n": 0}
 
-    def on_item(self, item: Item, context: Any) -> Iterable[Item] | None:
+    def on_item(self, item: Item, context: Any) -> Iterable[Item]:
         line, seq, v, t = item
         self.check(item, context)
         state = context.state = dict(context.state)
@@ -365,7 +365,9 @@ class Maker:
             name = self.named("map")
             self.add("map", [pairs], keyed=True, solo=node.solo, function=unkeyed(name))
         elif kind == "branch":
-            split = self.add("branch", [node], keyed=node.keyed, function=chosen(chance.choice([2, 3])))
+            split = self.add(
+                "branch", [node], keyed=node.keyed, function=chosen(chance.choice([2, 3]))
+            )
             for way in (0, 1):
                 after = self.add("way", [split], keyed=node.keyed, solo=node.solo, way=way)
                 if chance.random() < 0.5:
@@ -403,7 +405,9 @@ class Maker:
         key = keying(solo, chance.choice([1, 6, 40]), chance.choice([0, 0, 17]))
         if chance.random() < 0.7:
             value = keyed_value(name, key)
-            return self.add("key_by", [node], keyed=True, solo=solo, function=key, value=value, dead=True)
+            return self.add(
+                "key_by", [node], keyed=True, solo=solo, function=key, value=value, dead=True
+            )
         made = self.add("key_by", [node], keyed=True, solo=solo, function=key, dead=True)
         if chance.random() < 0.5:
             return made
@@ -601,7 +605,9 @@ class Reference:
             if node.kind != "stateful":
                 continue
             timers = self.timers[node.name]
-            left = sorted(((at, key) for key, ats in timers.items() for at in ats), key=lambda p: p[0])
+            left = sorted(
+                ((at, key) for key, ats in timers.items() for at in ats), key=lambda p: p[0]
+            )
             for at, key in left:
                 if at in timers.get(key, ()):
                     timers[key].discard(at)
@@ -681,10 +687,12 @@ class Reference:
             case "union":
                 if node.keyed:
                     return [Rec(rec.value, rec.time, rec.key, side)]
-                return [Rec(rec.value, rec.time)]
+                return [Rec(rec.value, rec.time, rec.key)]
             case "stateful_map":
                 states = self.state[node.name]
-                state, result = f(states[rec.key] if rec.key in states else node.initial(), rec.value)
+                state, result = f(
+                    states[rec.key] if rec.key in states else node.initial(), rec.value
+                )
                 if state is FORGET:
                     states.pop(rec.key, None)
                 else:

@@ -43,7 +43,9 @@ LOW: Final = 1 << 20  # and at which they go on
 SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it would keep megabytes
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
-HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: in a flow with too much to do they would never find room
+HIGH_MOVING: Final = (
+    4 * CALM
+)  # as HIGH, while keys move: in a flow with too much to do they would never find room
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 

@@ -31,7 +31,9 @@ from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
-FEW_MOVING: Final = 500  # records read at once while keys move: what is behind them must not wait long
+FEW_MOVING: Final = (
+    500  # records read at once while keys move: what is behind them must not wait long
+)
 RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many

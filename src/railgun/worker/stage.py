@@ -230,8 +230,9 @@ class StageRunner:
             self._found.append(there)
 
     def _note_new(self, batch: RowBatch) -> None:
-        """Records that come while keys are counted may be of keys that were not there yet. So may those that come later,
-        if the new key has the hash of one that has not left yet: they leave together.
+        """Records that come while keys are counted may be of keys that were not there yet.
+
+        So may those that come later, if the new key has the hash of one that has not left yet: they leave together.
         """
         assert batch.keys is not None
         for operator in self.operators.keyed:

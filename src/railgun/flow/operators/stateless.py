@@ -202,8 +202,9 @@ class KeyBy(Operator):
     def _hashable(
         self, keys: list[Any], values: list[Any], left: RowBatch, before: list[Any]
     ) -> RowBatch:
-        """The rows whose keys have a stable hash; for the others it is as if the function had raised. `before`: the keys
-        the items had so far.
+        """The rows whose keys have a stable hash; for the others it is as if the function had raised.
+
+        `before`: the keys the items had so far.
         """
         items = RowBatch(left.values, left.times, before)
         rows = []
