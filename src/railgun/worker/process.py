@@ -40,8 +40,12 @@ from railgun.worker.spec import WorkerSpec
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
+SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it would keep megabytes
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
+HIGH_MOVING: Final = (
+    4 * CALM
+)  # as HIGH, while keys move: in a flow with too much to do they would never find room
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
@@ -108,6 +112,9 @@ class _Links:
     def add(self, worker: Worker, link: Connection) -> None:
         if worker in self.open:
             raise HelloError(f"worker {worker} has a link already")
+        channel = link.transport.get_extra_info("socket")
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            channel.setsockopt(socket.SOL_SOCKET, buffer, SOCKET)
         self.open[worker] = link
         self.readers[link] = FrameReader()
         link.tag = (self, worker)
@@ -362,6 +369,9 @@ class _Process:
         with self._failing():
             for tell in joins:
                 runtime.tell(tell.stage, tell.event)
+            if self.pressing:  # those who are new have not heard it
+                for worker in joins[0].event.workers:  # type: ignore[union-attr]
+                    links.send(worker, encode(links.generation, 0, Pressure(True)))
             self._tell(orders.Joined(runtime.generation))
             self._after_work()
 
@@ -481,9 +491,10 @@ class _Process:
             return
         links = self.links[runtime.generation]
         unsent = links.unsent
-        if unsent > HIGH and not self.pressing:
+        high, low = (HIGH_MOVING, CALM) if runtime.restless else (HIGH, LOW)
+        if unsent > high and not self.pressing:
             self._press(links, True)
-        elif self.pressing and unsent < LOW:
+        elif self.pressing and unsent <= low:
             self._press(links, False)
         runtime.paused = self.pressing or bool(links.pressed)
         if runtime.ended and not self.told_ended:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from railgun.core.frontier import MIN
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
@@ -30,6 +31,10 @@ from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
+FEW_MOVING: Final = (
+    500  # records read at once while keys move: what is behind them must not wait long
+)
+RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
@@ -103,6 +108,7 @@ class Runtime:
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
         self._most = BATCH  # records to read at once
+        self._moved = MIN
         self._next_read = now
         self._next_step = now
         self._next_tick = now
@@ -148,6 +154,8 @@ class Runtime:
     def pump(self, now: int) -> float:
         """Do a bounded amount of work; the seconds until there may be more (0: at once)."""
         self.now = now
+        if self.moving:
+            self._moved = now
         if not self.begun:
             return IDLE[1]
         if now >= self._next_tick:
@@ -177,20 +185,24 @@ class Runtime:
         if now < self._next_read:
             return (self._next_read - now) / 1_000_000
         rows, began = 0, self.outside.clock()
+        most = min(self._most, FEW_MOVING) if self.restless else self._most
         for runner in self.sources:
             reading = runner.operators.reading
             assert reading is not None
             active = len(reading.active)
-            rows += reading.read(now, self._most)
+            rows += reading.read(now, most)
             if len(reading.active) < active:
                 self.work += 1
                 self._idle = IDLE[0]
                 runner.tell_bound(now)
+            elif reading.woke:  # it holds time back again, before anyone can be told a later one
+                runner.tell_bound(now)
+            reading.woke = False
         self.work += rows
         if rows:
             self.flush_outlets()
-            self._adapt(rows, self.outside.clock() - began)
-        if rows >= min(FEW, self._most):
+            self._adapt(rows, most, self.outside.clock() - began)
+        if rows >= min(FEW, most):
             return 0.0
         if rows:
             self._idle = IDLE[0]
@@ -199,11 +211,11 @@ class Runtime:
         self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
         return delay
 
-    def _adapt(self, rows: int, took: int) -> None:
+    def _adapt(self, rows: int, most: int, took: int) -> None:
         """Where functions are slow, read less at once: links and orders wait for what is being done."""
         if took > LONG:
             self._most = max(1, min(self._most, rows) * LONG // took)
-        elif rows >= self._most and took < LONG // 4:
+        elif rows >= most and took < LONG // 4:
             self._most = min(BATCH, 2 * self._most)
 
     def flush_outlets(self) -> bool:
@@ -269,6 +281,11 @@ class Runtime:
     def moving(self) -> bool:
         """Whether a stage is in motion."""
         return any(runner.distributor.migration is not None for runner in self.stages)
+
+    @property
+    def restless(self) -> bool:
+        """Whether a stage is in motion, or was a moment ago: the next one may follow."""
+        return self.now - self._moved < RESTLESS
 
     def metrics(self) -> dict[str, Any]:
         """Figures of this worker, for people and for the controller."""

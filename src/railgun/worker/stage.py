@@ -50,6 +50,7 @@ class StageRunner:
         self.operators = operators
         self.ended = False
         self.upstream = dict.fromkeys(stage.before, MIN)  # frontiers of the stages before
+        self.latest = MIN  # how far time has come anywhere, as far as is known here
         self.listed: dict[Any, None] = {}  # parts of a source this worker has told of
         self.records = 0
         self.moved_keys = 0  # in the present or last move
@@ -73,7 +74,11 @@ class StageRunner:
         self._busy = True
         try:
             while self._events:
-                for command in self.distributor.handle(self._events.popleft()):
+                event = self._events.popleft()
+                message = event.message if isinstance(event, m.Received) else event
+                if isinstance(message, m.Frontier | m.Advanced) and message.value < LAST:
+                    self.latest = max(self.latest, message.value)
+                for command in self.distributor.handle(event):
                     self._carry_out(command)
         finally:
             self._busy = False
@@ -126,7 +131,7 @@ class StageRunner:
     def _advance(self, frontier: int) -> None:
         for operator in self.operators.keyed:
             if frontier == MAX:
-                operator.end()
+                operator.end(self.latest)
             else:
                 operator.advance(frontier)
         if frontier == MAX:
@@ -225,8 +230,9 @@ class StageRunner:
             self._found.append(there)
 
     def _note_new(self, batch: RowBatch) -> None:
-        """Records that come while keys are counted may be of keys that were not there yet. So may those that come later,
-        if the new key has the hash of one that has not left yet: they leave together.
+        """Records that come while keys are counted may be of keys that were not there yet.
+
+        So may those that come later, if the new key has the hash of one that has not left yet: they leave together.
         """
         assert batch.keys is not None
         for operator in self.operators.keyed:
@@ -243,7 +249,7 @@ class StageRunner:
             more = (key for operator in keyed[1:] for key in operator.keys_of(hashes))
             keys = list(dict.fromkeys([*keys, *more]))
         for operator in keyed:
-            operator.advance_keys(keys, frontier)
+            operator.advance_keys(keys, frontier, self.latest)
         for operator in keyed:
             part = operator.collect(keys)
             parts += [_PART.pack(len(part)), part]

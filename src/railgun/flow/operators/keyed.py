@@ -15,6 +15,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any, Final
 
+from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
@@ -44,11 +45,11 @@ class Keyed(Operator):
     def advance(self, frontier: int) -> None:
         """Time has come so far: fire what is due."""
 
-    def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
-        """Time has come so far for these keys, which are about to leave; `MAX`: they end before."""
+    def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
+        """Time has come so far for these keys, which are about to leave; `MAX`: they end before, as in `end`."""
 
-    def end(self) -> None:
-        """Nothing comes any more: end every key that has not ended yet."""
+    def end(self, latest: int = MIN) -> None:
+        """Nothing comes any more: end every key that has not ended yet, at a time not before `latest`."""
 
     # ------------------------------------------------------------ moving
 

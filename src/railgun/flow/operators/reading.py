@@ -56,6 +56,7 @@ class Reading(Keyed):
         self.active: deque[Any] = deque()
         self.records = 0
         self.over = False
+        self.woke = False  # whether a part that was idle has brought something since this was asked
 
     def push(self, batch: RowBatch) -> None:
         """Parts that were listed: those that are new begin."""
@@ -93,6 +94,7 @@ class Reading(Keyed):
             if items is None:
                 self._finish(partition, part)
             elif len(items):
+                self.woke = self.woke or part.heard <= now - self.clock.idle_after
                 part.heard = now
                 rows += len(items)
                 listed = items if isinstance(items, list) else list(items)
@@ -156,7 +158,7 @@ class Reading(Keyed):
                 part.reader.close()
                 part.reader = None
 
-    def end(self) -> None:
+    def end(self, latest: int = MIN) -> None:
         """All parts have been read."""
         self.over = True
 

@@ -231,30 +231,31 @@ class StatefulSteps(Keyed):
         self.context.frontier = frontier
         self._call(self.logic.on_timer, self.timers.due(frontier))
 
-    def advance_keys(self, keys: Sequence[Any], frontier: int) -> None:
+    def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
         """Fire what is due of these keys."""
         if frontier == LAST:
             return  # as above: they move with their keys, and what is left fires at the end
         if frontier == MAX:
             left_of = self.timers.left_of
             self._call(self.logic.on_timer, ((key, at) for key in keys for at in left_of(key)))
-            self._end(keys)
+            self._end(keys, latest)
             return
         if self.timers:
             due = self.timers.due_of
             pairs = ((key, at) for key in keys for at in due(key, frontier))
             self._call(self.logic.on_timer, pairs)
 
-    def end(self) -> None:
+    def end(self, latest: int = MIN) -> None:
         """Call `on_end` for every key, once."""
         self._call(self.logic.on_timer, self.timers.left())
-        self._end(list(self.states))
+        self._end(list(self.states), latest)
 
-    def _end(self, keys: Iterable[Any]) -> None:
+    def _end(self, keys: Iterable[Any], latest: int) -> None:
         ending = [key for key in keys if key in self.states and key not in self.ended]
         self.timers.leave(ending)
         self.ended.update(ending)
-        time = max(self.context.frontier, 0)
+        # A worker that came late may see the end before it was told any time: what it emits is not to be late.
+        time = max(self.context.frontier, latest, 0)
         self._call(self.logic.on_end, ((key, time) for key in ending))
         self.timers.leave(ending)  # one that `on_end` sets does not fire: there is no time any more
 

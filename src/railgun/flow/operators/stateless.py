@@ -193,20 +193,27 @@ class KeyBy(Operator):
         try:
             batch = RowBatch.keyed(keys, values, left.times, self.port)
         except Exception:  # also what a `__stable_key__` may raise
-            batch = self._hashable(keys, values, left)
+            before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
+            batch = self._hashable(keys, values, left, before)
         if len(batch):
             self.deliver(batch)
         return True
 
-    def _hashable(self, keys: list[Any], values: list[Any], left: RowBatch) -> RowBatch:
-        """The rows whose keys have a stable hash; for the others it is as if the function had raised."""
+    def _hashable(
+        self, keys: list[Any], values: list[Any], left: RowBatch, before: list[Any]
+    ) -> RowBatch:
+        """The rows whose keys have a stable hash; for the others it is as if the function had raised.
+
+        `before`: the keys the items had so far.
+        """
+        items = RowBatch(left.values, left.times, before)
         rows = []
         for row, key in enumerate(keys):
             try:
                 key_hash(key)
                 rows.append(row)
             except Exception as error:
-                self.raised(self.key, left, row, error)
+                self.raised(self.key, items, row, error)
         whole = RowBatch(values, left.times, keys, np.zeros(len(keys), dtype=np.uint64), self.port)
         part = whole.take(np.array(rows, dtype=np.intp))
         return RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
