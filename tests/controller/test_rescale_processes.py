@@ -14,7 +14,7 @@ import pytest
 from tests.controller import flows
 from tests.controller.flows import Record, eventually, in_order, running, started
 
-from railgun import Collect, Context, Flow, Generate, Stateful
+from railgun import Collect, Context, Event, Flow, Generate, Reader, Source, Stateful
 from railgun.job import Job
 
 KEYS = 300
@@ -49,12 +49,12 @@ class InOrderByKey(Stateful[int, Record, dict[int, int], Record]):
         return [(-1 - key, number) for key, number in context.state.items()]
 
 
-def two_stages(name: str, *, slow: float = 0.0, size: int = 0, **load: Any) -> Flow:
-    def sized(index: int, chance: Random) -> Any:
-        return *numbered(index, chance), bytes(size)
+def sized(index: int, chance: Random) -> Any:
+    return *numbered(index, chance), bytes(1_000)
 
+
+def two_stages(name: str, source: Source[Any], slow: float = 0.0) -> Flow:
     flow = Flow(name)
-    source = Generate(sized if size else numbered, partitions=4, **load)
     records = flow.source(source, name="records")
     first = records.key_by(lambda item: item[0], name="first").stateful_map(
         in_order, initial=lambda: -1, name="order"
@@ -78,7 +78,7 @@ BY_VALUE = [sys.modules[__name__], flows]
 
 
 def test_two_stages_keep_order_through_rescales() -> None:
-    flow = two_stages("two-stages", rate=20_000)
+    flow = two_stages("two-stages", Generate(numbered, rate=20_000, partitions=4))
     with started(flow, 2, by_value=BY_VALUE) as job:
         running(job, records=1_000)
         for workers in (4, 1, 3):
@@ -104,7 +104,7 @@ def memory(job: Job) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks at /proc")
 def test_an_overloaded_flow_stays_small_and_can_be_rescaled() -> None:
-    flow = two_stages("overloaded", slow=0.000_05, size=1_000)
+    flow = two_stages("overloaded", Generate(sized, partitions=4), slow=0.000_05)
     with started(flow, 2, by_value=BY_VALUE) as job:
         running(job, records=1_000)
         eventually(lambda: any(w.get("resting") for w in job.status()["workers"]), "sources rest")
@@ -118,13 +118,43 @@ def test_an_overloaded_flow_stays_small_and_can_be_rescaled() -> None:
         assert check(job) > 2_000
 
 
+class Until(Generate[Record]):
+    """Numbered records until a file appears."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(numbered, rate=20_000, partitions=4)
+        self.path = path
+
+    def open(self, partition: Any, position: Any) -> Reader[Record]:
+        return UntilReader(self, super().open(partition, position))
+
+
+class UntilReader(Reader[Record]):
+    def __init__(self, source: Until, reader: Reader[Record]) -> None:
+        self.source, self.reader = source, reader
+        self.position = reader.position
+
+    def read(self, most: int, now: int) -> Any:
+        if Path(self.source.path).exists():
+            return None
+        made = self.reader.read(most, now)
+        self.position = self.reader.position
+        return made
+
+
 @pytest.mark.parametrize("goal", [1, 4])
-def test_sources_end_while_stages_move(goal: int) -> None:
-    flow = two_stages(f"ends-{goal}", rate=40_000, count=20_000)
-    with started(flow, 2, by_value=BY_VALUE) as job:
-        running(job)
+def test_sources_end_while_stages_move(goal: int, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+
+    def watch(event: Event) -> None:
+        if event.kind == "rescaling":
+            end.touch()
+
+    flow = two_stages(f"ends-{goal}", Until(str(end)))
+    with started(flow, 2, by_value=BY_VALUE, watch=watch) as job:
+        running(job, records=2_000)
         job.scale(goal)
-        time.sleep(0.1)
         assert job.wait(flows.DEADLINE)
         assert job.status()["failures"] == 0
-        assert check(job) == 20_000
+        assert flows.kinds(job) == ["running", "rescaling", "rescaled", "finished"]
+        assert check(job) >= 2_000

@@ -1,9 +1,9 @@
 """Random flows, and a naive evaluation of them to compare with.
 
-A record is (line, seq, v, t). `line` names the way it took: every step with a function marks it, and so does every
-key it had. Records of one line are in order wherever they come; records of different lines need not be. So a step
-either keeps its state line by line, or its keys have one line each ("solo"), and then it may do whatever depends on
-order."""
+A record is (line, seq, v, t). `line` names the way it took: every step with a function marks it, and so does every key
+it had. Records of one line are in order wherever they come; records of different lines need not be. So a step either
+keeps its state line by line, or its keys have one line each ("solo"), and then it may do whatever depends on order.
+"""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_random_flow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FOUND = {
     "a timer that on_end sets fires when its key moves later": 0,
-    "a key that moves as the sources end fires timers that the last ones set": 72,
+    "a key that moves as the sources end fires timers that the last ones set": 69,
     "a stream that is not united yet has a port other than 0": 161,
     "a new key that shares its hash with one that is about to leave stays behind": 87,
     "a worker that left is followed by one of its number, which gets its messages": 444,

@@ -45,7 +45,7 @@ SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
 HIGH_MOVING: Final = (
     4 * CALM
-)  # as HIGH, while keys move: in a flow with too much to do they would never find room
+)  # as HIGH, while keys move: with too much to do they would hardly find room
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
