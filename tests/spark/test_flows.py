@@ -59,6 +59,15 @@ def test_a_worker_that_is_killed_is_replaced_and_the_flow_starts_again(
     eventually("no process is left", lambda: not any(map(is_alive, left)))
 
 
+def test_a_job_can_be_run_again_in_the_same_session(spark: SparkSession) -> None:
+    for _ in range(2):
+        flow = Flow("again")
+        flow.source(Items(range(10)), name="numbers").key_by(str).reduce(max).sink(Collect())
+        with run(flow, workers=2, spark=spark, http=False) as job:
+            eventually("it runs or has ended", lambda: job.status()["state"] != "starting")
+            job.abort("so that its workers are cancelled")
+
+
 def test_a_function_that_raises_stops_the_flow_with_record_and_step(spark: SparkSession) -> None:
     flow = Flow("raises")
     numbers = flow.source(Items([3, 2, 1, 0]), name="numbers")

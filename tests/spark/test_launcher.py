@@ -92,7 +92,7 @@ def test_a_job_is_readable_in_the_ui_and_has_its_own_pool(
     waiting.launch(spec, ended)
     desk.pid(spec)
     jvm = spark.sparkContext._jsc.sc()
-    (job,) = spark.sparkContext.statusTracker().getJobIdsForGroup("railgun/wordcount/3/2")
+    (job,) = spark.sparkContext.statusTracker().getActiveJobsIds()
     shown = jvm.statusStore().job(job).description().get()
     assert shown == "railgun wordcount worker 3 (incarnation 2)"
     assert jvm.getPoolForName("railgun").isDefined()

@@ -2,7 +2,7 @@
 
 So workers are added, ended and lost one by one. Rules:
 
-- A job group per (job, worker, incarnation), so that cancelling one worker touches no other, and
+- A job group per (job, run of it, worker, incarnation), so that cancelling one worker touches no other, and
   can be asked for before Spark has even heard of its job.
 - Spark's retries are not used. An attempt that fails is the end of the incarnation: its job is
   cancelled as soon as that is seen, and a second attempt that began before refuses to run
@@ -14,6 +14,7 @@ So workers are added, ended and lost one by one. Rules:
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class LaunchedTwiceError(RailgunError):
 class _Worker:
     spec: WorkerSpec
     ended: Ended
+    run: str
     cancelled: bool = False
     lost: WorkerFailure | None = None
     jobs: int = 0
@@ -65,7 +67,7 @@ class _Worker:
     @property
     def group(self) -> str:
         spec = self.spec
-        return f"railgun/{spec.job}/{spec.worker}/{spec.incarnation}"
+        return f"railgun/{spec.job}/{self.run}/{spec.worker}/{spec.incarnation}"
 
     @property
     def description(self) -> str:
@@ -102,6 +104,8 @@ class SparkLauncher:
         self._guard = threading.Lock()
         self._launched: set[Key] = set()
         self._running: dict[Key, _Worker] = {}
+        # A job may be run again in the same session, and what is cancelled of a group is so for ever.
+        self._run_name = secrets.token_hex(4)
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
         if not is_local(
@@ -115,7 +119,7 @@ class SparkLauncher:
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
         """Start a worker; returns at once. `ended` is called once, from another thread."""
-        worker = _Worker(spec, ended)
+        worker = _Worker(spec, ended, self._run_name)
         key = _key(spec)
         with self._guard:
             if key in self._launched:
