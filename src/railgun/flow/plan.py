@@ -56,8 +56,11 @@ class Plan:
     flow: str
     stages: tuple[Stage, ...]
     dead_letters: Sink[DeadLetter] | None
-    stage_of: dict[str, int]
-    """The stage each port leads into, by the name of its step."""
+
+    @property
+    def stage_of(self) -> dict[str, int]:
+        """The stage each port leads into, by the name of its step."""
+        return {port.name: stage.index for stage in self.stages for port in stage.ports}
 
     @property
     def timed(self) -> bool:
@@ -121,8 +124,7 @@ def compile_flow(flow: Flow) -> Plan:
                 tuple(sorted(number[b] for a, b in edges if a == group)),
             )
         )
-    stage_of = {port.name: stage.index for stage in stages for port in stage.ports}
-    return Plan(flow.name, tuple(stages), flow.dead_letters, stage_of)
+    return Plan(flow.name, tuple(stages), flow.dead_letters)
 
 
 def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:

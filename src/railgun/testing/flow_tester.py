@@ -67,7 +67,6 @@ class FlowTester:
                 raise TesterError(f"flow {flow.name!r} has no source {name!r} that could be fed")
             self._fed[name] = _Fed()
         self._items: dict[str, list[Any]] = {}
-        self._dead: list[DeadLetter] = []
         self.generation = 0
         self.rescales = 0
         self._build(Placement.of(range(workers)))
@@ -139,7 +138,6 @@ class FlowTester:
             raise TesterError(f"there is no worker {worker}: there are {self.workers}")
         placement = self._coordinator.placement
         self._items.clear()
-        self._dead.clear()
         self._build(placement)
         self.settle()
 

@@ -43,18 +43,12 @@ LOW: Final = 1 << 20  # and at which they go on
 SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it would keep megabytes
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
-HIGH_MOVING: Final = (
-    4 * CALM
-)  # as HIGH, while keys move: with too much to do they would hardly find room
+HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: else they would hardly find room
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
 class ControllerGoneError(RailgunError):
     """The controller's connection closed, or never opened."""
-
-
-class WorkerFailedError(RailgunError):
-    """The worker cannot go on; the controller has been told why."""
 
 
 def run_worker(spec: WorkerSpec) -> None:
@@ -220,7 +214,7 @@ class _Process:
             for order in self.messages.feed(data):
                 with (
                     self._failing()
-                ):  # one that fails does not take the next with it: it may be Stop
+                ):  # an order that fails does not take the next, perhaps Stop, with it
                     self._obey(order)
 
     def _obey(self, order: control.Order) -> None:
@@ -530,15 +524,14 @@ class _Process:
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
+        final = isinstance(error, StepError)  # it would come again
         step = error.step if isinstance(error, StepError) else ""
         told = (
             str(error)
             if isinstance(error, RailgunError)
             else "".join(traceback.format_exception(error))
         )
-        self._tell(
-            orders.Failed(generation, told, isinstance(error, StepError | FlowLoadError), step)
-        )
+        self._tell(orders.Failed(generation, told, final, step))
 
 
 class _Failing(contextlib.AbstractContextManager[None]):

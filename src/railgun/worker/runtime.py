@@ -31,9 +31,7 @@ from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only
-FEW_MOVING: Final = (
-    500  # records read at once while keys move: what is behind them must not wait long
-)
+FEW_MOVING: Final = 500  # records read at once while keys move: what is behind must not wait long
 RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands

@@ -18,7 +18,7 @@ import numpy as np
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.hashing import Hashes, hash_keys
-from railgun.core.placement import Placement, Worker
+from railgun.core.placement import Placement
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
@@ -278,10 +278,6 @@ class StageRunner:
     def keys(self) -> int:
         """How many keys have state here."""
         return max((len(operator.states) for operator in self.operators.keyed), default=0)
-
-    def owners(self) -> tuple[Worker, ...]:
-        """The workers that own keys of this stage now."""
-        return self.distributor.placement.workers
 
     def close(self) -> None:
         """Let go of files and sockets."""
