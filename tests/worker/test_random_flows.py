@@ -147,7 +147,7 @@ class Trial:
             for runner in runtime.stages:
                 for operator in runner.operators.keyed:
                     assert len(operator.timers) == 0
-                    assert operator.index == []
+                    assert not operator.index
 
     def check_places(self) -> None:
         placement = self.tester._coordinator.placement

@@ -36,7 +36,7 @@ RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
-MOVE_EVERY: Final = 2.5  # and a piece of moving them
+MOVE_EVERY: Final = 2.0  # and a piece of moving them, if each who gives keys has one who takes them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -168,9 +168,12 @@ class Runtime:
         busy = [runner for runner in self.stages if runner.busy(self.outside.calm)]
         if not busy:
             return IDLE[1]
+        gap = self._next_read - now
+        if 0 < gap < LINGER // 2:  # what is read must not wait for it
+            return gap / 1_000_000
         if now >= self._next_step:
             began = self.outside.clock()
-            every = COUNT_EVERY if busy[0].counting else MOVE_EVERY
+            every = COUNT_EVERY if busy[0].counting else MOVE_EVERY * busy[0].crowd
             busy[0].step()
             self.work += 1
             self._next_step = now + int(every * (self.outside.clock() - began))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
@@ -23,7 +24,7 @@ from railgun.core.rescale import messages as m
 from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
-from railgun.flow.operators.keyed import Keyed
+from railgun.flow.operators.keyed import Index, Keyed
 from railgun.flow.plan import Operators, Stage
 from railgun.wire.rows import RowBatch
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 CHUNK_KEYS: Final = 1_000  # at most at once; and
 CHUNK_BYTES: Final = 64 << 10
-CHUNK_TIME: Final = 1_250  # µs
+CHUNK_TIME: Final = 800  # µs
 FEWEST: Final = 50  # keys at least at once, unless they are large
 _PART: Final = struct.Struct("<I")
 _SENT: Final = struct.Struct("<q")
@@ -109,7 +110,7 @@ class StageRunner:
                 self._advance(frontier)
             case m.Completed():
                 for operator in self.operators.keyed:
-                    operator.forget_index()
+                    operator.index = Index()
                 self.runtime.report(self.stage.index, command)
             case m.Started() | m.Left():
                 self.runtime.report(self.stage.index, command)
@@ -118,9 +119,9 @@ class StageRunner:
 
     def _process(self, batch: RowBatch) -> None:
         self.records += len(batch.values)
-        self.operators.heads[batch.port].push(batch)
         if isinstance(self.distributor.phase, Interrogate | Collect):
             self._note_new(batch)
+        self.operators.heads[batch.port].push(batch)
 
     def flush_outlets(self) -> bool:
         """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
@@ -200,6 +201,14 @@ class StageRunner:
         most = min(CHUNK_KEYS, CHUNK_BYTES // each, keys * CHUNK_TIME // took)
         self._chunk = max(FEWEST if each * FEWEST <= CHUNK_BYTES else 1, most)
 
+    @property
+    def crowd(self) -> float:
+        """By how much to slow down where many give keys to few: to take one costs 0.4 of what it costs to give it."""
+        migration = self.distributor.migration_now()
+        old, new = set(migration.old.workers), set(migration.new.workers)
+        givers, takers = old - new or old, new - old or new
+        return max(1.0, 0.4 * len(givers) / len(takers))
+
     def _start_census(self) -> None:
         self.moved_keys = self.moved_bytes = self.moving_keys = self.taken_keys = 0
         self.longest_hold = 0
@@ -212,7 +221,11 @@ class StageRunner:
         block = next(self._census, None)
         if block is not None:
             operator, keys = block
-            self._note(operator, keys, hash_keys(keys))
+            hashes = hash_keys(keys)
+            moving = self._moving(hashes)
+            if len(moving):
+                operator.index.note(hashes[moving], [keys[row] for row in moving.tolist()])
+                self._found.append(hashes[moving])
             return
         self._census = None
         found = np.concatenate(self._found) if self._found else np.empty(0, dtype=np.uint64)
@@ -221,32 +234,33 @@ class StageRunner:
         if isinstance(self.distributor.phase, Collect):
             self.moving_keys = len(self.distributor.phase.keys)
 
-    def _note(self, operator: Keyed, keys: list[Any], hashes: Hashes) -> None:
+    def _moving(self, hashes: Hashes) -> NDArray[np.intp]:
+        """Which of these keys have to move."""
         new: Placement = self.distributor.migration_now().new
-        moving = np.flatnonzero(new.owners(hashes) != self.distributor.worker)
-        if len(moving):
-            there = hashes[moving]
-            operator.note(there, [keys[row] for row in moving.tolist()])
-            self._found.append(there)
+        return np.flatnonzero(new.owners(hashes) != self.distributor.worker)
 
     def _note_new(self, batch: RowBatch) -> None:
-        """Records that come while keys are counted may be of keys that were not there yet.
+        """Records that come while keys are counted may be of keys that are not there yet.
 
         So may those that come later, if the new key has the hash of one that has not left yet: they leave together.
         """
-        assert batch.keys is not None
+        keys = batch.keys
+        assert keys is not None
         for operator in self.operators.keyed:
-            self._note(operator, batch.keys, batch.hashes)
-        self._found = self._found if self._census is not None else []
+            if all(map(operator.states.__contains__, keys)):
+                continue
+            moving = self._moving(batch.hashes)
+            new = [row for row in moving.tolist() if keys[row] not in operator.states]
+            operator.index.note_late(batch.hashes[new], [keys[row] for row in new])
 
     def _collect(self, hashes: Hashes, frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""
         parts = [_SENT.pack(self.runtime.outside.clock())]
         keyed = self.operators.keyed
         # A timer of one operator may make state in the next one: the keys of all are those of each.
-        keys = keyed[0].keys_of(hashes) if keyed else []
+        keys = keyed[0].index.pop(hashes) if keyed else []
         if len(keyed) > 1:
-            more = (key for operator in keyed[1:] for key in operator.keys_of(hashes))
+            more = (key for operator in keyed[1:] for key in operator.index.pop(hashes))
             keys = list(dict.fromkeys([*keys, *more]))
         for operator in keyed:
             operator.advance_keys(keys, frontier, self.latest)

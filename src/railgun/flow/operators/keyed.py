@@ -1,9 +1,7 @@
 """Keyed state: what every stateful operator has, and how it moves.
 
-State lives in a plain dict from key to state. The protocol knows keys by their hashes, so a table from hash to key is
-made when a rescale asks for it, block by block (`census`), of the keys that move only, and given up with them. It is in
-shards by the first bits of the hash: a large dict stops everything when it grows, and keys leave in the order of their
-hashes, so the shard they leave from is in the processor's cache.
+State lives in a plain dict from key to state. The protocol knows keys by their hashes, so an index from hash to key is
+made when a rescale asks for it, block by block (`census`), of the keys that move only.
 """
 
 from __future__ import annotations
@@ -11,9 +9,11 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from typing import Any, Final
+
+import numpy as np
 
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
@@ -23,10 +23,74 @@ from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
 BLOCK: Final = 2_048
-SHARD_BITS: Final = 8
-_SHIFT: Final = 64 - SHARD_BITS
+SHARD_BITS: Final = 6
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
+
+
+class Index:
+    """Which keys the hashes of keys in motion stand for.
+
+    The keys found are put in shards by the first bits of the hash, and a shard is sorted when its first key leaves:
+    nothing grows and nothing is sorted as a whole, for which records would have to wait.
+    """
+
+    __slots__ = ("_late", "_shards")
+
+    def __init__(self) -> None:
+        self._shards: dict[int, list[tuple[Hashes, list[Any]]]] = {}
+        self._late: dict[int, dict[Any, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards) + len(self._late)
+
+    def note(self, hashes: Hashes, keys: list[Any]) -> None:
+        """These keys were found; they have these hashes."""
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        keys = [keys[row] for row in order.tolist()]
+        shards = (hashes >> np.uint64(64 - SHARD_BITS)).astype(np.intp)
+        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+            found = hashes[start:end], keys[start:end]
+            self._shards.setdefault(int(shards[start]), []).append(found)
+
+    def note_late(self, hashes: Hashes, keys: Sequence[Any]) -> None:
+        """These keys came after all were counted, or while they were."""
+        for number, key in zip(hashes.tolist(), keys, strict=True):
+            self._late.setdefault(number, {})[key] = None
+
+    def pop(self, hashes: Hashes) -> list[Any]:
+        """The keys that have these hashes, which ascend."""
+        keys: list[Any] = []
+        shards = hashes >> np.uint64(64 - SHARD_BITS)
+        at = 0
+        while at < len(hashes):
+            shard = int(shards[at])
+            end = int(np.searchsorted(shards, shards[at], side="right"))
+            noted, names = self._sort(shard)
+            first = np.searchsorted(noted, hashes[at:end], side="left")
+            last = np.searchsorted(noted, hashes[at:end], side="right")
+            if bool((last - first == 1).all()):
+                keys += map(names.__getitem__, first.tolist())
+            else:  # some hash is of several keys, or of none that was counted
+                spans = zip(first.tolist(), last.tolist(), strict=True)
+                keys += chain.from_iterable(names[begin:stop] for begin, stop in spans)
+            at = end
+        if self._late:
+            for number in hashes.tolist():
+                keys += self._late.get(number, ())
+            keys = list(dict.fromkeys(keys))
+        return keys
+
+    def _sort(self, shard: int) -> tuple[Hashes, list[Any]]:
+        found = self._shards.get(shard, [])
+        if len(found) != 1:
+            hashes = np.concatenate([np.empty(0, dtype=np.uint64), *(some for some, _ in found)])
+            keys = list(chain.from_iterable(keys for _, keys in found))
+            order = np.argsort(hashes)
+            found = self._shards[shard] = [(hashes[order], [keys[row] for row in order.tolist()])]
+        return found[0]
 
 
 class Keyed(Operator):
@@ -37,8 +101,7 @@ class Keyed(Operator):
         self.states: dict[Any, Any] = {}
         self.timers = Timers()
         self.ended: set[Any] = set()
-        self.index: list[dict[int, Any]] = []
-        self.shared: dict[int, list[Any]] = {}  # further keys of hashes that more than one key has
+        self.index = Index()
 
     # ------------------------------------------------------------ time
 
@@ -57,36 +120,6 @@ class Keyed(Operator):
         """All keys that have state now, in blocks."""
         keys = list(self.states)
         return (keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK))
-
-    def note(self, hashes: Hashes, keys: Sequence[Any]) -> None:
-        """Remember which keys these hashes stand for."""
-        if not self.index:
-            self.index = [{} for _ in range(1 << SHARD_BITS)]
-        index = self.index
-        for number, key in zip(hashes.tolist(), keys, strict=True):
-            if index[number >> _SHIFT].setdefault(number, key) != key:
-                others = self.shared.setdefault(number, [])
-                if key not in others:
-                    others.append(key)
-
-    def forget_index(self) -> None:
-        """The rescale is over."""
-        self.index = []
-        self.shared = {}
-
-    def keys_of(self, hashes: Hashes) -> list[Any]:
-        """The keys that have these hashes; they leave the index."""
-        numbers = hashes.tolist()
-        if not self.index:
-            return []
-        index = self.index
-        keys = [index[number >> _SHIFT].pop(number, _NONE) for number in numbers]
-        if any(map(is_, keys, repeat(_NONE))):
-            keys = [key for key in keys if key is not _NONE]
-        if self.shared:
-            for number in numbers:
-                keys += self.shared.pop(number, [])
-        return keys
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
