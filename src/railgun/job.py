@@ -40,6 +40,7 @@ from railgun.controller.controller import (
 )
 from railgun.controller.launcher import Launcher
 from railgun.controller.registry import Entry, Registry
+from railgun.controller.storekeeper import Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
 from railgun.flow.flow import Flow
@@ -49,13 +50,20 @@ if TYPE_CHECKING:
     from railgun.controller.http import Api
     from railgun.spark.session import SparkSession
 
-__all__ = ["Event", "FlowFailedError", "Job", "JobError", "NotRescaledError", "Settings", "run"]
+__all__ = [
+    "Event", "FlowFailedError", "Job", "JobError", "NotRescaledError", "NotSavedError", "Settings",
+    "Snapshots", "run",
+]  # fmt: skip
 
 SHORTEST_TOKEN = 16
 
 
 class JobError(RailgunError):
     """A job that cannot be started like that."""
+
+
+class NotSavedError(RailgunError):
+    """A snapshot did not come about; the text says why."""
 
 
 class NotRescaledError(RailgunError):
@@ -71,6 +79,7 @@ def run(
     launcher: Launcher | None = None,
     conf: Mapping[str, str] | None = None,
     settings: Settings | None = None,
+    snapshots: Snapshots | str | os.PathLike[str] | None = None,
     name: str | None = None,
     registry: Registry | str | os.PathLike[str] | None = None,
     http: bool = True,
@@ -82,7 +91,9 @@ def run(
     """Start a flow; returns when its workers are being launched.
 
     `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
-    `conf` goes over Spark's settings. `name` is by what the job is found (default: the flow's name), in `registry` (a
+    `conf` goes over Spark's settings. `snapshots` is where they are kept (a directory, or a URL that pyarrow opens), or
+    `Snapshots` to say more; a flow that has some there goes on from the latest. Without, a flow that fails begins anew.
+    `name` is by what the job is found (default: the flow's name), in `registry` (a
     directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and with it the registry; `port` and
     `token` (default: a free one, a new one) are for those who look without the registry, such as Prometheus. `by_value`
     names modules the workers cannot import: their functions and classes are sent along. `watch` is called for every
@@ -105,10 +116,16 @@ def run(
         registry = Registry(registry)
     job_name = name or flow.name
     with ExitStack() as stack:
+        keeper = None
+        if snapshots is not None:
+            if not isinstance(snapshots, Snapshots):
+                snapshots = Snapshots(os.fspath(snapshots))
+            keeper = Storekeeper(plan, snapshots, job_name)
+            stack.callback(keeper.close)
         if launcher is None:
             launcher, host = _on_spark(stack, job_name, workers, master, spark, conf)
             settings = replace(settings, host=host)
-        controller = Controller(plan, shipped, launcher, workers, settings, job_name)
+        controller = Controller(plan, shipped, launcher, workers, settings, job_name, keeper)
         stack.callback(controller.close)
         controller.open()
         if watch is not None:
@@ -227,9 +244,32 @@ class Job:
         """Give a key to a worker, whatever its hash says."""
         self._controller.pin(key, worker)
 
-    def stop(self, *, wait: bool = True, timeout: float | None = None) -> bool:
-        """Let the sources end, and the flow with them: what was read is written. False: not in time."""
-        self._controller.stop()
+    def snapshot(self, *, timeout: float | None = None) -> int:
+        """Take a snapshot now; its number when it is committed. Raises `NotSavedError` if it is not."""
+        before = self._controller.snapshot()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            saved = self._controller.status()
+            if saved["snapshot"] is not None and saved["snapshot"] > before:
+                return int(saved["snapshot"])
+            told = [event for event in self.events() if event.kind == "snapshot-failed"]
+            if any(event.data["snapshot"] > before for event in told):
+                raise NotSavedError(told[-1].text)
+            if saved["state"] in ("failed", "finished"):
+                raise NotSavedError(f"the flow is {saved['state']}: {saved['cause']}")
+            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if left <= 0:
+                raise NotSavedError(f"no snapshot was committed within {timeout} s")
+            with self._changed:
+                self._changed.wait(left)
+
+    def stop(self, *, drain: bool = False, wait: bool = True, timeout: float | None = None) -> bool:
+        """Let the flow end. False: not in time.
+
+        With snapshots it ends with a last one, and goes on from there when it is run again. Without them, or with
+        `drain`, its sources end, and what was read is written.
+        """
+        self._controller.stop(drain=drain)
         return self.wait(timeout) if wait else False
 
     def abort(self, why: str = "aborted") -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from railgun.core import orders as o
 from railgun.core.lifecycle import (
+    BACK_OFF,
     GRACE,
     HASTE,
     LEAVE,
@@ -358,7 +359,8 @@ def test_too_many_failures_within_the_window_fail_the_flow_with_the_last_cause()
     play = Play(workers=1, restarts=2)
     play.running()
     for count in (1, 2):
-        play.any(play.down(0, count, f"cause {count}")).any(play.up(0, count + 1)).ready()
+        play.any(play.down(0, count, f"cause {count}")).any(play.after(BACK_OFF))
+        play.any(play.up(0, count + 1)).ready()
     play.expect(play.down(0, 3, "cause 3"), "told failed")
     assert "cause 3" in play.life.cause
     assert "failure 3" in play.life.cause

@@ -22,11 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from railgun.controller.collected import Collected
 from railgun.controller.launcher import Launcher
 from railgun.controller.metrics import Totals, nothing_moved, progress
+from railgun.controller.storekeeper import Storekeeper
 from railgun.core import orders as o
 from railgun.core.errors import RailgunError
 from railgun.core.hashing import key_hash
@@ -110,21 +112,31 @@ class Controller:
         workers: int,
         settings: Settings | None = None,
         name: str = "",
+        storekeeper: Storekeeper | None = None,
     ) -> None:
         self.plan = plan
         self.name = name or plan.flow
         self.settings = settings or Settings()
         self.started = time.time()
         self._launcher = launcher
-        self._setup = Messages.encode(control.Setup(plan_bytes))
         self._secret = secrets.token_bytes(32)
+        self.storekeeper = storekeeper
+        saving, generation, where = None, 0, None
+        if storekeeper is not None:
+            saving, generation = storekeeper.saving, storekeeper.generation
+            where = (storekeeper.store.url, storekeeper.store.flow)
+        self._setup = Messages.encode(control.Setup(plan_bytes, where))
         self.lifecycle = Lifecycle(
-            len(plan.stages), Placement.of(range(workers)), restarts=self.settings.restarts
+            len(plan.stages),
+            Placement.of(range(workers)),
+            restarts=self.settings.restarts,
+            saving=saving,
+            generation=generation,
         )
         self.totals = Totals()
         self._seen: dict[tuple[Worker, int], Seen] = {}
-        self._items: dict[str, list[Any]] = {}
-        self._items_of = 0  # the generation they are of
+        self._collected = Collected()
+        self._started = generation  # the last generation that was started
         self._move = nothing_moved()  # of the present rescale, or of the last
         self._moved_since = 0.0
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
@@ -175,9 +187,19 @@ class Controller:
 
         self._do(pinned)
 
-    def stop(self) -> None:
-        """Let the sources end, and the flow with them; returns when the request is taken."""
-        self._do(lambda: self.lifecycle.stop(_now()))
+    def stop(self, *, drain: bool = False) -> None:
+        """Let the flow end, with a last snapshot, or (`drain`, or without snapshots) with its sources."""
+        self._do(lambda: self.lifecycle.stop(_now(), drain=drain))
+
+    def snapshot(self) -> int:
+        """Ask for a snapshot; the number of the last one begun before it."""
+
+        def ask() -> int:
+            last = self.lifecycle.saving.number
+            self._obey(self.lifecycle.snapshot(_now()))
+            return last
+
+        return self._ask(ask)
 
     def abort(self, why: str) -> None:
         """End at once."""
@@ -202,7 +224,7 @@ class Controller:
 
     def collected(self, step: str) -> list[Any]:
         """What a `Collect` sink has got so far."""
-        return self._ask(lambda: list(self._items.get(step, ())))
+        return self._ask(lambda: self._collected.items(step))
 
     def events(self, after: int = 0) -> list[Event]:
         """What happened, after the event of this number."""
@@ -341,8 +363,35 @@ class Controller:
                     self._send(worker, what)
                 case o.Happened(kind, text):
                     self._happened(kind, text)
+                case o.Record() | o.Write() | o.GiveUp():
+                    self._keep(order)
         if self.lifecycle.gone and not self._over.is_set():
             self._over.set()
+
+    def _keep(self, order: o.Record | o.Write | o.GiveUp) -> None:
+        """Let the storekeeper do it, and tell the machine when it is done."""
+        keeper, life = self.storekeeper, self.lifecycle
+        assert keeper is not None
+
+        def then(event: Callable[[int, str, int], list[o.Order]]) -> Callable[[str], None]:
+            def done(error: str) -> None:
+                if isinstance(order, o.Write) and not error:
+                    keeper.written()
+                self._obey(event(order.snapshot, error, _now()))
+
+            def from_thread(error: str) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
+                    self._loop.call_soon_threadsafe(done, error)
+
+            return from_thread
+
+        match order:
+            case o.Record():
+                keeper.record(order, then(life.recorded))
+            case o.Write():
+                keeper.write(order, life.generation, then(life.written))
+            case o.GiveUp():
+                keeper.give_up(order)
 
     def _launch(self, worker: Worker, incarnation: int) -> None:
         spec = WorkerSpec(
@@ -372,11 +421,21 @@ class Controller:
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
         seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
-        if seen is not None and seen.connection is not None:
-            if isinstance(order, o.Start) and order.generation != self._items_of:
-                self._items_of = order.generation
-                self._items.clear()
-            seen.connection.send(Messages.encode(order))
+        if isinstance(order, o.Start) and order.generation != self._started:
+            self._started = order.generation
+            self._collected.go_back(order.snapshot)
+            if self.storekeeper is not None:
+                self.storekeeper.new_generation()
+        if seen is None or seen.connection is None:
+            return
+        if self.storekeeper is not None:
+            if isinstance(order, o.Start) and order.snapshot is not None:
+                seen.connection.send(Messages.encode(self.storekeeper.load()))
+            elif isinstance(order, o.Settled) and order.committed:
+                first = self.lifecycle.coordinator
+                if first is not None and worker == first.members[0]:
+                    order = replace(order, tokens=self.storekeeper.orphans())
+        seen.connection.send(Messages.encode(order))
 
     # ------------------------------------------------------------ workers
 
@@ -449,8 +508,16 @@ class Controller:
                     self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
             case control.Items(generation, step, items):
                 if generation == self.lifecycle.generation:
-                    self._items.setdefault(step, []).extend(items)
+                    self._collected.add(worker, step, items)
+            case control.Mark(generation, step, snapshot):
+                if generation == self.lifecycle.generation:
+                    self._collected.mark(worker, step, snapshot)
             case _:
+                if self.storekeeper is not None and message.generation == self.lifecycle.generation:
+                    if isinstance(message, o.Saved):
+                        self.storekeeper.saved(worker, message)
+                    elif isinstance(message, o.Farewell):
+                        self.storekeeper.farewell(message)
                 if isinstance(message, o.Report) and isinstance(message.report, m.Completed):
                     self._moved(seen, self.plan.stages[message.stage].name)
                 self._obey(self.lifecycle.reported(worker, message, _now()))
@@ -490,6 +557,8 @@ class Controller:
         elif kind == "rescaled":
             self._move["seconds"] = round(time.monotonic() - self._moved_since, 3)
             data = dict(self._move)
+        elif kind in ("snapshot", "snapshot-failed"):
+            data = {"snapshot": self.lifecycle.saving.number}
         event = Event(number, time.time(), kind, text, data)
         self._events.append(event)
         for watcher in list(self._watchers):
@@ -534,6 +603,8 @@ class Controller:
             "stages": [stage.name for stage in self.plan.stages],
             "workers": workers,
             "failures": life.failed_times,
+            "snapshot": life.saving.committed,
+            "saving": life.saving.phase if life.saving.busy else None,
             "last_event": self._events[-1].number if self._events else 0,
         }
 

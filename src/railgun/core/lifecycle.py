@@ -1,23 +1,24 @@
-"""The life of a flow: starting, running, rescaling, stopping, and what happens when a worker is lost.
+"""The life of a flow: starting, running, rescaling, saving, stopping, and what happens when a worker is lost.
 
 One machine for a job; the controller drives it. It decides who is launched, when a generation of the flow starts,
-when a rescale may begin, and when all is over. Its rules:
+when a rescale may begin, when a snapshot is taken, and when all is over. Its rules:
 
 1. **Generations.** All workers of a flow start together, in a generation. Whatever goes wrong ends it: all that is
-   under way is given up, and the next generation starts (until there are snapshots: from the sources). What is of
-   an older generation is dropped.
-2. **Incarnations.** Every process that is launched has a number of its own. One that is not the latest of its worker
-   is turned away, so a second attempt of a task, or one that was given up for dead, can do no harm.
+   under way is given up, and the next generation starts, from the last snapshot, or else from the sources. What is
+   of an older generation is dropped.
+2. **Processes** are launched, and turned away, as `crew` says; snapshots come about as `saving` says.
 3. **Launch first.** A rescale begins when its new workers are there: waiting for a cluster to find room for them
    holds up nothing. Of several requests that wait, the last one wins.
 4. **Rescales and the end** do not meet: a flow that is through with its sources ends when no rescale is under way.
-5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it; when there
-   are more than `restarts` of them within `window`, the flow has failed, with the last cause.
+5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it, each one a
+   little later than the one before; when there are more than `restarts` of them within `window`, the flow has
+   failed, with the last cause.
 6. **New workers that are lost** before they join do not touch the flow: they are launched again, and after more than
    `restarts` of them within `window` the request is given up, and who was launched for it is let go.
-7. **A stop** promises that what was read is written. If that cannot be kept (a worker is lost while the flow stops, or
-   it is stopped while it starts again), it has failed, and says so.
-8. **Who is to leave** and does not within `LEAVE` is ended by force; after an abort, within `HASTE`.
+7. **A stop** with snapshots is a last snapshot: the flow goes on from there when it is run again. Without them, or if
+   it is to *drain*, sources end, and what was read is written. If that cannot be kept (a worker is lost while the
+   flow stops, or it is stopped while it starts again, and there are no snapshots), it has failed, and says so.
+8. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
 """
@@ -25,90 +26,39 @@ Methods take what happened and the time, and return orders, to be carried out in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
-from railgun.core.errors import RailgunError
+from railgun.core.crew import HASTE, LEAVE, Member, StaleWorkerError
 from railgun.core.orders import (
     Address,
     Begin,
-    Cancel,
     Ended,
     EndSources,
     Failed,
-    Happened,
+    Farewell,
+    GiveUp,
     Joined,
-    Launch,
     Order,
+    Published,
     Ready,
     Report,
+    Saved,
     Start,
-    Stop,
     StopSources,
+    TakeSnapshot,
     Tell,
-    To,
-    WorkerOrder,
     WorkerReport,
 )  # fmt: skip
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import coordinator as c
+from railgun.core.snapshots import BACK_OFF, LONGEST, SECOND, LifecycleError, Snapshots, State
 
-State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-SECOND = 1_000_000
+__all__ = ["GRACE", "HASTE", "LEAVE", "Lifecycle", "LifecycleError", "Member", "StaleWorkerError"]
+
 GRACE = SECOND // 2
-LEAVE = 10 * SECOND
-HASTE = SECOND
 
 
-class LifecycleError(RailgunError):
-    """A flow in this state cannot do that."""
-
-
-class StaleWorkerError(RailgunError):
-    """A worker that nobody waits for."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker's process, as far as is known."""
-
-    incarnation: int
-    since: int
-    address: Address | None = None  # known when it is up
-    ready: bool = False
-    ended: bool = False
-    leaving: bool = False
-    told: int | None = None  # when it was told to leave
-    cancelled: bool = False
-
-
-class Lifecycle:
+class Lifecycle(Snapshots):
     """The life of one flow."""
-
-    def __init__(
-        self, stages: int, placement: Placement, *, restarts: int = 5, window: int = 300 * SECOND
-    ) -> None:
-        self.stages = stages
-        self.placement = placement
-        self.restarts = restarts
-        self.window = window
-        self.state: State = "starting"
-        self.generation = 0
-        self.members: dict[Worker, Member] = {}
-        self.coordinator: c.Coordinator | None = None  # from the moment that all are ready
-        self.wanted: Placement | None = None
-        self.cause = ""  # of a failure
-        self.failed_step = ""
-        self.failures: list[int] = []  # within the window
-        self.failed_times = 0  # in all
-        self._lost_joining: list[int] = []
-        self._haste = False
-        self._has_run = False
-        self._starting = False  # whether this generation's workers have been told to start
-        self._draining = False  # whether sources have been told to stop
-        self._hurt: tuple[int, str] | None = None
-        self._incarnations = 0
-        self._out: list[Order] = []
 
     # ------------------------------------------------------------ what happens
 
@@ -118,19 +68,11 @@ class Lifecycle:
 
     def expects(self, worker: Worker, incarnation: int) -> bool:
         """Whether this process is waited for."""
-        member = self.members.get(worker)
-        return (
-            member is not None
-            and member.incarnation == incarnation
-            and not member.leaving
-            and member.address is None
-        )
+        return self.crew.expects(worker, incarnation)
 
     def up(self, worker: Worker, incarnation: int, address: Address, now: int) -> list[Order]:
         """A worker's process has come. Raises `StaleWorkerError` if nobody waits for it."""
-        if not self.expects(worker, incarnation):
-            raise StaleWorkerError(f"worker {worker}, incarnation {incarnation}, is not expected")
-        self.members[worker].address = address
+        self.crew.up(worker, incarnation, address)
         return self._orders(now)
 
     def unfit(self, worker: Worker, why: str, now: int) -> list[Order]:
@@ -145,7 +87,9 @@ class Lifecycle:
         if member is None or member.incarnation != incarnation:
             return []
         del self.members[worker]
-        if not member.leaving and not self.over:
+        if member.leaving and member.owing and not self.over:
+            self._restart(f"worker {worker} left, and what was to be saved of it is lost", now)
+        elif not member.leaving and not self.over:
             lost = f"worker {worker} is lost: {why}"
             if self.coordinator is not None and worker not in self.coordinator.members:
                 self._lost_before_joining(lost, now)
@@ -158,6 +102,11 @@ class Lifecycle:
         member = self.members.get(worker)
         if member is None or report.generation != self.generation:
             return []
+        if isinstance(report, Farewell):
+            member.owing = False
+            if report.error and not self.over:
+                self._restart(f"worker {worker} leaves, and cannot save: {report.error}", now)
+            return self._orders(now)
         if member.leaving or self.over:
             if isinstance(report, Failed) and report.final:  # of links it is no wonder
                 self._happened("trouble", f"worker {worker}, on its way out: {report.error}")
@@ -175,6 +124,11 @@ class Lifecycle:
                 self._follow(self.coordinator.reported(worker, stage, told))
             case Ended():
                 member.ended = True
+            case Saved():
+                self._saved(worker, report)
+            case Published(_, snapshot):
+                if snapshot == self.saving.number:
+                    self.saving.unpublished.discard(worker)
             case Failed(_, error, final, step):
                 if final:
                     self.failed_step = step
@@ -191,25 +145,28 @@ class Lifecycle:
         self._lost_joining = []
         return self._orders(now)
 
-    def stop(self, now: int) -> list[Order]:
-        """Let the sources end, and the flow with them."""
-        if not self.over and self.state != "stopping":
+    def stop(self, now: int, *, drain: bool = False) -> list[Order]:
+        """Let the flow end: with a last snapshot, or, if it is to `drain` or there are none, with its sources."""
+        if not self.over and not self._stopping:
             self.wanted = None
-            self._happened("stopping", "stopping: sources end, what is under way is finished")
-            if self.coordinator is not None:
+            self._drain = drain or not self.saving.on
+            how = "sources end, what is under way is finished" if self._drain else "a last snapshot"
+            self._happened("stopping", f"stopping: {how}")
+            if self.coordinator is not None or (self.saving.on and self._drain):
+                self._stopping = True
                 self.state = "stopping"
-            elif self.failed_times and self._has_run:
+            elif self.failed_times and self._has_run and not self.saving.on:
                 self._fail(
                     "stopped while it was to start again: what it had read is not all written"
                 )
             else:
-                self._happened("finished", "stopped before it began")
+                self._happened("finished", self._where("stopped before it began"))
                 self._end("finished")
         return self._orders(now)
 
     def abort(self, why: str, now: int) -> list[Order]:
         """End at once."""
-        self._haste = True
+        self.crew.haste = True
         if not self.over:
             self._fail(why)
         return self._orders(now)
@@ -219,11 +176,6 @@ class Lifecycle:
         return self._orders(now)
 
     # ------------------------------------------------------------ what people see
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to come but the end of processes."""
-        return self.state in ("finished", "failed")
 
     @property
     def gone(self) -> bool:
@@ -241,7 +193,7 @@ class Lifecycle:
     def _orders(self, now: int) -> list[Order]:
         while self._advance(now):
             pass
-        self._hurry(now)
+        self.crew.hurry(now)
         out, self._out = self._out, []
         return out
 
@@ -254,15 +206,20 @@ class Lifecycle:
             return True
         if self.coordinator is None:
             return self._begin_generation(now)
+        if self._advance_snapshot(now):
+            return True
         idle = self.coordinator.phase == "idle" and self.coordinator.queued is None
         if not idle:
             return False
-        if self.state == "stopping" and not self._draining:
+        if self._stopping and not self._drain:
+            return self._last_snapshot(now)
+        if self._stopping and not self._draining:
             self._draining = True
-            for worker in self.coordinator.members:
-                self._to(worker, StopSources(self.generation))
+            self._tell_all(StopSources(self.generation))
             return True
         if all(self.members[worker].ended for worker in self.coordinator.members):
+            if self.saving.on:
+                return self._last_snapshot(now)
             self._happened("finished", "all sources have ended, and everything is written")
             self._end("finished")
             return True
@@ -270,19 +227,23 @@ class Lifecycle:
 
     def _begin_generation(self, now: int) -> bool:
         """When all are up, let them start; when all are ready, let them begin."""
+        if now < self._not_before or self.saving.phase == "writing":
+            return False
         for worker in self.placement.workers:
             if worker not in self.members:
-                self._launch(worker, now)
-        if any(map(self._is_leaving_or_coming, self.placement.workers)):
+                self.crew.launch(worker, now)
+        if any(map(self.crew.is_leaving_or_coming, self.placement.workers)):
             return False
         if all(self.members[worker].ready for worker in self.placement.workers):
             self.coordinator = c.Coordinator(self.placement, self.stages)
-            self.state = "running"
+            self.state = "stopping" if self._stopping else "running"
             self._has_run = True
+            self.saving.begin_generation(now)
             for worker in self.placement.workers:
+                self.members[worker].owing = self.saving.on
                 self._to(worker, Begin(self.generation))
             size = len(self.placement.workers)
-            self._happened("running", f"running on {size} worker{'s' * (size != 1)}")
+            self._happened("running", self._where(f"running on {size} worker{'s' * (size != 1)}"))
             return True
         if self._starting:
             return False
@@ -297,14 +258,15 @@ class Lifecycle:
         self, worker: Worker, members: tuple[Worker, ...], dial: Iterable[Worker]
     ) -> None:
         epochs = (0,) * self.stages if self.coordinator is None else tuple(self.coordinator.epochs)
-        addresses = tuple((other, self._address(other)) for other in dial)
-        order = Start(self.generation, self.placement, members, epochs, addresses)
+        addresses = tuple((other, self.crew.address(other)) for other in dial)
+        snapshot, recover = None, False
+        if self.coordinator is None:
+            snapshot = self.saving.committed
+            recover = self.saving.on and worker == min(members)
+        order = Start(
+            self.generation, self.placement, members, epochs, addresses, snapshot, recover
+        )
         self._to(worker, order)
-
-    def _address(self, worker: Worker) -> Address:
-        address = self.members[worker].address
-        assert address is not None
-        return address
 
     # ------------------------------------------------------------ rescaling
 
@@ -313,11 +275,11 @@ class Lifecycle:
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
             if worker not in wanted.workers:
-                self._dismiss(worker)
+                self.crew.dismiss(worker)
         missing = [worker for worker in wanted.workers if worker not in self.members]
         for worker in missing:
-            self._launch(worker, now)
-        waiting = [w for w in wanted.workers if self._is_leaving_or_coming(w)]
+            self.crew.launch(worker, now)
+        waiting = [w for w in wanted.workers if self.crew.is_leaving_or_coming(w)]
         if waiting:
             return False
         self.wanted = None
@@ -326,10 +288,6 @@ class Lifecycle:
         self._happened("rescaling", f"rescaling to {size} worker{'s' * (size != 1)}")
         self._follow(self.coordinator.rescale(wanted))
         return True
-
-    def _is_leaving_or_coming(self, worker: Worker) -> bool:
-        member = self.members[worker]
-        return member.leaving or member.address is None
 
     def _follow(self, orders: Iterable[c.Order]) -> None:
         """Carry out what the coordinator wants."""
@@ -340,13 +298,19 @@ class Lifecycle:
                         dial = [w for w in members if w not in workers or w < worker]
                         self._start_worker(worker, members, dial)
                 case c.Begin(worker):
+                    self.members[worker].owing = self.saving.on
                     self._to(worker, Begin(self.generation))
+                case c.TakeSnapshot(worker, snapshot):
+                    self.saving.phase = "saving"
+                    self._to(worker, TakeSnapshot(self.generation, snapshot, self.saving.full))
+                case c.Commit():
+                    self.saving.phase = "whole"
                 case c.Tell(worker, stage, event):
                     self._to(worker, Tell(self.generation, stage, event))
                 case c.EndSources(worker):
                     self._to(worker, EndSources(self.generation))
                 case c.Stop(worker):
-                    self._dismiss(worker)
+                    self.crew.dismiss(worker)
                 case c.Rescaled(placement):
                     self.placement = placement
                     size = len(placement.workers)
@@ -359,7 +323,7 @@ class Lifecycle:
     def _restart(self, why: str, now: int) -> None:
         self.failures = [at for at in self.failures if now - at < self.window] + [now]
         self.failed_times += 1
-        if self.state == "stopping":
+        if self._stopping and not self.saving.on:
             self._fail(f"{why}; the flow was stopping, and has not written all of its results")
             return
         if len(self.failures) > self.restarts:
@@ -372,14 +336,23 @@ class Lifecycle:
         self._hurt = None
         self._starting = False
         self._draining = False
+        if self.saving.phase == "publishing":
+            self.saving.phase = "none"
+        elif self.saving.busy and self.saving.phase != "writing":
+            self.saving.end(now)
+            self._give(GiveUp(self.saving.number, why))
+        if len(self.failures) > 1:
+            self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
         self.generation += 1  # reports of the old one are stale from now on
         for worker in list(self.members):
             member = self.members[worker]
-            member.ready = member.ended = False
+            member.ready = member.ended = member.owing = False
             if worker not in self.placement.workers:
-                self._dismiss(worker)
+                self.crew.dismiss(worker)
         self.state = "starting"
-        again = "the flow starts again from its sources" if was_begun else "trying again"
+        at = self.saving.committed
+        back = "starts again from its sources" if at is None else f"goes back to snapshot {at}"
+        again = f"the flow {back}" if was_begun else "trying again"
         self._happened("restarting", f"{why}; {again}")
 
     def _lost_before_joining(self, why: str, now: int) -> None:
@@ -395,7 +368,7 @@ class Lifecycle:
         self._happened("not-rescaled", f"{why}; the flow stays as it is")
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
-            self._dismiss(worker)
+            self.crew.dismiss(worker)
 
     def _fail(self, why: str) -> None:
         self.cause = why
@@ -406,43 +379,5 @@ class Lifecycle:
         self.state = state
         self.wanted = None
         for worker in list(self.members):
-            self._dismiss(worker)
-
-    def _dismiss(self, worker: Worker) -> None:
-        member = self.members[worker]
-        if member.leaving:
-            return
-        member.leaving = True
-        if member.address is None:
-            self._cancel(worker, member)
-        else:
-            self._to(worker, Stop())
-
-    def _cancel(self, worker: Worker, member: Member) -> None:
-        member.cancelled = True
-        self._give(Cancel(worker, member.incarnation))
-
-    def _hurry(self, now: int) -> None:
-        """Who was told to leave, and does not, is ended by force."""
-        patience = HASTE if self._haste else LEAVE
-        for worker, member in self.members.items():
-            if not member.leaving or member.cancelled:
-                continue
-            if member.told is None:
-                member.told = now
-            elif now - member.told >= patience:
-                self._cancel(worker, member)
-
-    def _launch(self, worker: Worker, now: int) -> None:
-        self._incarnations += 1
-        self.members[worker] = Member(self._incarnations, now)
-        self._give(Launch(worker, self._incarnations))
-
-    def _happened(self, kind: str, text: str) -> None:
-        self._give(Happened(kind, text))
-
-    def _to(self, worker: Worker, order: WorkerOrder) -> None:
-        self._give(To(worker, order))
-
-    def _give(self, order: Order) -> None:
-        self._out.append(order)
+            self.members[worker].owing = False
+            self.crew.dismiss(worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
@@ -21,6 +22,10 @@ class Start:
     members: tuple[Worker, ...]
     epochs: tuple[int, ...]
     dial: tuple[tuple[Worker, Address], ...]
+    snapshot: int | None = None
+    """What to begin with; None: with nothing."""
+    recover: bool = False
+    """Whether this worker commits again what sinks prepared for that snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,32 @@ class StopSources:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody needs you any more."""
+    """Nobody needs you any more; `handing_over`: say first what is to be saved of you (`Farewell`)."""
+
+    handing_over: bool = False
 
 
-WorkerOrder = Start | Begin | Tell | EndSources | StopSources | Stop
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Put the barrier of a snapshot behind what your sources have sent; `full`: save all keys, else what changed."""
+
+    generation: int
+    snapshot: int
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A snapshot is committed; or it is not, and will not be."""
+
+    generation: int
+    snapshot: int
+    committed: bool
+    tokens: tuple[Any, ...] = ()
+    """What workers that left prepared for it, to be published by this one."""
+
+
+WorkerOrder = Start | Begin | Tell | EndSources | StopSources | Stop | TakeSnapshot | Settled
 
 # ---------------------------------------------------------------- reports of workers
 
@@ -103,7 +130,39 @@ class Failed:
     step: str = ""
 
 
-WorkerReport = Ready | Joined | Report | Ended | Failed
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """This worker's part of a snapshot: files, and what its sinks prepared; or why it cannot be saved."""
+
+    generation: int
+    snapshot: int
+    parts: tuple[Any, ...] = ()
+    tokens: tuple[Any, ...] = ()
+    rows: int = 0
+    keys: int = 0
+    phases: tuple[tuple[str, float], ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What is to be saved of a worker that leaves, with the next snapshot."""
+
+    generation: int
+    parts: tuple[Any, ...] = ()
+    tokens: tuple[Any, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Sinks have made visible what belongs to a snapshot."""
+
+    generation: int
+    snapshot: int
+
+
+WorkerReport = Ready | Joined | Report | Ended | Failed | Saved | Farewell | Published
 
 # ---------------------------------------------------------------- orders to the controller
 
@@ -140,4 +199,29 @@ class Happened:
     text: str
 
 
-Order = Launch | Cancel | To | Happened
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Have the store write down that this snapshot begins; answer with `recorded`."""
+
+    snapshot: int
+    full: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Have the store write the manifest of this snapshot; answer with `written`."""
+
+    snapshot: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A snapshot has failed; have the store write down why."""
+
+    snapshot: int
+    why: str
+
+
+Order = Launch | Cancel | To | Happened | Record | Write | GiveUp

@@ -19,9 +19,9 @@ Rules, checked where the flow is made, with the line in the error:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
 
 from railgun.flow.errors import FlowError
 from railgun.flow.operators.operator import DeadLetter, name_of
@@ -370,13 +370,18 @@ class KeyedStream(Stream[T], Generic[K, T]):
         *,
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
+        upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, R]:
-        """`function(state, item) -> (state, result)`; a key begins with `initial()`; the state `FORGET` ends it."""
+        """`function(state, item) -> (state, result)`; a key begins with `initial()`; the state `FORGET` ends it.
+
+        When the form of the state changes, add a function to `upgrades` that makes the new one of the old one: what
+        was saved before goes through those it has not gone through yet.
+        """
         self._callable(initial, caller(), "stateful_map, for its initial state,")
         made: KeyedStream[K, R] = self._then(
             "stateful_map", StatefulMap, function, name, on_error, initial=initial
         )
-        return made
+        return made._upgraded(upgrades)
 
     def reduce(
         self,
@@ -384,10 +389,11 @@ class KeyedStream(Stream[T], Generic[K, T]):
         *,
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
+        upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, T]:
-        """`function(so far, item) -> so far`; tells the value so far after each item."""
+        """`function(so far, item) -> so far`; tells the value so far after each item. `upgrades`: see stateful_map."""
         made: KeyedStream[K, T] = self._then("reduce", Reduce, function, name, on_error)
-        return made
+        return made._upgraded(upgrades)
 
     def stateful(
         self,
@@ -395,8 +401,9 @@ class KeyedStream(Stream[T], Generic[K, T]):
         *,
         name: str | None = None,
         on_error: ErrorPolicy | None = None,
+        upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, R]:
-        """A stateful operator written as a class, with timers and the end of the stream."""
+        """A stateful operator written as a class: timers, the end of the stream. `upgrades`: see stateful_map."""
         where = caller()
         if not isinstance(logic, Stateful):
             raise FlowError(f"{where}: stateful needs an instance of Stateful, not {logic!r}")
@@ -405,7 +412,14 @@ class KeyedStream(Stream[T], Generic[K, T]):
             "stateful", label, name, (self.step,), where, on_error,
             make=partial(StatefulSteps, logic=logic), keyed=True,
         )  # fmt: skip
-        return KeyedStream(self.flow, step)
+        made: KeyedStream[K, R] = KeyedStream(self.flow, step)
+        return made._upgraded(upgrades)
+
+    def _upgraded(self, upgrades: Sequence[Callable[[Any], Any]]) -> Self:
+        for upgrade in upgrades:
+            self._callable(upgrade, self.step.where, "each of upgrades")
+        self.step.options["upgrades"] = tuple(upgrades)
+        return self
 
     def with_key(self, *, name: str | None = None) -> KeyedStream[K, tuple[K, T]]:
         """Items become (key, item)."""

@@ -235,7 +235,8 @@ def build(
     errors: dict[str, int] = {}
 
     def setting(step: Step) -> Setting:
-        return Setting(step.name, step.on_error, dead_letter, errors)
+        upgrades = step.options.get("upgrades", ())
+        return Setting(step.name, step.on_error, dead_letter, errors, upgrades)
 
     made: dict[str, Operator] = {}
     for port in stage.ports:

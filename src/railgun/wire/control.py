@@ -19,9 +19,22 @@ class Setup:
     """The flow's plan, pickled by the driver; the first thing a worker gets."""
 
     plan: bytes
+    store: tuple[str, str] | None = None
+    """Where snapshots are (URL and name of the flow), if there are any."""
 
 
-Order = Setup | WorkerOrder
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the next `Start` begins with: files, oldest first, what sinks prepared, and what steps are called now."""
+
+    snapshot: int
+    parts: tuple[Any, ...]
+    tokens: tuple[Any, ...]
+    names: dict[str, str]
+    store: tuple[str, str] = ("", "")
+
+
+Order = Setup | Load | WorkerOrder
 
 # ---------------------------------------------------------------- reports
 
@@ -43,6 +56,15 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """What a `Collect` sink brings from now on is not part of this snapshot."""
+
+    generation: int
+    step: str
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The worker lives, and how it fares."""
 
@@ -50,4 +72,4 @@ class Beat:
     metrics: dict[str, Any]
 
 
-FromWorker = WorkerReport | Loaded | Items | Beat
+FromWorker = WorkerReport | Loaded | Items | Mark | Beat

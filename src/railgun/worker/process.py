@@ -20,6 +20,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from railgun.core import orders
@@ -28,14 +29,18 @@ from railgun.core.placement import Worker
 from railgun.core.rescale import messages as m
 from railgun.flow.errors import StepError
 from railgun.flow.plan import Plan
+from railgun.snapshots.errors import SnapshotError
+from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
 from railgun.worker.leash import Leash
+from railgun.worker.loading import load_parts
 from railgun.worker.pulse import Pulse
 from railgun.worker.runtime import Outside, Runtime
+from railgun.worker.saver import Then, Work
 from railgun.worker.spec import WorkerSpec
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
@@ -129,6 +134,8 @@ class _Process:
         self.runtime: Runtime | None = None
         self.links: dict[int, _Links] = {}  # by generation
         self.start: orders.Start | None = None
+        self.store: SnapshotStore | None = None
+        self.load = control.Load(-1, (), (), {})
         self.joins: list[orders.Tell] = []
         self.pressing = False
         self.told_ended = False
@@ -137,6 +144,8 @@ class _Process:
         self.messages = Messages()
         self._pumping: asyncio.Handle | None = None
         self._flushing = False
+        self.making = False  # whether a generation's state is being loaded
+        self.threads = ThreadPoolExecutor(1, "railgun-saving")
         self._dialling: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -171,6 +180,7 @@ class _Process:
                 links.close()
             if self.runtime is not None:
                 self.runtime.close()
+            self.threads.shutdown(wait=False, cancel_futures=True)
             if self.leash is not None:
                 self.leash.release()
             if self.pulse is not None:
@@ -219,17 +229,23 @@ class _Process:
 
     def _obey(self, order: control.Order) -> None:
         match order:
-            case control.Setup(plan):
+            case control.Setup(plan, store):
                 try:
                     self.plan = _load(plan)
-                except FlowLoadError as error:
+                    self.store = SnapshotStore(*store) if store is not None else None
+                except (FlowLoadError, SnapshotError) as error:
                     self._tell(control.Loaded(str(error)))
                 else:
                     self._tell(control.Loaded(None))
             case orders.Start():
                 self._start(order)
-            case orders.Stop():
-                self._stop()
+            case control.Load():
+                self.load = order
+            case orders.Stop(handing_over):
+                if handing_over and self.runtime is not None:
+                    self.runtime.saver.hand_over(self._stop)
+                else:
+                    self._stop()
             case _ if self.runtime is None or order.generation != self.runtime.generation:
                 pass  # of a generation that is over
             case orders.Begin():
@@ -241,6 +257,11 @@ class _Process:
             case orders.Tell(_, stage, event):
                 self.runtime.tell(stage, event)
                 self._after_work()
+            case orders.TakeSnapshot(_, snapshot, full):
+                self.runtime.saver.take(snapshot, full)
+                self._pump_soon()
+            case orders.Settled():
+                self.runtime.saver.settle(order)
             case orders.EndSources():
                 self.runtime.end_sources()
                 self._after_work()
@@ -320,7 +341,7 @@ class _Process:
     def _try_ready(self) -> None:
         """With all links open, make the stages."""
         start = self.start
-        if start is None or self.runtime is not None or self.plan is None:
+        if start is None or self.runtime is not None or self.plan is None or self.making:
             return
         links = self._links_of(start.generation)
         if not set(start.members) - {self.spec.worker} <= links.open.keys():
@@ -332,8 +353,11 @@ class _Process:
                 to_driver=self._carrier(start.generation),
                 clock=microseconds,
                 calm=links.is_calm,
+                tell=self._tell,
+                mark=self._marker(start.generation),
+                background=self._background(start),
             )
-            self.runtime = Runtime(
+            runtime = Runtime(
                 self.plan,
                 self.spec.worker,
                 start.generation,
@@ -342,11 +366,68 @@ class _Process:
                 start.epochs,
                 outside,
                 microseconds(),
+                self.store,
+                self.spec.incarnation,
             )
-            self._tell(orders.Ready(start.generation))
-            early, links.early = links.early, []
-            for link, data in early:
-                self._linked_data(link, data)
+            if self.store is None or (start.snapshot is None and not start.recover):
+                self._ready(runtime, links)
+                return
+            self.making = True
+            task = self.loop.create_task(self._fill(runtime, start, links))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+
+    def _ready(self, runtime: Runtime, links: _Links) -> None:
+        self.runtime = runtime
+        self._tell(orders.Ready(runtime.generation))
+        early, links.early = links.early, []
+        for link, data in early:
+            self._linked_data(link, data)
+
+    async def _fill(self, runtime: Runtime, start: orders.Start, links: _Links) -> None:
+        """Load what the generation begins with; files are read by another thread, one after the other."""
+        try:
+            with self._failing():
+                load = self.load
+                if start.recover:
+                    tokens = list(load.tokens) if start.snapshot is not None else []
+                    await self.loop.run_in_executor(self.threads, runtime.saver.recover, tokens)
+                if start.snapshot is not None:
+                    assert load.snapshot == start.snapshot
+                    await load_parts(
+                        runtime,
+                        SnapshotStore(*load.store),
+                        load.parts,
+                        load.names,
+                        start.placement,
+                        self.threads,
+                    )
+        finally:
+            self.making = False
+        if self.start is start and not self.done.done():
+            if self.runtime is None and not links.closing:
+                with self._failing():
+                    self._ready(runtime, links)
+        else:
+            runtime.close()
+            self._try_ready()
+
+    def _background(self, start: orders.Start) -> Callable[[Work, Then], None]:
+        """What is done by another thread, for one generation."""
+
+        def background(work: Work, then: Then) -> None:
+            def done(future: asyncio.Future[Any]) -> None:
+                if self.start is not start or future.cancelled() or self.done.done():
+                    return
+                error = future.exception()
+                with self._failing():
+                    if error is not None and not isinstance(error, Exception):
+                        raise error
+                    then(None if error else future.result(), error)
+
+            self.loop.run_in_executor(self.threads, work).add_done_callback(done)
+
+        return background
 
     def _try_join(self) -> None:
         """With links to the new workers open, make them known to the stages."""
@@ -396,6 +477,9 @@ class _Process:
             self._tell(control.Items(generation, step, items))
 
         return carry
+
+    def _marker(self, generation: int) -> Callable[[str, int], None]:
+        return lambda step, snapshot: self._tell(control.Mark(generation, step, snapshot))
 
     def _linked_data(self, link: Connection, data: bytes) -> None:
         links, worker = link.tag

@@ -14,19 +14,24 @@ Its driver's duties:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+from railgun.core import orders
 from railgun.core.frontier import MIN
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
+from railgun.flow.operators.keyed import Keyed, Rows
 from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.operators.reading import BATCH
 from railgun.flow.plan import Plan, build
 from railgun.flow.sink import Place, Writer
+from railgun.snapshots.store import SnapshotStore
 from railgun.wire.rows import RowBatch
+from railgun.worker.saver import Saver, Then, Work
 from railgun.worker.stage import StageRunner
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
@@ -39,6 +44,16 @@ COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the 
 MOVE_EVERY: Final = 2.0  # and a piece of moving them, if each who gives keys has one who takes them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
+
+
+def at_once(work: Work, then: Then) -> None:
+    """Do it here and now."""
+    try:
+        result = work()
+    except Exception as error:
+        then(None, error)
+    else:
+        then(result, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,12 @@ class Outside:
     """The time now (µs)."""
     calm: Callable[[], bool] = lambda: True
     """Whether there is room to send more than records."""
+    tell: Callable[[orders.WorkerReport], None] = lambda report: None
+    """Tell the controller."""
+    mark: Callable[[str, int], None] = lambda step, snapshot: None
+    """Say that what goes to the driver from now on is not part of a snapshot."""
+    background: Callable[[Work, Then], None] = at_once
+    """Do something in another thread, then call the second function here with its result, or what it raised."""
 
 
 class Runtime:
@@ -70,8 +91,11 @@ class Runtime:
         epochs: Sequence[int],
         outside: Outside,
         now: int,
+        store: SnapshotStore | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.plan = plan
+        self.incarnation = incarnation
         self.timed = plan.timed
         self.worker = worker
         self.generation = generation
@@ -87,6 +111,7 @@ class Runtime:
         place = Place(plan.flow, "dead_letters", worker, generation, outside.to_driver)
         if plan.dead_letters is not None:
             self._dead = plan.dead_letters.open(place)
+        place = replace(place, transactional=store is not None)
         members = tuple(members)
         self.stages: list[StageRunner] = []
         for stage in plan.stages:
@@ -99,9 +124,12 @@ class Runtime:
                 downstream=len(stage.after),
                 emits=stage.is_source,
             )
-            operators = build(plan, stage, place, self._deliver, now, self._dead_letter)
+            deliver = partial(self._deliver, stage.index)
+            operators = build(plan, stage, place, deliver, now, self._dead_letter)
             self.stages.append(StageRunner(self, stage, distributor, operators))
+        self.saver = Saver(self, store)
         self.sources = [runner for runner in self.stages if runner.stage.is_source]
+        self.saver.watch()
         self._by_name = {runner.stage.name: runner for runner in self.stages}
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
@@ -131,6 +159,27 @@ class Runtime:
         self.now = now
         for runner in self.sources:
             self._list(runner, now)
+
+    def unload(self, step: str, rows: Rows) -> Rows:
+        """Take keys out that a snapshot says are deleted, before those it says are alive are put in: these rows."""
+        for operator in self._keyed():
+            if operator.step == step:
+                rows = operator.unload(rows)
+        return rows
+
+    def load(self, step: str, rows: Rows) -> None:
+        """Put saved rows of a step in, before anything begins; those of older snapshots come first."""
+        for operator in self._keyed():
+            if operator.step == step:
+                operator.load(rows)
+
+    def loaded(self) -> None:
+        """All that was saved is in."""
+        for operator in self._keyed():
+            operator.loaded()
+
+    def _keyed(self) -> Iterator[Keyed]:
+        return (operator for runner in self.stages for operator in runner.operators.keyed)
 
     def end_sources(self) -> None:
         """This worker is to leave: its part in listing ends; what it reads moves away."""
@@ -165,7 +214,11 @@ class Runtime:
 
     def _step(self, now: int) -> float:
         """Do a piece of what a rescale has to do, and then rest from it: records come first."""
-        busy = [runner for runner in self.stages if runner.busy(self.outside.calm)]
+        busy: list[StageRunner | Saver] = [
+            runner for runner in self.stages if runner.busy(self.outside.calm)
+        ]
+        if self.saver.busy:
+            busy.append(self.saver)
         if not busy:
             return IDLE[1]
         gap = self._next_read - now
@@ -173,8 +226,10 @@ class Runtime:
             return gap / 1_000_000
         if now >= self._next_step:
             began = self.outside.clock()
-            every = COUNT_EVERY if busy[0].counting else MOVE_EVERY * busy[0].crowd
-            busy[0].step()
+            first = busy[0]
+            moving = isinstance(first, StageRunner) and not first.counting
+            every = MOVE_EVERY * first.crowd if moving else COUNT_EVERY
+            first.step()
             self.work += 1
             self._next_step = now + int(every * (self.outside.clock() - began))
         return max(0.0, (self._next_step - now) / 1_000_000)
@@ -255,8 +310,8 @@ class Runtime:
 
     # ------------------------------------------------------------ between stages
 
-    def _deliver(self, stage: int, batch: RowBatch) -> None:
-        self.stages[stage].handle(m.Local(batch))
+    def _deliver(self, origin: int, stage: int, batch: RowBatch) -> None:
+        self.stages[stage].from_upstream(origin, m.Local(batch))
 
     def confirm(self, to: Worker, stage: str, message: m.Fenced) -> None:
         """Carry the confirmation of a fence to the stage that raised it."""
@@ -277,6 +332,11 @@ class Runtime:
     def ended(self) -> bool:
         """Whether every stage has come to its end."""
         return all(runner.ended for runner in self.stages)
+
+    @property
+    def keys(self) -> int:
+        """How many states there are, of all steps."""
+        return sum(len(operator.states) for operator in self._keyed())
 
     @property
     def moving(self) -> bool:

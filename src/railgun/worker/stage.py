@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from railgun.core.alignment import Alignment
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.hashing import Hashes, hash_keys
@@ -51,6 +52,8 @@ class StageRunner:
         self.operators = operators
         self.ended = False
         self.upstream = dict.fromkeys(stage.before, MIN)  # frontiers of the stages before
+        self.latest_upstream = MIN  # the earliest of them, when it was last told
+        self.alignment: Alignment[m.Local | m.Advanced | m.PassFence] = Alignment(stage.before)
         self.latest = MIN  # how far time has come anywhere, as far as is known here
         self.listed: dict[Any, None] = {}  # parts of a source this worker has told of
         self.records = 0
@@ -103,7 +106,12 @@ class StageRunner:
             case m.RaiseFence(fence):
                 self.flush_outlets()
                 for after in self.stage.after:
-                    self.runtime.stages[after].handle(m.PassFence(fence))
+                    self.runtime.stages[after].from_upstream(self.stage.index, m.PassFence(fence))
+            case m.Snapshot(snapshot):
+                self.flush_outlets()
+                self.runtime.saver.cut(self)
+                for after in self.stage.after:
+                    self.runtime.stages[after].barrier(self.stage.index, snapshot)
             case m.Confirm(to, stage, message):
                 self.runtime.confirm(to, stage, message)
             case m.Advance(frontier):
@@ -141,14 +149,30 @@ class StageRunner:
                 writing.flush()
         self.flush_outlets()
         for after in self.stage.after:
-            self.runtime.stages[after].upstream_advanced(self.stage.index, frontier)
+            self.runtime.stages[after].from_upstream(self.stage.index, m.Advanced(frontier))
 
-    def upstream_advanced(self, stage: int, frontier: int) -> None:
-        """A stage before this one has come to a time; the earliest of them all counts."""
-        self.upstream[stage] = frontier
-        lowest = min(self.upstream.values())
-        if lowest > self.distributor.local:
-            self.handle(m.Advanced(lowest))
+    # ------------------------------------------------------------ the stages before
+
+    def from_upstream(self, origin: int, event: m.Local | m.Advanced | m.PassFence) -> None:
+        """What a stage before this one sends, in order; behind a barrier it waits for those of the others."""
+        if self.alignment.waits(origin):
+            self.alignment.wait(origin, event)
+        elif isinstance(event, m.Advanced):
+            self.upstream[origin] = event.value  # the earliest of them all counts
+            lowest = min(self.upstream.values())
+            if lowest > self.latest_upstream:
+                self.latest_upstream = lowest
+                self.handle(m.Advanced(lowest))
+        else:
+            self.handle(event)
+
+    def barrier(self, origin: int, snapshot: int) -> None:
+        """The barrier of a snapshot, from a stage before; for a stage that reads, from the controller."""
+        if not self.alignment.barrier(origin, snapshot):
+            return
+        self.handle(m.StartSnapshot(snapshot))
+        for waited, event in self.alignment.release():
+            self.from_upstream(waited, event)
 
     def list_parts(self, now: int) -> None:
         """For a stage that reads: tell of the parts of the source that are there now."""

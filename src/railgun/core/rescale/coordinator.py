@@ -109,7 +109,7 @@ class Coordinator:
         self.waiting: set[tuple[Worker, tuple[object, ...]]] = set()  # reports the phase waits for
         self.snapshot = snapshot  # the last one begun
         self.saving: set[Worker] = set()  # workers that have not saved it yet
-        self.snapshot_wanted = False
+        self.snapshot_wanted: int | None = None
         self.out: list[Order] = []
 
     # ------------------------------------------------------------ what happens
@@ -119,9 +119,9 @@ class Coordinator:
         self.queued = placement
         return self._orders()
 
-    def want_snapshot(self) -> list[Order]:
-        """It is time for a snapshot, or someone wants one."""
-        self.snapshot_wanted = True
+    def want_snapshot(self, snapshot: int | None = None) -> list[Order]:
+        """It is time for a snapshot, or someone wants one; its number, if it is not just the next."""
+        self.snapshot_wanted = self.snapshot + 1 if snapshot is None else snapshot
         return self._orders()
 
     def joined(self, worker: Worker) -> list[Order]:
@@ -160,14 +160,13 @@ class Coordinator:
     def idle(self) -> bool:
         """Whether nothing is under way or asked for."""
         quiet = self.phase == "idle" and self.queued is None
-        return quiet and not self.saving and not self.snapshot_wanted
+        return quiet and not self.saving and self.snapshot_wanted is None
 
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted and not self.saving and self._quiet():
-            self.snapshot_wanted = False
-            self.snapshot += 1
+        if self.snapshot_wanted is not None and not self.saving and self._quiet():
+            self.snapshot, self.snapshot_wanted = self.snapshot_wanted, None
             self.saving = set(self.members)
             for worker in self.members:
                 self._give(TakeSnapshot(worker, self.snapshot))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
-from operator import is_
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, compress, repeat
+from operator import is_, not_
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
+from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
 from railgun.wire.columns import DecodingError, decode_column, encode_column
@@ -26,6 +27,20 @@ BLOCK: Final = 2_048
 SHARD_BITS: Final = 6
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
+
+
+class Rows(Protocol):
+    """Saved rows of one operator."""
+
+    version: int
+    keys: list[Any]
+    states: list[Any]
+    timers: list[list[Any]] | None
+    ended: list[bool] | None
+    deleted: list[bool] | None
+
+    def only(self, which: list[bool]) -> Self:
+        """Some of the rows."""
 
 
 class Index:
@@ -101,7 +116,55 @@ class Keyed(Operator):
         self.states: dict[Any, Any] = {}
         self.timers = Timers()
         self.ended: set[Any] = set()
+        self.changes: Changes | None = None  # if snapshots are taken
         self.index = Index()
+
+    # ------------------------------------------------------------ snapshots
+
+    def watch_changes(self) -> None:
+        """From now on, keep account of what changes."""
+        self.changes = Changes(self)
+        self.timers.touch = self.changes.touch
+
+    def touch(self, keys: Collection[Any]) -> None:
+        """The state of these keys is about to change."""
+        if self.changes is not None:
+            self.changes.touch(keys)
+
+    def saved(self, keys: list[Any], states: list[Any]) -> list[Any]:
+        """The states as they are saved; None for a key that has none."""
+        return states
+
+    def unload(self, rows: Rows) -> Rows:
+        """Take out the keys that these saved rows say are deleted; the other rows."""
+        if rows.deleted is None:
+            return rows
+        for key in compress(rows.keys, rows.deleted):
+            self.states.pop(key, None)
+            self.timers.forget(key)
+            self.ended.discard(key)
+        return rows.only(list(map(not_, rows.deleted)))
+
+    def load(self, rows: Rows) -> None:
+        """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
+        keys, states = rows.keys, rows.states
+        for upgrade in self.setting.upgrades[rows.version - 1 :]:
+            states = list(map(upgrade, states))
+        self.states.update(zip(keys, states, strict=True))
+        if self.timers:
+            for key in keys:
+                self.timers.forget(key)
+        if rows.timers is not None:
+            self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
+        self.ended.difference_update(keys)
+        if rows.ended is not None:
+            self.ended.update(compress(keys, rows.ended))
+
+    def loaded(self) -> None:
+        """All that was saved is in: let it live."""
+        if type(self).unpacked is not Keyed.unpacked:
+            for key, state in list(self.states.items()):
+                self.states[key] = self.unpacked(key, state)
 
     # ------------------------------------------------------------ time
 
@@ -123,6 +186,7 @@ class Keyed(Operator):
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
+        changed = [] if self.changes is None else self.changes.leave(keys)
         states = [self.states.pop(key, _NONE) for key in keys]
         if any(map(is_, states, repeat(_NONE))):
             keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
@@ -133,7 +197,7 @@ class Keyed(Operator):
         ended = [key for key in keys if key in self.ended] if self.ended else []
         self.ended.difference_update(ended)
         names, saved = encode_column(keys), encode_column(states)
-        extra = dumps((timers, ended)) if timers or ended else b""
+        extra = dumps((timers, ended, changed)) if timers or ended or changed else b""
         return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
 
     def take(self, data: memoryview) -> list[Any]:
@@ -151,9 +215,10 @@ class Keyed(Operator):
         self.states.update(zip(keys, states, strict=True))
         extra = data[at + saved :]
         if extra:
-            timers, ended = pickle.loads(extra)
+            timers, ended, changed = pickle.loads(extra)
             self.timers.enter(timers)
             self.ended.update(ended)
+            self.touch(changed)
         return keys
 
     def packed(self, key: Any, state: Any) -> Any:

@@ -37,6 +37,13 @@ class Setting:
     on_error: str = "stop"
     dead_letter: Callable[[DeadLetter], None] | None = None
     errors: dict[str, int] = field(default_factory=dict)
+    upgrades: tuple[Callable[[Any], Any], ...] = ()
+    """For state saved in older forms."""
+
+    @property
+    def version(self) -> int:
+        """Of the form its state has."""
+        return 1 + len(self.upgrades)
 
 
 class Operator:

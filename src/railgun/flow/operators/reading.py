@@ -63,6 +63,7 @@ class Reading(Keyed):
         for partition in batch.keys or ():
             # What a worker that joined lists after the end is known, and has been read.
             if partition not in self.states and not self.over:
+                self.touch([partition])
                 self.states[partition] = self._open(partition, None)
 
     def _open(self, partition: Any, position: Any) -> Part:
@@ -86,6 +87,7 @@ class Reading(Keyed):
             partition = self.active[0]
             self.active.rotate(-1)
             part = self.states[partition]
+            self.touch([partition])
             try:
                 items = part.reader.read(most - rows, now)
             except Exception as error:
@@ -162,7 +164,14 @@ class Reading(Keyed):
         """All parts have been read."""
         self.over = True
 
-    # ------------------------------------------------------------ moving
+    # ------------------------------------------------------------ moving and saving
+
+    def saved(self, keys: list[Any], states: list[Any]) -> list[Any]:
+        """Positions and times."""
+        return [
+            None if part is None else (part.position, part.finished, part.reached)
+            for part in states
+        ]
 
     def packed(self, key: Any, state: Part) -> Any:
         """Position and time travel; the reader stays behind."""

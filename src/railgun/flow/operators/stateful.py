@@ -65,6 +65,7 @@ class StatefulMap(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Call the function for every row, with its key's state."""
         assert batch.keys is not None
+        self.touch(batch.keys)
         function, initial, states = self.function, self.initial, self.states
         get = states.get
         results: list[Any] = []
@@ -101,6 +102,7 @@ class Reduce(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Fold every row into its key's value."""
         assert batch.keys is not None
+        self.touch(batch.keys)
         function, states = self.function, self.states
         results: list[Any] = []
         append = results.append
@@ -185,6 +187,7 @@ class StatefulSteps(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Call `on_item` for every row."""
         assert batch.keys is not None
+        self.touch(batch.keys)
         context, states, on_item, initial = (
             self.context, self.states, self.logic.on_item, self.logic.initial,
         )  # fmt: skip
@@ -252,6 +255,7 @@ class StatefulSteps(Keyed):
 
     def _end(self, keys: Iterable[Any], latest: int) -> None:
         ending = [key for key in keys if key in self.states and key not in self.ended]
+        self.touch(ending)
         self.timers.leave(ending)
         self.ended.update(ending)
         # A worker that came late may see the end before it was told any time: what it emits is not to be late.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -19,9 +19,11 @@ class Timers:
     [('b', 3), ('a', 5)]
     """
 
-    __slots__ = ("_count", "_heap", "_live", "_of")
+    __slots__ = ("_count", "_heap", "_live", "_of", "touch")
 
     def __init__(self) -> None:
+        self.touch: Callable[[list[Any]], None] | None = None
+        """Called for a key before a timer of it fires."""
         self._heap: list[tuple[int, int, Any]] = []
         self._of: dict[Any, set[int]] = {}
         self._count = 0
@@ -75,8 +77,13 @@ class Timers:
         while heap and heap[0][0] <= frontier:
             at, _, key = heapq.heappop(heap)
             if at in self._of.get(key, ()):
-                self.cancel(key, at)
-                yield key, at
+                yield self._fire(key, at)
+
+    def _fire(self, key: Any, at: int) -> tuple[Any, int]:
+        if self.touch is not None:
+            self.touch([key])
+        self.cancel(key, at)
+        return key, at
 
     def due_of(self, key: Any, frontier: int) -> Iterator[int]:
         """The times that have come for one key, in order."""
@@ -84,9 +91,7 @@ class Timers:
             times = [at for at in self._of.get(key, ()) if at <= frontier]
             if not times:
                 return
-            at = min(times)
-            self.cancel(key, at)
-            yield at
+            yield self._fire(key, min(times))[1]
 
     def left(self) -> Iterator[tuple[Any, int]]:
         """All that are set now, in order, unless one is cancelled before its turn. Ones that are set meanwhile are not
@@ -97,15 +102,18 @@ class Timers:
         self._heap.clear()  # with what was cancelled: one of these that is set anew is not among them either
         for at, key in left:
             if at in self._of.get(key, ()):
-                self.cancel(key, at)
-                yield key, at
+                yield self._fire(key, at)
 
     def left_of(self, key: Any) -> Iterator[int]:
         """The same, of one key."""
         for at in sorted(self._of.get(key, ())):
             if at in self._of.get(key, ()):
-                self.cancel(key, at)
-                yield at
+                yield self._fire(key, at)[1]
+
+    def of(self, keys: Sequence[Any]) -> list[list[int]]:
+        """The timers of each of these keys."""
+        of = self._of
+        return [sorted(of.get(key, ())) for key in keys]
 
     def leave(self, keys: Sequence[Any]) -> dict[Any, list[int]]:
         """The timers of keys that leave."""

@@ -1,0 +1,152 @@
+"""Changes: which keys of an operator changed since the last snapshot, and how the next one saves them.
+
+A snapshot is of one moment, its cut, and must not stop the flow however much there is to save. So at the cut only the
+set of keys to save is put aside. They are encoded in pieces (`step`) while records flow, and a key that is about to
+change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
+
+1. Whoever changes the state of keys says so first: `touch`.
+2. A *full* snapshot saves every key there is at the cut. Otherwise it saves those that changed since the last one that
+   was committed; a key that has no state any more is saved as deleted.
+3. What a snapshot was to save counts as changed again if it is not committed.
+4. A key takes along that it changed when it moves; and that it is part of a snapshot not settled yet, which is the
+   same to its new owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import compress, islice
+from operator import not_
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from railgun.core.hashing import Hashes, hash_keys
+
+if TYPE_CHECKING:
+    from railgun.flow.operators.keyed import Keyed
+
+BLOCK: Final = 500
+_NONE: Final = object()
+
+
+class Table(Protocol):
+    """Where rows are saved; they are encoded at once, for they go on changing."""
+
+    rows: int
+
+    def add(
+        self,
+        hashes: Hashes,
+        keys: list[Any],
+        states: list[Any],
+        timers: list[list[Any]] | None = None,
+        ended: list[bool] | None = None,
+        deleted: list[bool] | None = None,
+    ) -> None:
+        """Add rows."""
+
+
+class Changes:
+    """The changes of one operator."""
+
+    __slots__ = ("_done", "_full", "_keys", "_table", "changed", "flying", "operator")
+
+    def __init__(self, operator: Keyed) -> None:
+        self.operator = operator
+        self.changed: set[Any] = set()
+        self.flying: set[Any] = set()  # that had changed when the snapshot not settled yet was cut
+        self._table: Table | None = None
+        self._full = False
+        self._keys: Iterator[Any] = iter(())
+        self._done: set[Any] = set()
+
+    def touch(self, keys: Collection[Any]) -> None:
+        """These keys are about to change."""
+        self.changed.update(keys)
+        if self._table is not None:
+            self.preserve(keys)
+
+    # ------------------------------------------------------------ a snapshot
+
+    def cut(self, table: Table, full: bool) -> None:
+        """This is the moment the snapshot is of."""
+        self.flying |= self.changed
+        self.changed = set()
+        self._table, self._full, self._done = table, full, set()
+        self._keys = iter(list(self.operator.states) if full else list(self.flying))
+
+    @property
+    def saving(self) -> bool:
+        """Whether keys are left to save."""
+        return self._table is not None
+
+    def step(self) -> None:
+        """Save a block of keys."""
+        block = list(islice(self._keys, BLOCK))
+        if block:
+            self.preserve(block)
+        else:
+            self._table = None
+            self._done = set()
+
+    def preserve(self, keys: Collection[Any]) -> None:
+        """Save those of these keys that are part of the snapshot and not saved yet, as they are."""
+        if self._table is None:
+            return
+        fresh = set(keys).difference(self._done)
+        if not self._full:
+            fresh &= self.flying
+        if fresh:
+            self._done |= fresh
+            self._save(list(fresh))
+
+    def _save(self, keys: list[Any]) -> None:
+        operator, table = self.operator, self._table
+        assert table is not None
+        get = operator.states.get
+        states = [get(key, _NONE) for key in keys]
+        gone = [state is _NONE for state in states]
+        deleted = gone if any(gone) else None
+        if deleted is not None:
+            if self._full:  # made after the cut
+                there = list(map(not_, gone))
+                keys, states, deleted = (
+                    list(compress(keys, there)),
+                    list(compress(states, there)),
+                    None,
+                )
+                if not keys:
+                    return
+            else:
+                states = [None if state is _NONE else state for state in states]
+        saved = operator.saved(keys, states)
+        timers = operator.timers.of(keys) if operator.timers else None
+        ended = [key in operator.ended for key in keys] if operator.ended else None
+        table.add(hash_keys(keys), keys, saved, timers, ended, deleted)
+
+    def settle(self, committed: bool) -> None:
+        """The snapshot counts from now on; or it does not, and what it was to save is still to be saved."""
+        if not committed:
+            self.changed |= self.flying
+        self.flying = set()
+
+    def give_up(self) -> None:
+        """What is not saved yet is not to be."""
+        self._table = None
+        self._keys = iter(())
+
+    # ------------------------------------------------------------ moving
+
+    def leave(self, keys: Sequence[Any]) -> list[Any]:
+        """These keys are about to leave; those of them that count as changed where they go."""
+        self.preserve(keys)
+        if not self.changed and not self.flying:
+            return []
+        changed = [key for key in keys if key in self.changed or key in self.flying]
+        self.changed.difference_update(keys)
+        self.flying.difference_update(keys)
+        return changed
+
+    def deleted(self) -> list[Any]:
+        """What changed and is no more: keys that nobody else will say of that they are deleted."""
+        states = self.operator.states
+        return [key for key in {*self.changed, *self.flying} if key not in states]

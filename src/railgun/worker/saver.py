@@ -1,0 +1,234 @@
+"""A worker's part in snapshots: saves its keys and what its sinks prepared, while records flow.
+
+A snapshot reaches a worker's stages one after the other. At each stage's cut its operators put aside what is to be
+saved, and its sinks prepare what they have got; both at once. Keys are encoded in pieces (`step`), between which
+records flow; when all stages are through, the tables are written by another thread, and the controller is told.
+
+What sinks prepared is published when the snapshot is committed. Until that has been done it is told with every further
+snapshot, so none of it is forgotten should this worker be lost meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from railgun.core import orders
+from railgun.core.errors import RailgunError
+from railgun.core.hashing import hash_keys
+from railgun.flow.sink import TwoPhaseSink
+from railgun.snapshots.manifest import Part, SinkPart
+from railgun.snapshots.store import SnapshotStore
+from railgun.snapshots.table import TableWriter
+
+if TYPE_CHECKING:
+    from railgun.flow.operators.changes import Changes
+    from railgun.worker.runtime import Runtime
+    from railgun.worker.stage import StageRunner
+
+Work = Callable[[], Any]
+Then = Callable[[Any, Exception | None], None]
+
+
+@dataclass(slots=True)
+class _Save:
+    """The snapshot under way."""
+
+    snapshot: int
+    full: bool
+    began: int
+    cuts: int = 0
+    tables: list[tuple[str, TableWriter, Changes]] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    trouble: str = ""
+    writing: bool = False
+
+
+class Saver:
+    """Takes this worker's part of snapshots; without a store there are none."""
+
+    def __init__(self, runtime: Runtime, store: SnapshotStore | None) -> None:
+        self.runtime = runtime
+        self.store = store
+        self._save: _Save | None = None
+        self._last = 0  # the number of the last snapshot that began here
+        self._prepared: list[SinkPart] = []  # and not known to be published
+        self._publishing = 0
+
+    def watch(self) -> None:
+        """Keep account of what changes, from now on."""
+        if self.store is not None:
+            for runner in self.runtime.stages:
+                for operator in runner.operators.keyed:
+                    operator.watch_changes()
+
+    # ------------------------------------------------------------ a snapshot
+
+    def take(self, snapshot: int, full: bool) -> None:
+        """Put the barrier behind what the sources have sent."""
+        now = self.runtime.outside.clock()
+        self._save = _Save(snapshot, full, now)
+        self._last = snapshot
+        for runner in self.runtime.sources:
+            runner.barrier(-1, snapshot)
+
+    def cut(self, runner: StageRunner) -> None:
+        """A stage has come to its cut."""
+        save = self._save
+        assert save is not None
+        clock = self.runtime.outside.clock
+        began = clock()
+        for operator in runner.operators.keyed:
+            assert operator.changes is not None
+            table = TableWriter(operator.step, operator.setting.version)
+            operator.changes.cut(table, save.full)
+            save.tables.append((runner.stage.name, table, operator.changes))
+        for writing in runner.operators.writing:
+            token = writing.prepare(save.snapshot)
+            if token is not None:
+                self._prepared.append(SinkPart(writing.step, token))
+            self.runtime.outside.mark(writing.step, save.snapshot)
+        now = clock()
+        save.cuts += 1
+        save.phases["align"] = (began - save.began) / 1e6
+        save.phases["cut"] = save.phases.get("cut", 0.0) + (now - began) / 1e6
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do for `step`."""
+        save = self._save
+        if save is None or save.writing:
+            return False
+        waiting = any(changes.saving for _, _, changes in save.tables)
+        return waiting or save.cuts == len(self.runtime.stages)
+
+    def step(self) -> None:
+        """Save a block of keys; when all are saved, write them."""
+        save = self._save
+        assert save is not None
+        for _, table, changes in save.tables:
+            if changes.saving:
+                try:
+                    changes.step()
+                except RailgunError as error:
+                    changes.give_up()
+                    save.trouble = save.trouble or f"step {table.step!r}: {error}"
+                return
+        save.writing = True
+        save.phases["encode"] = (self.runtime.outside.clock() - save.began) / 1e6
+        self.runtime.outside.background(partial(self._write, save), partial(self._written, save))
+
+    def _write(self, save: _Save) -> list[Part]:
+        """In another thread."""
+        return [
+            self._write_table(save.snapshot, stage, table)
+            for stage, table, _ in save.tables
+            if table.rows and not save.trouble
+        ]
+
+    def _write_table(self, snapshot: int, stage: str, table: TableWriter) -> Part:
+        assert self.store is not None
+        runtime = self.runtime
+        return self.store.write_part(
+            *(snapshot, runtime.generation, stage, table.step, runtime.worker),
+            *(table.finish(), table.rows, runtime.incarnation),
+        )
+
+    def _written(self, save: _Save, parts: list[Part] | None, error: Exception | None) -> None:
+        if self._save is not save:
+            return
+        trouble = save.trouble or ("" if error is None else str(error) or repr(error))
+        save.phases["write"] = (self.runtime.outside.clock() - save.began) / 1e6
+        self.runtime.outside.tell(
+            orders.Saved(
+                self.runtime.generation,
+                save.snapshot,
+                tuple(parts or ()),
+                tuple(self._prepared),
+                sum(table.rows for _, table, _ in save.tables),
+                self.runtime.keys,
+                tuple(save.phases.items()),
+                trouble,
+            )
+        )
+
+    # ------------------------------------------------------------ what comes of it
+
+    def settle(self, order: orders.Settled) -> None:
+        """The snapshot is committed, so what was prepared for it is published; or it is not."""
+        self._save = None
+        for runner in self.runtime.stages:
+            for operator in runner.operators.keyed:
+                if operator.changes is not None:
+                    operator.changes.give_up()
+                    operator.changes.settle(order.committed)
+        if not order.committed:
+            return
+        self._prepared += order.tokens
+        tokens = list(self._prepared)
+        self._publishing += 1
+
+        def published(_: object, error: Exception | None) -> None:
+            self._publishing -= 1
+            if error is not None:
+                raise error
+            self._prepared = [token for token in self._prepared if token not in tokens]
+            told = orders.Published(self.runtime.generation, order.snapshot)
+            self.runtime.outside.tell(told)
+
+        self.runtime.outside.background(partial(self._publish, tokens), published)
+
+    def _publish(self, tokens: list[SinkPart]) -> None:
+        """In another thread."""
+        sinks = self._sinks()
+        for token in tokens:
+            if token.step in sinks:
+                sinks[token.step].commit(token.token)
+
+    def recover(self, tokens: list[SinkPart]) -> None:
+        """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
+        for step, sink in self._sinks().items():
+            mine = [token.token for token in tokens if token.step == step]
+            sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
+
+    def _sinks(self) -> dict[str, TwoPhaseSink[Any]]:
+        return {
+            writing.step: writing.sink
+            for runner in self.runtime.stages
+            for writing in runner.operators.writing
+            if isinstance(writing.sink, TwoPhaseSink)
+        }
+
+    # ------------------------------------------------------------ leaving
+
+    def hand_over(self, then: Callable[[], None]) -> None:
+        """This worker leaves: what is to be saved of it with the next snapshot."""
+        tables = []
+        snapshot = self._last + 1
+        for runner in self.runtime.stages:
+            for operator in runner.operators.keyed:
+                gone = [] if operator.changes is None else operator.changes.deleted()
+                if gone:
+                    table = TableWriter(operator.step, operator.setting.version)
+                    none, deleted = [None] * len(gone), [True] * len(gone)
+                    table.add(hash_keys(gone), gone, none, None, None, deleted)
+                    tables.append((runner.stage.name, table))
+            for writing in runner.operators.writing:
+                token = writing.prepare(snapshot)
+                if token is not None:
+                    self._prepared.append(SinkPart(writing.step, token))
+
+        def write() -> list[Part]:
+            return [self._write_table(snapshot, stage, table) for stage, table in tables]
+
+        def written(parts: list[Part] | None, error: Exception | None) -> None:
+            trouble = "" if error is None else str(error) or repr(error)
+            told = orders.Farewell(
+                self.runtime.generation, tuple(parts or ()), tuple(self._prepared), trouble
+            )
+            self.runtime.outside.tell(told)
+            then()
+
+        self.runtime.outside.background(write, written)
