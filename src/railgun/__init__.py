@@ -9,6 +9,7 @@ from railgun.connectors import (
     Files,
     Generate,
     Items,
+    Parquet,
     Print,
 )  # fmt: skip
 from railgun.core.errors import RailgunError
@@ -16,7 +17,7 @@ from railgun.flow.errors import FlowError, StepError
 from railgun.flow.flow import Flow, KeyedStream, Stream
 from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.operators.stateful import FORGET, Context, Stateful
-from railgun.flow.sink import Place, Sink, Writer
+from railgun.flow.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "Items",
     "Job",
     "KeyedStream",
+    "Parquet",
     "Place",
     "Print",
     "RailgunError",
@@ -48,6 +50,8 @@ __all__ = [
     "Stateful",
     "StepError",
     "Stream",
+    "TwoPhaseSink",
+    "TwoPhaseWriter",
     "Writer",
     "run",
 ]

@@ -1,12 +1,16 @@
-"""Files: results as lines of files, one file for each worker.
+"""Files: results as lines of files.
 
 Rules:
 
-1. A worker appends to `part-<step>-<worker>-<generation>.jsonl` (or `.txt`). No two workers share a file, and after the
-   flow went back to a snapshot its workers begin new ones. What the older ones hold from after that snapshot comes
-   again: this sink delivers at least once.
-2. Whole lines are written at once, so a reader never sees half of one before another.
-3. An item is one line. What cannot be is refused, and nothing of its batch is written.
+1. Exactly once, the default of a flow that takes snapshots: what a worker writes between two snapshots is one file,
+   `part-<step>-<snapshot>-<worker>-<generation>-<random>.jsonl` (or `.txt`), which appears, whole, once the second of
+   them is safe, and never changes. How that is done, whatever crashes, is told in `staging.py`. Every worker, and the
+   program that starts the flow, must see the same directory.
+2. At least once, and in a flow without snapshots: a worker appends to `part-<step>-<worker>-<generation>.jsonl`, and
+   lines are seen about a second later. No two workers share a file, and after the flow went back to a snapshot its
+   workers begin new ones. What the older ones hold from after that snapshot comes again.
+3. Whole lines are written at once, so a reader never sees half of one before another.
+4. An item is one line. What cannot be is refused, and nothing of its batch is written.
 """
 
 from __future__ import annotations
@@ -14,18 +18,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from railgun.connectors.errors import ConnectorError
+from railgun.connectors.staging import Mode, StagedFile, StagedSink, Staging, sync_directory
 from railgun.flow.operators.operator import DeadLetter, shorten
-from railgun.flow.sink import Place, Sink, Writer
+from railgun.flow.sink import Place, Token, TwoPhaseWriter, Writer
 
 _ENOUGH: Final = 1 << 18  # bytes that are written without waiting for more
 
 
-class Files(Sink[Any]):
+class Files(StagedSink):
     """Lines of JSON (dataclasses as objects), or of `str(item)`, in files of a directory, which is made if need be.
 
     >>> import tempfile
@@ -35,38 +41,42 @@ class Files(Sink[Any]):
     >>> print((directory / "part-totals-3-1.jsonl").read_text(), end="")
     {"name":"ada","n":1}
     ["grace",2.5]
+
+    If the flow takes snapshots, lines appear with them, exactly once; `mode="at-least-once"` shows them at once.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], format: Literal["json", "text"] = "json"
+        self,
+        directory: str | os.PathLike[str],
+        format: Literal["json", "text"] = "json",
+        mode: Mode = "exactly-once",
     ) -> None:
+        super().__init__(directory, mode)
         if format not in ("json", "text"):
             raise ConnectorError(
                 f"Files({str(directory)!r}) writes 'json' or 'text', not {format!r}"
             )
-        self.directory = Path(directory).absolute()
         self.format = format
 
     def open(self, place: Place) -> Writer[Any]:
-        """The file of one worker."""
-        end = "jsonl" if self.format == "json" else "txt"
-        name = f"part-{place.step}-{place.worker}-{place.generation}.{end}"
+        """The files of one worker."""
+        ending = ".jsonl" if self.format == "json" else ".txt"
         encode = as_json if self.format == "json" else as_text
-        return _Writer(place.step, self.directory / name, encode)
+        if place.transactional and self.mode == "exactly-once":
+            return _Staging(encode, Staging(self.directory, place, ending))
+        name = f"part-{place.step}-{place.worker}-{place.generation}{ending}"
+        return _Appending(encode, place.step, self.directory / name)
 
 
-class _Writer(Writer[Any]):
-    def __init__(self, step: str, path: Path, encode: Callable[[Any], str]) -> None:
+class _Lines(TwoPhaseWriter[Any]):
+    """Makes lines of items, and bytes of many lines."""
+
+    def __init__(self, encode: Callable[[Any], str], step: str, path: Path) -> None:
+        self.encode = encode
         self.step = step
         self.path = path
-        self.encode = encode
         self.waiting: list[bytes] = []
         self.size = 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ConnectorError(f"sink {step!r} cannot write {path}: {error.strerror}") from error
 
     def write(self, items: Sequence[Any]) -> None:
         lines: list[str] = []
@@ -86,21 +96,86 @@ class _Writer(Writer[Any]):
             self.flush()
 
     def flush(self) -> None:
-        data = memoryview(b"".join(self.waiting))
-        self.waiting, self.size = [], 0
+        if self.waiting:
+            self.put(b"".join(self.waiting))
+            self.waiting, self.size = [], 0
+
+    @abstractmethod
+    def put(self, data: bytes) -> None:
+        """Write whole lines."""
+
+
+class _Appending(_Lines):
+    """Lets others see lines as they come."""
+
+    def __init__(self, encode: Callable[[Any], str], step: str, path: Path) -> None:
+        super().__init__(encode, step, path)
+        self.unsafe = False  # whether something was written since the last fsync
         try:
-            while data:
-                data = data[os.write(self.file, data) :]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
-            raise ConnectorError(
-                f"sink {self.step!r} cannot write {self.path}: {error.strerror}"
-            ) from error
+            raise self._error(error) from error
+
+    def put(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self.file, left) :]
+        except OSError as error:
+            self.waiting = [bytes(left)]
+            raise self._error(error) from error
+        self.unsafe = True
+
+    def prepare(self, snapshot: int) -> Token | None:
+        """Nothing is left to commit, but what the snapshot says was written has to outlive the machine's power."""
+        self.flush()
+        if self.unsafe:
+            try:
+                os.fsync(self.file)
+                sync_directory(self.path.parent)
+            except OSError as error:
+                raise self._error(error) from error
+            self.unsafe = False
+        return None
 
     def close(self) -> None:
         if self.file >= 0:
             self.flush()
             os.close(self.file)
             self.file = -1
+
+    def _error(self, error: OSError) -> ConnectorError:
+        return ConnectorError(f"sink {self.step!r} cannot write {self.path}: {error.strerror}")
+
+
+class _Staging(_Lines):
+    """Keeps lines for the next snapshot, in a file that nobody sees."""
+
+    def __init__(self, encode: Callable[[Any], str], staging: Staging) -> None:
+        super().__init__(encode, staging.place.step, staging.directory)
+        self.staging = staging
+        self.staged: StagedFile | None = None
+
+    def put(self, data: bytes) -> None:
+        if self.staged is None:
+            self.staged = self.staging.create()
+        self.staged.write(data)
+        self.staged.flush()
+
+    def prepare(self, snapshot: int) -> Token | None:
+        self.flush()
+        if self.staged is None:
+            return None
+        token = self.staged.seal(snapshot)
+        self.staged = None
+        return token
+
+    def close(self) -> None:
+        self.waiting, self.size = [], 0
+        if self.staged is not None:
+            self.staged.discard()
+            self.staged = None
 
 
 def as_text(item: Any) -> str:

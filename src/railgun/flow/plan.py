@@ -289,8 +289,7 @@ def _operator(step: Step, setting: Setting, place: Place, made: dict[str, Operat
         assert isinstance(branch, Branch)
         return branch.yes if step.options["way"] == "yes" else branch.no
     if step.kind == "sink":
-        there = Place(place.flow, step.name, place.worker, place.generation, place.to_driver)
-        return Writing(setting, step.options["sink"], there)
+        return Writing(setting, step.options["sink"], replace(place, step=step.name))
     assert step.make is not None
     return step.make(setting)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from railgun.flow.errors import SinkError
 from railgun.flow.operators.operator import Operator, Setting, shorten, tell
-from railgun.flow.sink import Place, Sink, Writer
+from railgun.flow.sink import Place, Sink, Token, TwoPhaseWriter, Writer
 from railgun.wire.rows import RowBatch
 
 
 class Writing(Operator):
-    """Hands items to a sink's writer."""
+    """Hands items to a sink's writer, at once: it keeps none itself."""
 
     def __init__(self, setting: Setting, sink: Sink[object], place: Place) -> None:
         super().__init__(setting)
@@ -31,13 +33,33 @@ class Writing(Operator):
         self.dirty = True
 
     def flush(self) -> None:
-        """Let others see what was written."""
+        """Let others see what was written, or if it waits for a snapshot, send it on its way."""
         if self.dirty:
             self.dirty = False
             try:
                 self.writer.flush()
             except Exception as error:
                 raise self._failed("flush", error) from error
+
+    def prepare(self, snapshot: int) -> Token | None:
+        """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one.
+
+        A writer that knows no two phases is flushed instead: what the snapshot says was done has then been done.
+        """
+        if not isinstance(self.writer, TwoPhaseWriter):
+            self.flush()
+            return None
+        self.dirty = False
+        try:
+            token = self.writer.prepare(snapshot)
+        except Exception as error:
+            raise self._failed("prepare", error) from error
+        try:
+            json.dumps(token, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            what = TypeError(f"the token {shorten(token)} is not JSON: {error}")
+            raise self._failed("prepare", what) from error
+        return token
 
     def _failed(self, what: str, error: Exception, record: str = "") -> SinkError:
         return SinkError(self.step, f"{type(self.sink).__name__}.{what}", "", record, tell(error))
