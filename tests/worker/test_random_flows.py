@@ -59,10 +59,6 @@ class Trial:
         self.tester.finish()
         self.reference.end()
         self.check()
-        if chance.random() < 0.3:  # also what has ended can move
-            self.rescale()
-            self.tester.settle()
-            self.check()
 
     def step(self) -> None:
         chance, tester, calm = self.random, self.tester, self.plan.calm
@@ -150,7 +146,7 @@ class Trial:
                     assert not operator.index
 
     def check_places(self) -> None:
-        placement = self.tester._coordinator.placement
+        placement = self.tester.world.life.placement
         assert self.tester.workers == placement.workers
         for name in self.plan.states:
             for key, worker in self.tester.where(name).items():

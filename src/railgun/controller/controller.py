@@ -124,7 +124,7 @@ class Controller:
         saving, generation, where = None, 0, None
         if storekeeper is not None:
             saving, generation = storekeeper.saving, storekeeper.generation
-            where = (storekeeper.store.url, storekeeper.store.flow)
+            where = (storekeeper.url, self.name)
         self._setup = Messages.encode(control.Setup(plan_bytes, where))
         self.lifecycle = Lifecycle(
             len(plan.stages),
@@ -425,7 +425,7 @@ class Controller:
             self._started = order.generation
             self._collected.go_back(order.snapshot)
             if self.storekeeper is not None:
-                self.storekeeper.new_generation()
+                self.storekeeper.new_generation(order.generation)
         if seen is None or seen.connection is None:
             return
         if self.storekeeper is not None:

@@ -7,6 +7,7 @@ with. A store can be slow; the controller never waits for it.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,14 @@ from railgun.core import orders as o
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
 from railgun.flow.plan import Plan
+from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.fit import fit
-from railgun.snapshots.manifest import Manifest, Part, SinkPart, StepInfo
+from railgun.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
 
-FORMAT: Final = 1
+GENERATIONS: Final = 100  # that a job may use until it asks again
 EVERY: Final = 10.0
 KEEP: Final = 3
 
@@ -50,12 +52,16 @@ class Snapshots:
 class Storekeeper:
     """The snapshots of one job, which has the store to itself until it is closed."""
 
-    def __init__(self, plan: Plan, chosen: Snapshots, flow: str) -> None:
+    def __init__(
+        self, plan: Plan, chosen: Snapshots, flow: str, *, disk: Disk | None = None
+    ) -> None:
         self.chosen = chosen
         self.flow = flow
         self.steps = steps_of(plan)
-        self.store = SnapshotStore(chosen.url, flow)
+        self.url = absolute(chosen.url)
+        self.store = SnapshotStore(self.url if disk is None else disk, flow)
         self.source = self.store  # where what the flow began with is
+        self._source_url = self.url
         self.manifest: Manifest | None = (
             None  # of the last one committed, or what the flow began with
         )
@@ -71,6 +77,7 @@ class Storekeeper:
         try:
             self.manifest = self._begin_with()
             run = self.store.next_run()
+            self.store.use_generation(run.generation + GENERATIONS)
         except BaseException:
             self.store.release()
             raise
@@ -93,7 +100,8 @@ class Storekeeper:
             return None
         if isinstance(chosen.begin, str):
             url, _, number = chosen.begin.rpartition("#")
-            self.source = SnapshotStore(url or chosen.begin, self.flow)
+            self._source_url = absolute(url or chosen.begin)
+            self.source = SnapshotStore(self._source_url, self.flow)
             found = self.source.get(int(number)) if url else self.source.latest(chosen.allow_older)
             if found is None:
                 raise SnapshotError(f"there is no snapshot of {self.flow!r} in {chosen.begin}")
@@ -123,9 +131,12 @@ class Storekeeper:
         """A worker has left, and handed over what it had to save."""
         self._left.append(report)
 
-    def new_generation(self) -> None:
+    def new_generation(self, generation: int) -> None:
         """All that was not committed is void."""
         self._reports, self._left = {}, []
+        if (generation - self.generation) % GENERATIONS == GENERATIONS // 2:
+            ahead = generation + GENERATIONS
+            self._do(lambda: self.store.use_generation(ahead), lambda error: None)
 
     def load(self) -> control.Load | None:
         """What a generation begins with."""
@@ -133,7 +144,7 @@ class Storekeeper:
         if manifest is None:
             return None
         names = {part.step: part.step for part in manifest.parts}
-        where = (self.source.url, self.source.flow)
+        where = (self._source_url, self.flow)
         return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, names, where)
 
     # ------------------------------------------------------------ what the machine wants
@@ -157,7 +168,7 @@ class Storekeeper:
 
     def written(self) -> None:
         """The manifest counts."""
-        self.manifest, self.source = self._writing, self.store
+        self.manifest, self.source, self._source_url = self._writing, self.store, self.url
         self._left = [left for left in self._left if left not in self._in_manifest]
 
     def _manifest(self, order: o.Write, generation: int) -> Manifest:
@@ -230,4 +241,6 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")
 
 
-__all__ = ["FinishedError", "Part", "Snapshots", "Storekeeper"]
+def absolute(url: str) -> str:
+    """A path as it is from everywhere; a URL as it is."""
+    return url if "://" in url else os.path.abspath(url)

@@ -28,7 +28,7 @@ With `snapshots=True` the flow can be saved, and goes back to what was saved whe
 >>> tester.feed("numbers", range(50))
 >>> tester.crash(0)  # reads the last 50 again
 >>> tester.state("sum")[7], len(tester.collected("out"))
-(605, 150)
+(655, 150)
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ class FlowTester:
     def now(self) -> int:
         """The time (µs)."""
         return self.world.now
+
+    @now.setter
+    def now(self, time: int) -> None:
+        self.world.now = time
 
     @property
     def runtimes(self) -> dict[Worker, Runtime]:

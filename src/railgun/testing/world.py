@@ -25,7 +25,7 @@ from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
-from railgun.worker.loading import by_snapshot, read_mine
+from railgun.worker.loading import load_at_once
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.saver import Then, Work
 
@@ -108,22 +108,14 @@ class Process:
         )
         runtime = Runtime(
             *(world.plan, self.worker, start.generation, start.placement, start.members),
-            *(start.epochs, outside, world.now, world.store, self.incarnation),
+            *(start.epochs, outside, world.now, world.store),
         )
         load = self.load if start.snapshot is not None else None
         if start.recover and world.store is not None:
             runtime.saver.recover(list(load.tokens) if load is not None else [])
         if load is not None:
             assert world.store is not None
-            for group in by_snapshot(load.parts, load.names):
-                alive = []
-                for part in group:
-                    rows = read_mine(runtime, world.store, part, start.placement)
-                    step = load.names[part.step]
-                    alive.append((step, runtime.unload(step, rows)))
-                for step, rows in alive:
-                    runtime.load(step, rows)
-            runtime.loaded()
+            load_at_once(runtime, world.store, load.parts, load.names, start.placement)
         self.runtime = runtime
         self.tell(o.Ready(start.generation))
 
@@ -251,7 +243,7 @@ class World:
                 self.collected.go_back(order.snapshot)
                 self.links.clear()
                 if self.keeper is not None:
-                    self.keeper.new_generation()
+                    self.keeper.new_generation(order.generation)
             if order.snapshot is not None:
                 assert self.keeper is not None
                 load = self.keeper.load()
@@ -297,7 +289,8 @@ class World:
         """A process has ended."""
         if self.processes.get(process.worker) is process:
             del self.processes[process.worker]
-            if self.life.over and process.runtime is not None:
+            there = process.worker in self.life.placement.workers
+            if self.life.over and there and process.runtime is not None:
                 self.left[process.worker] = process.runtime
         self.do(self.life.down(process.worker, process.incarnation, why, self.life_now))
 

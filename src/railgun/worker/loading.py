@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from itertools import groupby
-from operator import attrgetter
+from itertools import compress, groupby
+from operator import attrgetter, not_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,16 +35,32 @@ async def load_parts(
     placement: Placement,
     threads: Executor,
 ) -> None:
-    """Read these files, and put what belongs here into the runtime."""
+    """Read these files, and put what belongs here into the runtime; files are read by another thread."""
     loop = asyncio.get_running_loop()
     for group in by_snapshot(parts, names):
-        alive: list[tuple[str, Rows]] = []
+        alive = []
         for part in group:
             rows = await loop.run_in_executor(threads, read_mine, runtime, store, part, placement)
-            alive.append((names[part.step], runtime.unload(names[part.step], rows)))
-        for step, rows in alive:
-            runtime.load(step, rows)
+            alive.append(take_out(runtime, names[part.step], rows))
+        for rows in alive:
+            runtime.load(names[rows.step], rows)
             await asyncio.sleep(0)
+    runtime.loaded()
+
+
+def load_at_once(
+    runtime: Runtime,
+    store: SnapshotStore,
+    parts: Sequence[Part],
+    names: Mapping[str, str],
+    placement: Placement,
+) -> None:
+    """The same, here and now."""
+    for group in by_snapshot(parts, names):
+        read = [(part, read_mine(runtime, store, part, placement)) for part in group]
+        alive = [take_out(runtime, names[part.step], rows) for part, rows in read]
+        for rows in alive:
+            runtime.load(names[rows.step], rows)
     runtime.loaded()
 
 
@@ -52,6 +68,18 @@ def by_snapshot(parts: Sequence[Part], names: Mapping[str, str]) -> Iterator[lis
     """The files to read, of one snapshot after the other; those of steps that are no more are left out."""
     wanted = sorted((part for part in parts if part.step in names), key=attrgetter("snapshot"))
     return (list(group) for _, group in groupby(wanted, key=attrgetter("snapshot")))
+
+
+def take_out(runtime: Runtime, step: str, rows: Rows) -> Rows:
+    """Take the keys out that these rows say are deleted; the other rows, which are to be put in afterwards."""
+    if not any(rows.deleted):
+        return rows
+    runtime.unload(step, list(compress(rows.keys, rows.deleted)))
+    alive = list(map(not_, rows.deleted))
+    keys, states = list(compress(rows.keys, alive)), list(compress(rows.states, alive))
+    timers, ended = list(compress(rows.timers, alive)), list(compress(rows.ended, alive))
+    hashes = rows.hashes[np.array(alive)]
+    return Rows(rows.step, rows.version, hashes, keys, states, timers, ended, [False] * len(keys))
 
 
 def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Placement) -> Rows:

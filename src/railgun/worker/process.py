@@ -367,7 +367,6 @@ class _Process:
                 outside,
                 microseconds(),
                 self.store,
-                self.spec.incarnation,
             )
             if self.store is None or (start.snapshot is None and not start.recover):
                 self._ready(runtime, links)

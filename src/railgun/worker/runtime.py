@@ -92,10 +92,8 @@ class Runtime:
         outside: Outside,
         now: int,
         store: SnapshotStore | None = None,
-        incarnation: int = 0,
     ) -> None:
         self.plan = plan
-        self.incarnation = incarnation
         self.timed = plan.timed
         self.worker = worker
         self.generation = generation
@@ -160,12 +158,11 @@ class Runtime:
         for runner in self.sources:
             self._list(runner, now)
 
-    def unload(self, step: str, rows: Rows) -> Rows:
-        """Take keys out that a snapshot says are deleted, before those it says are alive are put in: these rows."""
+    def unload(self, step: str, keys: list[Any]) -> None:
+        """Take keys of a step out that a snapshot says are deleted."""
         for operator in self._keyed():
             if operator.step == step:
-                rows = operator.unload(rows)
-        return rows
+                operator.unload(keys)
 
     def load(self, step: str, rows: Rows) -> None:
         """Put saved rows of a step in, before anything begins; those of older snapshots come first."""
@@ -226,9 +223,9 @@ class Runtime:
             return gap / 1_000_000
         if now >= self._next_step:
             began = self.outside.clock()
-            first = busy[0]
-            moving = isinstance(first, StageRunner) and not first.counting
-            every = MOVE_EVERY * first.crowd if moving else COUNT_EVERY
+            first, every = busy[0], COUNT_EVERY
+            if isinstance(first, StageRunner) and not first.counting:
+                every = MOVE_EVERY * first.crowd
             first.step()
             self.work += 1
             self._next_step = now + int(every * (self.outside.clock() - began))

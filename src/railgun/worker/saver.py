@@ -131,10 +131,8 @@ class Saver:
     def _write_table(self, snapshot: int, stage: str, table: TableWriter) -> Part:
         assert self.store is not None
         runtime = self.runtime
-        return self.store.write_part(
-            *(snapshot, runtime.generation, stage, table.step, runtime.worker),
-            *(table.finish(), table.rows, runtime.incarnation),
-        )
+        where = snapshot, runtime.generation, stage, table.step, runtime.worker
+        return self.store.write_part(*where, table.finish(), table.rows)
 
     def _written(self, save: _Save, parts: list[Part] | None, error: Exception | None) -> None:
         if self._save is not save:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
-from operator import is_, not_
-from typing import Any, Final, Protocol, Self
+from operator import is_
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -32,15 +32,25 @@ _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the 
 class Rows(Protocol):
     """Saved rows of one operator."""
 
-    version: int
-    keys: list[Any]
-    states: list[Any]
-    timers: list[list[Any]] | None
-    ended: list[bool] | None
-    deleted: list[bool] | None
+    @property
+    def version(self) -> int:
+        """Of the form the states have."""
 
-    def only(self, which: list[bool]) -> Self:
-        """Some of the rows."""
+    @property
+    def keys(self) -> list[Any]:
+        """The keys."""
+
+    @property
+    def states(self) -> list[Any]:
+        """Their states."""
+
+    @property
+    def timers(self) -> list[list[Any]]:
+        """Their timers."""
+
+    @property
+    def ended(self) -> list[bool]:
+        """Whether they have ended."""
 
 
 class Index:
@@ -135,15 +145,12 @@ class Keyed(Operator):
         """The states as they are saved; None for a key that has none."""
         return states
 
-    def unload(self, rows: Rows) -> Rows:
-        """Take out the keys that these saved rows say are deleted; the other rows."""
-        if rows.deleted is None:
-            return rows
-        for key in compress(rows.keys, rows.deleted):
+    def unload(self, keys: Iterable[Any]) -> None:
+        """Take out keys that a snapshot says are deleted."""
+        for key in keys:
             self.states.pop(key, None)
             self.timers.forget(key)
             self.ended.discard(key)
-        return rows.only(list(map(not_, rows.deleted)))
 
     def load(self, rows: Rows) -> None:
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
@@ -154,11 +161,10 @@ class Keyed(Operator):
         if self.timers:
             for key in keys:
                 self.timers.forget(key)
-        if rows.timers is not None:
+        if any(rows.timers):
             self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
         self.ended.difference_update(keys)
-        if rows.ended is not None:
-            self.ended.update(compress(keys, rows.ended))
+        self.ended.update(compress(keys, rows.ended))
 
     def loaded(self) -> None:
         """All that was saved is in: let it live."""
