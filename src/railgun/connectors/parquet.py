@@ -80,6 +80,8 @@ class Parquet(StagedSink):
 
     def open(self, place: Place) -> Writer[Any]:
         """The files of one worker."""
+        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401  # now, not with the first items
+
         staging = Staging(self.directory, place, ".parquet")
         return _Writer(self, staging, place.transactional and self.mode == "exactly-once")
 
@@ -161,8 +163,8 @@ class _Writer(TwoPhaseWriter[Any]):
         return 0 if self.staged is None else self.staged.file.tell()
 
     def _write_group(self) -> None:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
 
         assert self.rows is not None
         if self.staged is None:
