@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,16 +15,18 @@ from railgun.core.frontier import LAST
 from railgun.core.hashing import key_hash
 from railgun.core.placement import Placement
 from railgun.flow.errors import FlowError
-from railgun.flow.operators import keyed, stateless
+from railgun.flow.operators import changes, keyed, stateless
 from railgun.testing.flow_tester import FlowTester
 from railgun.worker import stage
 
 
 class Trial:
-    """One flow, one schedule."""
+    """One flow, one schedule; `saving`: with snapshots, which it goes back to after a crash."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, saving: bool = False) -> None:
         self.seed = seed
+        self.saving = saving
+        self.since: list[tuple[str, list[Item]]] = []  # what was fed since the last snapshot
         self.random = random.Random(seed)
         self.plan = self._plan()
         self.steps: list[str] = []
@@ -45,9 +48,11 @@ class Trial:
         chance, plan = self.random, self.plan
         names = [node.name for node in plan.sources]
         self.tester = FlowTester(
-            make_flow(plan), chance.randint(1, 4), feed=names, seed=self.seed, now=BEGIN
+            *(make_flow(plan), chance.randint(1, 4)),
+            **{"feed": names, "seed": self.seed, "now": BEGIN, "snapshots": self.saving},
         )
         self.reference = Reference(plan, BEGIN)
+        self.saved: Reference | None = None
         for _ in range(chance.randint(2, 14)):
             self.step()
         if plan.calm or plan.chain or chance.random() < 0.5:
@@ -62,14 +67,16 @@ class Trial:
 
     def step(self) -> None:
         chance, tester, calm = self.random, self.tester, self.plan.calm
-        kind = chance.choice(
-            ["feed"] * 4 + ["rescale", "rescale", "rescale", "time", "crash", "run"]
-        )
+        kinds = ["feed"] * 4 + ["rescale", "rescale", "rescale", "time", "crash", "run"]
+        if self.saving:
+            kinds += ["snapshot"] * 3 + ["crash"]
+        kind = chance.choice(kinds)
         self.steps.append(kind)
         if kind == "feed":
             node = chance.choice(self.plan.sources)
             items = self.items(node.name, chance.choice([1, 5, 30, 60]))
             self.reference.feed(node.name, items)
+            self.since.append((node.name, items))
             tester.feed(node.name, items, settle=calm)
             if not calm:
                 tester.run(chance.randint(0, 80))
@@ -86,13 +93,32 @@ class Trial:
                 tester.now += int(seconds * 1_000_000)
                 tester.run(chance.randint(0, 40))
         elif kind == "crash" and chance.random() < 0.4:
-            tester.crash(chance.choice(tester.workers))
-            self.reference.restart()
+            there = list(tester.world.processes)
+            if there:
+                tester.crash(chance.choice(there), settle=calm)
+                self.go_back()
+        elif kind == "snapshot" and calm:
+            if tester.snapshot() is not None:
+                self.saved, self.since = deepcopy(self.reference), []
+        elif kind == "snapshot":
+            tester.snapshot(settle=False)
+            tester.run(chance.randint(0, 150))
         elif kind == "run":
             tester.run(chance.randint(0, 200))
         for runtime in tester.runtimes.values():
             for runner in runtime.stages:
                 runner.distributor.validate()
+
+    def go_back(self) -> None:
+        """What is read again is read now; where that makes no difference, it is as if all were read again."""
+        if self.saved is None:
+            self.reference.restart()
+            return
+        now, self.reference = self.reference.now, deepcopy(self.saved)
+        self.reference.now = now
+        for name, items in self.since:
+            self.reference.feed(name, items, advance=False)
+        self.reference.advance()
 
     def rescale(self) -> None:
         chance = self.random
@@ -158,18 +184,24 @@ def different(found: dict[Any, Any], wanted: dict[Any, Any]) -> str:
     return f"{len(keys)} keys: {[(k, found.get(k), wanted.get(k)) for k in keys[:2]]}"
 
 
-def try_out(seed: int, patch: pytest.MonkeyPatch) -> None:
+def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False) -> None:
     chance = random.Random(seed)
     patch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30, 1000]))
     patch.setattr(stage, "FEWEST", chance.choice([1, 50]))
     patch.setattr(keyed, "BLOCK", chance.choice([1, 5, 2048]))
     patch.setattr(stateless, "ENOUGH", chance.choice([1, 20, 1000]))
-    Trial(seed).run()
+    patch.setattr(changes, "BLOCK", chance.choice([1, 5, 500]))
+    Trial(seed, saving).run()
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_flow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_flow_with_snapshots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_out(seed, monkeypatch, saving=True)
 
 
 # ---------------------------------------------------------------- what was found, each once

@@ -426,6 +426,8 @@ class Controller:
             self._collected.go_back(order.snapshot)
             if self.storekeeper is not None:
                 self.storekeeper.new_generation(order.generation)
+        elif isinstance(order, o.Start) and self.lifecycle.coordinator is not None:
+            self._collected.join(worker, self.lifecycle.coordinator.snapshot)
         if seen is None or seen.connection is None:
             return
         if self.storekeeper is not None:
@@ -506,12 +508,12 @@ class Controller:
                 if generation == self.lifecycle.generation:
                     seen.metrics = metrics
                     self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
-            case control.Items(generation, step, items):
+            case control.Items(generation, stage, step, items):
                 if generation == self.lifecycle.generation:
-                    self._collected.add(worker, step, items)
-            case control.Mark(generation, step, snapshot):
+                    self._collected.add((worker, stage), step, items)
+            case control.Mark(generation, stage, step, snapshot):
                 if generation == self.lifecycle.generation:
-                    self._collected.mark(worker, step, snapshot)
+                    self._collected.mark((worker, stage), step, snapshot)
             case _:
                 if self.storekeeper is not None and message.generation == self.lifecycle.generation:
                     if isinstance(message, o.Saved):

@@ -100,10 +100,10 @@ class Process:
         outside = Outside(
             send=partial(world.send, self.worker, start.generation),
             report=lambda stage, told: self.tell(o.Report(start.generation, stage, told)),  # type: ignore[arg-type]
-            to_driver=lambda step, items: self.tell(control.Items(start.generation, step, items)),
+            to_driver=lambda *items: self.tell(control.Items(start.generation, *items)),
             clock=lambda: world.now,
             tell=self.tell,
-            mark=lambda step, snapshot: self.tell(control.Mark(start.generation, step, snapshot)),
+            mark=lambda *mark: self.tell(control.Mark(start.generation, *mark)),
             background=lambda work, then: self.threads.append((start.generation, work, then)),
         )
         runtime = Runtime(
@@ -244,6 +244,8 @@ class World:
                 self.links.clear()
                 if self.keeper is not None:
                     self.keeper.new_generation(order.generation)
+            elif self.life.coordinator is not None:
+                self.collected.join(worker, self.life.coordinator.snapshot)
             if order.snapshot is not None:
                 assert self.keeper is not None
                 load = self.keeper.load()
@@ -271,13 +273,13 @@ class World:
         report = process.reports.popleft()
         current = report.generation == self.life.generation
         match report:
-            case control.Items(_, step, items):
+            case control.Items(_, stage, step, items):
                 if current:
-                    self.collected.add(process.worker, step, items)
+                    self.collected.add((process.worker, stage), step, items)
                 return
-            case control.Mark(_, step, snapshot):
+            case control.Mark(_, stage, step, snapshot):
                 if current:
-                    self.collected.mark(process.worker, step, snapshot)
+                    self.collected.mark((process.worker, stage), step, snapshot)
                 return
             case o.Saved() if current and self.keeper is not None:
                 self.keeper.saved(process.worker, report)
@@ -313,6 +315,8 @@ class World:
 
     def _full_links(self) -> Iterator[tuple[Worker, Worker]]:
         for (sender, to), queue in self.links.items():
+            while queue and queue[0][0] < self._started:
+                queue.popleft()  # from one who had not heard yet that its generation is over
             if not queue:
                 continue
             process = self.processes.get(to)

@@ -51,6 +51,7 @@ class Items:
     """What a `Collect` sink got."""
 
     generation: int
+    stage: int
     step: str
     items: Sequence[Any]
 
@@ -60,6 +61,7 @@ class Mark:
     """What a `Collect` sink brings from now on is not part of this snapshot."""
 
     generation: int
+    stage: int
     step: str
     snapshot: int
 

@@ -471,14 +471,14 @@ class _Process:
 
         return report
 
-    def _carrier(self, generation: int) -> Callable[[str, Sequence[Any]], None]:
-        def carry(step: str, items: Sequence[Any]) -> None:
-            self._tell(control.Items(generation, step, items))
+    def _carrier(self, generation: int) -> Callable[[int, str, Sequence[Any]], None]:
+        def carry(stage: int, step: str, items: Sequence[Any]) -> None:
+            self._tell(control.Items(generation, stage, step, items))
 
         return carry
 
-    def _marker(self, generation: int) -> Callable[[str, int], None]:
-        return lambda step, snapshot: self._tell(control.Mark(generation, step, snapshot))
+    def _marker(self, generation: int) -> Callable[[int, str, int], None]:
+        return lambda *told: self._tell(control.Mark(generation, *told))
 
     def _linked_data(self, link: Connection, data: bytes) -> None:
         links, worker = link.tag

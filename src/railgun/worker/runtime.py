@@ -15,7 +15,7 @@ Its driver's duties:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,10 +25,11 @@ from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
 from railgun.flow.operators.keyed import Keyed, Rows
-from railgun.flow.operators.operator import DeadLetter
+from railgun.flow.operators.operator import DeadLetter, Setting
 from railgun.flow.operators.reading import BATCH
+from railgun.flow.operators.writing import Writing
 from railgun.flow.plan import Plan, build
-from railgun.flow.sink import Place, Writer
+from railgun.flow.sink import Place
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire.rows import RowBatch
 from railgun.worker.saver import Saver, Then, Work
@@ -42,6 +43,7 @@ LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
 MOVE_EVERY: Final = 2.0  # and a piece of moving them, if each who gives keys has one who takes them
+DEAD: Final = "dead_letters"
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -64,16 +66,16 @@ class Outside:
     """Send a message to a worker's stage."""
     report: Callable[[int, m.Command], None]
     """Tell the controller what a stage's distributor reports."""
-    to_driver: Callable[[str, Sequence[Any]], None]
-    """Give items to the program that started the flow."""
+    to_driver: Callable[[int, str, Sequence[Any]], None]
+    """Give items of a stage's step to the program that started the flow."""
     clock: Callable[[], int]
     """The time now (µs)."""
     calm: Callable[[], bool] = lambda: True
     """Whether there is room to send more than records."""
     tell: Callable[[orders.WorkerReport], None] = lambda report: None
     """Tell the controller."""
-    mark: Callable[[str, int], None] = lambda step, snapshot: None
-    """Say that what goes to the driver from now on is not part of a snapshot."""
+    mark: Callable[[int, str, int], None] = lambda stage, step, snapshot: None
+    """Say that what goes to the driver from a stage's step from now on is not part of a snapshot."""
     background: Callable[[Work, Then], None] = at_once
     """Do something in another thread, then call the second function here with its result, or what it raised."""
 
@@ -105,11 +107,6 @@ class Runtime:
         self.begun = False
         self.stopped = False
         self.dead_letters = 0
-        self._dead: Writer[DeadLetter] | None = None
-        place = Place(plan.flow, "dead_letters", worker, generation, outside.to_driver)
-        if plan.dead_letters is not None:
-            self._dead = plan.dead_letters.open(place)
-        place = replace(place, transactional=store is not None)
         members = tuple(members)
         self.stages: list[StageRunner] = []
         for stage in plan.stages:
@@ -123,7 +120,16 @@ class Runtime:
                 emits=stage.is_source,
             )
             deliver = partial(self._deliver, stage.index)
-            operators = build(plan, stage, place, deliver, now, self._dead_letter)
+            to_driver = partial(outside.to_driver, stage.index)
+            place = Place(plan.flow, DEAD, worker, generation, to_driver, store is not None)
+            dead = (
+                None
+                if plan.dead_letters is None
+                else Writing(Setting(DEAD), plan.dead_letters, place)
+            )
+            operators = build(plan, stage, place, deliver, now, partial(self._dead_letter, dead))
+            if dead is not None:
+                operators.writing += (dead,)
             self.stages.append(StageRunner(self, stage, distributor, operators))
         self.saver = Saver(self, store)
         self.sources = [runner for runner in self.stages if runner.stage.is_source]
@@ -302,8 +308,6 @@ class Runtime:
         for runner in self.stages:
             for writing in runner.operators.writing:
                 writing.flush()
-        if self._dead is not None:
-            self._dead.flush()
 
     # ------------------------------------------------------------ between stages
 
@@ -318,10 +322,10 @@ class Runtime:
         else:
             self.send(to, runner.stage.index, message)
 
-    def _dead_letter(self, letter: DeadLetter) -> None:
-        assert self._dead is not None
+    def _dead_letter(self, dead: Writing | None, letter: DeadLetter) -> None:
+        assert dead is not None
         self.dead_letters += 1
-        self._dead.write([letter])
+        dead.write([letter])
 
     # ------------------------------------------------------------ what the process asks
 
@@ -373,6 +377,3 @@ class Runtime:
         """Let go of everything."""
         for runner in self.stages:
             runner.close()
-        if self._dead is not None:
-            self._dead.flush()
-            self._dead.close()

@@ -89,7 +89,7 @@ class Saver:
             token = writing.prepare(save.snapshot)
             if token is not None:
                 self._prepared.append(SinkPart(writing.step, token))
-            self.runtime.outside.mark(writing.step, save.snapshot)
+            self.runtime.outside.mark(runner.stage.index, writing.step, save.snapshot)
         now = clock()
         save.cuts += 1
         save.phases["align"] = (began - save.began) / 1e6

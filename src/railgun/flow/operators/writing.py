@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from railgun.flow.errors import SinkError
 from railgun.flow.operators.operator import Operator, Setting, shorten, tell
@@ -13,7 +15,7 @@ from railgun.wire.rows import RowBatch
 class Writing(Operator):
     """Hands items to a sink's writer, at once: it keeps none itself."""
 
-    def __init__(self, setting: Setting, sink: Sink[object], place: Place) -> None:
+    def __init__(self, setting: Setting, sink: Sink[Any], place: Place) -> None:
         super().__init__(setting)
         self.sink = sink
         try:
@@ -25,11 +27,15 @@ class Writing(Operator):
 
     def push(self, batch: RowBatch) -> None:
         """Write the items."""
+        self.write(batch.values)
+
+    def write(self, items: Sequence[object]) -> None:
+        """Write items, at least one."""
         try:
-            self.writer.write(batch.values)
+            self.writer.write(items)
         except Exception as error:
-            raise self._failed("write", error, shorten(batch.values[0])) from error
-        self.records += len(batch)
+            raise self._failed("write", error, shorten(items[0])) from error
+        self.records += len(items)
         self.dirty = True
 
     def flush(self) -> None:
