@@ -128,16 +128,21 @@ class _Appending(_Lines):
         self.unsafe = True
 
     def prepare(self, snapshot: int) -> Token | None:
+        return self.cut(snapshot)()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
         """Nothing is left to commit, but what the snapshot says was written has to outlive the machine's power."""
         self.flush()
-        if self.unsafe:
-            try:
-                os.fsync(self.file)
-                sync_directory(self.path.parent)
-            except OSError as error:
-                raise self._error(error) from error
-            self.unsafe = False
-        return None
+        unsafe, self.unsafe = self.unsafe, False
+        return self._sync if unsafe else lambda: None
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self.file)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            self.unsafe = True
+            raise self._error(error) from error
 
     def close(self) -> None:
         if self.file >= 0:
@@ -164,12 +169,12 @@ class _Staging(_Lines):
         self.staged.flush()
 
     def prepare(self, snapshot: int) -> Token | None:
+        return self.cut(snapshot)()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
         self.flush()
-        if self.staged is None:
-            return None
-        token = self.staged.seal(snapshot)
-        self.staged = None
-        return token
+        staged, self.staged = self.staged, None
+        return lambda: None if staged is None else staged.seal(snapshot)
 
     def close(self) -> None:
         self.waiting, self.size = [], 0

@@ -121,13 +121,15 @@ class _Writer(TwoPhaseWriter[Any]):
             self._publish()
 
     def prepare(self, snapshot: int) -> Token | None:
+        return self.cut(snapshot)()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
         if not self.exact:
             self._publish()
-            return None
+            return lambda: None
         staged = self._finish()
-        token = None if staged is None else staged.seal(snapshot)
         self.staged = None
-        return token
+        return lambda: None if staged is None else staged.seal(snapshot)
 
     def close(self) -> None:
         try:

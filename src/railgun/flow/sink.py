@@ -155,6 +155,14 @@ class TwoPhaseWriter(Writer[T_contra]):
     def prepare(self, snapshot: int) -> Token | None:
         """Make safe, and do not show, what was written since the last time; None: nothing is left to commit."""
 
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
+        """As `prepare`, but what takes long (an fsync) may be left to the function it returns.
+
+        That one is called by another thread, while further items are written; they belong to the next snapshot.
+        """
+        token = self.prepare(snapshot)
+        return lambda: token
+
 
 class TwoPhaseSink(Sink[T_contra]):
     """A place results go to exactly once, if the flow takes snapshots. Its writers are `TwoPhaseWriter`s then."""

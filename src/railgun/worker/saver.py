@@ -41,6 +41,7 @@ class _Save:
     began: int
     cuts: int = 0
     tables: list[tuple[str, TableWriter, Changes]] = field(default_factory=list)
+    sinks: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     trouble: str = ""
     writing: bool = False
@@ -86,9 +87,7 @@ class Saver:
             operator.changes.cut(table, save.full)
             save.tables.append((runner.stage.name, table, operator.changes))
         for writing in runner.operators.writing:
-            token = writing.prepare(save.snapshot)
-            if token is not None:
-                self._prepared.append(SinkPart(writing.step, token))
+            save.sinks.append((writing.step, writing.cut(save.snapshot)))
             self.runtime.outside.mark(runner.stage.index, writing.step, save.snapshot)
         now = clock()
         save.cuts += 1
@@ -120,13 +119,14 @@ class Saver:
         save.phases["encode"] = (self.runtime.outside.clock() - save.began) / 1e6
         self.runtime.outside.background(partial(self._write, save), partial(self._written, save))
 
-    def _write(self, save: _Save) -> list[Part]:
-        """In another thread."""
-        return [
-            self._write_table(save.snapshot, stage, table)
-            for stage, table, _ in save.tables
-            if table.rows and not save.trouble
-        ]
+    def _write(self, save: _Save) -> tuple[list[SinkPart], list[Part], str]:
+        """In another thread: what sinks prepared, the files, and why the snapshot cannot be saved, if so."""
+        tokens = prepared(save.sinks)
+        try:
+            tables = [(stage, table) for stage, table, _ in save.tables if table.rows]
+            return tokens, [self._write_table(save.snapshot, *table) for table in tables], ""
+        except Exception as error:
+            return tokens, [], str(error) or repr(error)
 
     def _write_table(self, snapshot: int, stage: str, table: TableWriter) -> Part:
         assert self.store is not None
@@ -134,21 +134,24 @@ class Saver:
         where = snapshot, runtime.generation, stage, table.step, runtime.worker
         return self.store.write_part(*where, table.finish(), table.rows)
 
-    def _written(self, save: _Save, parts: list[Part] | None, error: Exception | None) -> None:
+    def _written(self, save: _Save, written: Any, error: Exception | None) -> None:
+        if error is not None:
+            raise error  # of a sink: what it got is lost
+        tokens, parts, trouble = written
+        self._prepared += tokens
         if self._save is not save:
             return
-        trouble = save.trouble or ("" if error is None else str(error) or repr(error))
         save.phases["write"] = (self.runtime.outside.clock() - save.began) / 1e6
         self.runtime.outside.tell(
             orders.Saved(
                 self.runtime.generation,
                 save.snapshot,
-                tuple(parts or ()),
+                tuple(parts),
                 tuple(self._prepared),
                 sum(table.rows for _, table, _ in save.tables),
                 self.runtime.keys,
                 tuple(save.phases.items()),
-                trouble,
+                save.trouble or trouble,
             )
         )
 
@@ -203,7 +206,7 @@ class Saver:
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """This worker leaves: what is to be saved of it with the next snapshot."""
-        tables = []
+        tables, sinks = [], []
         snapshot = self._last + 1
         for runner in self.runtime.stages:
             for operator in runner.operators.keyed:
@@ -214,19 +217,26 @@ class Saver:
                     table.add(hash_keys(gone), gone, none, None, None, deleted)
                     tables.append((runner.stage.name, table))
             for writing in runner.operators.writing:
-                token = writing.prepare(snapshot)
-                if token is not None:
-                    self._prepared.append(SinkPart(writing.step, token))
+                sinks.append((writing.step, writing.cut(snapshot)))
 
-        def write() -> list[Part]:
-            return [self._write_table(snapshot, stage, table) for stage, table in tables]
+        def write() -> tuple[list[SinkPart], list[Part]]:
+            parts = [self._write_table(snapshot, stage, table) for stage, table in tables]
+            return prepared(sinks), parts
 
-        def written(parts: list[Part] | None, error: Exception | None) -> None:
+        def written(made: Any, error: Exception | None) -> None:
+            tokens, parts = made or ([], [])
+            self._prepared += tokens
             trouble = "" if error is None else str(error) or repr(error)
             told = orders.Farewell(
-                self.runtime.generation, tuple(parts or ()), tuple(self._prepared), trouble
+                self.runtime.generation, tuple(parts), tuple(self._prepared), trouble
             )
             self.runtime.outside.tell(told)
             then()
 
         self.runtime.outside.background(write, written)
+
+
+def prepared(sinks: list[tuple[str, Callable[[], Any]]]) -> list[SinkPart]:
+    """Let sinks make safe what they got; what is to be kept of it."""
+    tokens = [(step, rest()) for step, rest in sinks]
+    return [SinkPart(step, token) for step, token in tokens if token is not None]

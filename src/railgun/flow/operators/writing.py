@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from railgun.flow.errors import SinkError
@@ -48,16 +48,27 @@ class Writing(Operator):
                 raise self._failed("flush", error) from error
 
     def prepare(self, snapshot: int) -> Token | None:
-        """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one.
+        """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one."""
+        return self.cut(snapshot)()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
+        """As `prepare`, in two parts: what has to be done now, and what another thread can do.
 
         A writer that knows no two phases is flushed instead: what the snapshot says was done has then been done.
         """
         if not isinstance(self.writer, TwoPhaseWriter):
             self.flush()
-            return None
+            return lambda: None
         self.dirty = False
         try:
-            token = self.writer.prepare(snapshot)
+            rest = self.writer.cut(snapshot)
+        except Exception as error:
+            raise self._failed("prepare", error) from error
+        return lambda: self._token(rest)
+
+    def _token(self, rest: Callable[[], Token | None]) -> Token | None:
+        try:
+            token = rest()
         except Exception as error:
             raise self._failed("prepare", error) from error
         try:
