@@ -429,6 +429,9 @@ class SnapshotStore:
         for number in dropped:
             self._remember(number)
             self.disk.delete(self._at(_manifest_path(number)))
+        self.disk.sync(
+            self._at("manifests")
+        )  # a power cut must not bring one back without its parts
         deleted = 0
         if numbers and not unknown:
             named = {part.path for manifest in kept.values() for part in manifest.parts}
