@@ -145,3 +145,26 @@ def test_a_power_cut_does_not_bring_back_a_manifest_without_its_parts() -> None:
             part.path for each in SnapshotStore(disk, "demo").manifests() for part in each.parts
         }
         assert {f"data/{name}" for name in disk.list("demo/data")} == named
+
+
+def test_what_a_driver_has_loaded_is_there_for_good() -> None:
+    """A driver is gone between the name of a manifest and its sync; the next one loads it, and then power is cut."""
+    for seed in range(30):
+        disk = SimulatedDisk(seed)
+        job = Job(disk)
+        job.run(1)
+        disk.crash()
+
+        def gone_before_the_sync(step: Step, path: str, disk: SimulatedDisk = disk) -> None:
+            if step == "sync directory" and "manifests" in path:
+                disk.crash()
+                raise Crash
+
+        disk.hook = gone_before_the_sync
+        with pytest.raises(Crash):
+            job.run(1)
+        loaded = SnapshotStore(disk, "demo").latest()
+        assert loaded is not None
+        assert loaded.snapshot == 2
+        disk.lose_power()
+        assert SnapshotStore(disk, "demo").latest() == loaded
