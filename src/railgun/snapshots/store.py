@@ -254,7 +254,7 @@ class SnapshotStore:
         path = self._at(_manifest_path(manifest.snapshot))
         try:
             self.disk.write(path, manifest.to_json())
-        except BaseException:
+        except Exception:
             with contextlib.suppress(DiskError):  # some disks raise, and have it all the same
                 self.disk.delete(path)
             raise
@@ -429,12 +429,15 @@ class SnapshotStore:
         for number in dropped:
             self._remember(number)
             self.disk.delete(self._at(_manifest_path(number)))
+        self.disk.sync(
+            self._at("manifests")
+        )  # a power cut must not bring one back without its parts
         deleted = 0
         if numbers and not unknown:
             named = {part.path for manifest in kept.values() for part in manifest.parts}
             for name in self.disk.list(self._at("data")):
-                number = _number_in(name)
-                if f"data/{name}" not in named and number is not None and number <= numbers[0]:
+                belongs = _number_in(name)
+                if f"data/{name}" not in named and belongs is not None and belongs <= numbers[0]:
                     self.disk.delete(self._at(f"data/{name}"))
                     deleted += 1
         for number in self._ids("attempts")[ATTEMPTS_KEPT:]:

@@ -2,8 +2,8 @@
 
 It keeps two views: what programs see, and what would be there after a power cut. A write is made of the steps that
 `LocalDisk` takes, and between any two of them a hook may raise `Crash`: the program is gone, the disk stays as it is.
-`lose_power` then takes away what was not synced: each change of a directory that was not synced comes about or does not,
-each content that was not synced is whole, torn or empty, as a seeded die falls. That is harsher than most file systems.
+`lose_power` then takes away what was not synced: each change of a directory that was not synced comes about or does
+not, each content that was not synced is whole, torn or empty, as a seeded die falls. Most file systems are kinder.
 
 >>> disk = SimulatedDisk(seed=1)
 >>> disk.write("a", b"old")
@@ -36,7 +36,7 @@ STEPS: Final[tuple[Step, ...]] = ("write", "sync", "rename", "sync directory", "
 Hook = Callable[[Step, str], None]
 
 
-class Crash(BaseException):  # noqa: N818  # nothing may take it for an error and go on
+class Crash(BaseException):  # nothing may take it for an error and go on
     """The program is gone, at this very point."""
 
 
