@@ -48,8 +48,12 @@ class Trial:
         chance, plan = self.random, self.plan
         names = [node.name for node in plan.sources]
         self.tester = FlowTester(
-            *(make_flow(plan), chance.randint(1, 4)),
-            **{"feed": names, "seed": self.seed, "now": BEGIN, "snapshots": self.saving},
+            make_flow(plan),
+            chance.randint(1, 4),
+            feed=names,
+            seed=self.seed,
+            now=BEGIN,
+            snapshots=self.saving,
         )
         self.reference = Reference(plan, BEGIN)
         self.saved: Reference | None = None

@@ -80,7 +80,7 @@ class Parquet(StagedSink):
 
     def open(self, place: Place) -> Writer[Any]:
         """The files of one worker."""
-        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401  # now, not with the first items
+        import pyarrow.parquet  # noqa: F401  # now, not with the first items
 
         staging = Staging(self.directory, place, ".parquet")
         return _Writer(self, staging, place.transactional and self.mode == "exactly-once")
