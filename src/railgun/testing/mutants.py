@@ -24,6 +24,7 @@ from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.machine import Machine
+from railgun.core.rescale.order import Order
 from railgun.core.rescale.phase import Phase
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
@@ -181,7 +182,7 @@ class DropBeforeAcquire(Distributor):
         __slots__ = ()
 
         def move(self, worker: Machine, keys: int) -> None:
-            worker.emit(m.Drop(self.keys[self.low : self.low + keys]))
+            worker.emit(m.Drop(self.order.hashes[self.low : self.low + keys]))
             super().move(worker, keys)
 
     phases = with_phase(_Collect)
@@ -227,7 +228,7 @@ class DoneTooSoon(_FlushedAnyTime):
 
         def move(self, worker: Machine, keys: int) -> None:
             super().move(worker, keys)
-            if self.high == len(self.keys):
+            if self.high == len(self.order):
                 worker.tell(worker.peers, m.Done(worker.migration_now().epoch))
                 assert isinstance(worker, Distributor)
                 worker._on_done(worker.worker)
@@ -237,7 +238,7 @@ class DoneTooSoon(_FlushedAnyTime):
     def _try_done(self) -> None:
         phase = self._collecting()
         if phase.finished:
-            if len(phase.keys) == 0:
+            if len(phase.order) == 0:
                 super()._try_done()
             else:
                 self.go("no key left, Done is told")
@@ -446,7 +447,7 @@ class RelayOvertakesHold(Distributor):
     def _relay(self) -> None:
         phase = self.phase
         if isinstance(phase, Collect) and phase.holding:
-            stand_in = self._Collect(phase.keys, phase.reached)
+            stand_in = self._Collect(phase.order, phase.reached)
             self.phase = stand_in
             super()._relay()
             self.phase = phase
@@ -505,8 +506,8 @@ class KeysInThePast(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def __init__(self, keys: Hashes, reached: int) -> None:
-            super().__init__(keys, MIN)
+        def __init__(self, order: Order, reached: int) -> None:
+            super().__init__(order, MIN)
 
     phases = with_phase(_Collect)
 
