@@ -19,6 +19,7 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.arrivals import Arrivals, Gate
+from railgun.core.rescale.chunks import Chunks
 from railgun.core.rescale.collect import Collect, forward
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
@@ -168,6 +169,23 @@ class NoHoldAtHome(Distributor):
         def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
             known, held = super().whereabouts(hashes)
             return known | held, np.zeros_like(held)
+
+    phases = with_phase(_Collect)
+
+
+@mutant("keys")
+class TurnByHash(Distributor):
+    """The home takes keys to leave in the order of their hashes, which is not the one they leave in (rule 2)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            found = self.order.find(hashes) >= 0
+            at = np.searchsorted(self.order.sorted, hashes)
+            return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
 
     phases = with_phase(_Collect)
 
@@ -538,6 +556,67 @@ class NoFenceForNewKeys(_WithArrivals):
             return chunk == 0 or super().open(home, chunk)
 
     arrivals = _Arrivals
+
+
+class _WithChunks(_WithArrivals):
+    """A distributor whose arrivals know chunks in another way."""
+
+    __slots__ = ()
+    chunks: type[Chunks] = Chunks
+
+    def _rescale(self, epoch: int, placement: Placement) -> None:
+        super()._rescale(epoch, placement)
+        arrivals = self.migration_now().arrivals
+        arrivals.fenced = {home: self.chunks(home) for home in arrivals.homes}
+
+
+@mutant("simulator")
+class StaleChunks(_WithChunks):
+    """The new owner looks for the chunk of a key among those that were there when it looked first (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        def gather(self) -> None:
+            if not self.runs:
+                super().gather()
+
+    chunks = _Chunks
+
+
+@mutant("simulator")
+class LastingChunks(_WithChunks):
+    """Records of a key wait for a fence that is open (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        @property
+        def gone(self) -> int:
+            return 0
+
+    chunks = _Chunks
+
+
+@mutant("simulator")
+class LostChunks(_WithChunks):
+    """The new owner forgets chunks that wait when it puts new ones beside them (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        def gather(self) -> None:
+            if self.fresh:
+                self.runs = []
+            super().gather()
+
+    chunks = _Chunks
 
 
 @mutant("fence timers")
