@@ -64,7 +64,9 @@ class Chunks:
             at = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
             numbers = np.where(run.hashes[at] == hashes, run.numbers[at], numbers)
         if self.gone:
-            numbers[~np.isin(numbers, list(self.waiting))] = 0
+            shut = np.zeros(max(int(numbers.max(initial=0)), *self.waiting, 0) + 1, dtype=bool)
+            shut[list(self.waiting)] = True
+            numbers *= shut[numbers]
         return numbers
 
     @property
