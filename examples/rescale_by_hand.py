@@ -35,7 +35,7 @@ def feed(worker: int, event: m.Event) -> None:
             case m.Interrogate():
                 keys = Rows(Item(key, worker, 0) for key in counts[worker])
                 feed(worker, m.Interrogated(keys.hashes))
-            case m.Collect(parts, _):
+            case m.Collect(parts):
                 states = [{k: counts[worker][k] for k in part.tolist()} for _, part in parts]
                 feed(worker, m.Collected(tuple(states)))
             case m.Take(_, state):

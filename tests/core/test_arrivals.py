@@ -15,7 +15,7 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
 from railgun.core.rescale import Distributor
 from railgun.core.rescale import messages as m
-from railgun.core.rescale.arrivals import Arrivals
+from railgun.core.rescale.chunks import Chunks, Run
 from railgun.testing.rows import Item, Rows
 
 HOMES = (0, 1)
@@ -24,7 +24,7 @@ MEMBERS = (0, 1, 2)
 KEYS = range(1, 13)
 OLD = Placement.of(HOMES, keys={key: key % 2 for key in KEYS})
 NEW = Placement.of(MEMBERS, keys=dict.fromkeys(KEYS, ME))
-CHUNKS = {(0, 1): (2, 4), (0, 2): (8, 10), (1, 1): (1, 3), (1, 2): (7,)}
+CHUNKS = {(0, 1): (8, 2), (0, 2): (10, 4), (1, 1): (7, 1), (1, 2): (3,)}
 """Keys by home and chunk; 6 and 12 of home 0 and 5, 9 and 11 of home 1 have no state."""
 
 
@@ -140,29 +140,81 @@ def _before_state(key: int, reference: Reference) -> bool:
     return any(key in keys and at not in reference.acquired for at, keys in CHUNKS.items())
 
 
-@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 7), st.data())
-def test_the_chunk_of_a_key_is_found_among_ascending_ranges(
-    keys: set[int], size: int, data: st.DataObject
+@settings(max_examples=300, deadline=None)
+@given(st.permutations(range(60)), st.data())
+def test_the_chunk_of_a_key_is_found_whatever_came_and_went_meanwhile(
+    left: list[int], data: st.DataObject
 ) -> None:
-    arrivals = Arrivals(1, Placement.of([0]), (0, 1), 2)
-    given_away = sorted(keys)
-    of: dict[int, int] = {}
-    for number, at in enumerate(range(0, len(given_away), size), 1):
-        part = given_away[at : at + size]
-        if data.draw(st.booleans()):
-            arrivals.fenced[0].append(m.Acquire(1, number, hashes(tuple(part)), {}))
-            of |= dict.fromkeys(part, number)
-    asked = data.draw(st.lists(st.integers(0, 60)))
-    assert arrivals.chunks(0, hashes(tuple(asked))).tolist() == [of.get(key, 0) for key in asked]
+    chunks = Chunks(0)
+    waiting: dict[int, list[int]] = {}
+    number = 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        what = data.draw(st.sampled_from(["add", "add", "remove", "ask"]))
+        if what == "add" and left:
+            number += 1
+            size = data.draw(st.integers(1, 9))
+            waiting[number], left = left[:size], left[size:]
+            chunks.add(number, hashes(tuple(waiting[number])))
+        elif what == "remove" and waiting:
+            gone = data.draw(st.sampled_from(list(waiting)))
+            del waiting[gone]
+            chunks.remove(gone)
+        elif what == "ask":
+            asked = data.draw(st.lists(st.integers(0, 60)))
+            of = {key: chunk for chunk, keys in waiting.items() for key in keys}
+            assert chunks.of(hashes(tuple(asked))).tolist() == [of.get(key, 0) for key in asked]
+        chunks.validate()
+        assert len(chunks) == len(waiting)
 
 
-def test_chunks_that_do_not_ascend_are_refused() -> None:
-    for second in ((3,), (1, 3), (8, 6), ()):
-        worker = Distributor(ME, Placement.of([0]), MEMBERS, stage="s", downstream=1)
-        worker.handle(m.Rescale(1, NEW))
-        worker.handle(m.Received(0, m.Acquire(1, 1, hashes((2, 4)), {})))
-        with pytest.raises(ProtocolError, match="do not ascend"):
-            worker.handle(m.Received(0, m.Acquire(1, 2, hashes(second), {})))
+def test_of_hundreds_of_chunks_a_key_is_sorted_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sorted_keys = 0
+    sort = Chunks._sort
+
+    def count(chunks: Chunks, numbers: tuple[int, ...]) -> Run:
+        nonlocal sorted_keys
+        run = sort(chunks, numbers)
+        sorted_keys += len(run.hashes)
+        return run
+
+    monkeypatch.setattr(Chunks, "_sort", count)
+    every = np.random.default_rng(1).permutation(512 * 20).astype(np.uint64)
+    chunks = Chunks(0)
+    for number, at in enumerate(range(0, len(every), 20), 1):
+        chunks.add(number, every[at : at + 20])
+        assert set(chunks.of(every[: at + 40 : 20]).tolist()) >= {1, number}
+    assert len(chunks.runs) <= 10
+    assert sorted_keys <= 10 * len(every)
+    for number in range(1, 513):  # and they go, one by one
+        chunks.remove(number)
+        assert set(chunks.of(every[::20]).tolist()) == {0, *range(number + 1, 513)}
+    assert sorted_keys <= 12 * len(every)
+    assert not chunks.runs
+
+
+def acquire(*chunks: tuple[int, tuple[int, ...]]) -> Distributor:
+    worker = Distributor(ME, Placement.of([0]), MEMBERS, stage="s", downstream=1)
+    worker.handle(m.Rescale(1, NEW))
+    for number, keys in chunks:
+        worker.handle(m.Received(0, m.Acquire(1, number, hashes(keys), {})))
+    return worker
+
+
+def test_a_chunk_that_comes_twice_or_has_no_keys_is_refused() -> None:
+    for second in ((1, (3,)), (2, ())):
+        with pytest.raises(ProtocolError, match="twice, or without keys"):
+            acquire((1, (4, 2)), second)
+
+
+def test_a_key_that_comes_twice_is_refused_when_it_is_looked_for() -> None:
+    for second in ((3, 2), (6, 6)):
+        worker = acquire((1, (4, 2)), (2, second))
+        for sender in MEMBERS:
+            worker.handle(m.Received(sender, m.Fenced(1, 0, 0)))
+        with pytest.raises(ProtocolError, match="a key came twice from worker 0"):
+            worker.handle(m.Received(0, m.Forward(1, Rows([Item(2, 0, 1)]))))
 
 
 def test_time_goes_on_when_the_line_that_held_it_is_gone() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.placement import Placement
 from railgun.core.rescale import Distributor
 from railgun.core.rescale import messages as m
+from railgun.core.rescale.order import Order
 from railgun.core.rescale.phase import TRANSITIONS
 from railgun.testing.playbook import Playbook
 from railgun.testing.rows import Item, Rows
@@ -165,6 +168,58 @@ def test_rule_4_keys_move_in_chunks_to_each_new_owner() -> None:
     )
     play.gets(1, m.Data(0, rows((2, 1, 1), (4, 1, 1))), "process k4#1@1", "→1 FWD k2#1@1")
     play.on(m.Move(3), "collect {k4} for 1, {k5} for 2")
+
+
+def test_rule_4_keys_leave_in_the_order_in_which_they_are_named() -> None:
+    old = Placement.of([0], keys=dict.fromkeys(range(1, 6), 0))
+    new = Placement.of([1], keys=dict.fromkeys(range(1, 6), 1))
+    play = Playbook(Distributor(0, old, [0, 1]))
+    play.on(m.Rescale(1, new), "report started 1", "interrogate")
+    play.on(m.Local(rows((5, 0, 1), (2, 0, 1))), "process k5#1@0 k2#1@0")
+    play.on(m.Interrogated(hashes(3, 1, 4, 3, 2))).gets(1, m.Heard(1, MIN))
+    play.on(m.Move(2), "collect {k3 k1} for 1")
+    # k1 and k3 are on hold; k2, between them, is in the whitelist, and so is k5, which was not named.
+    play.on(m.Local(rows((1, 0, 1), (2, 0, 2), (3, 0, 1), (5, 0, 2))), "process k2#2@0 k5#2@0")
+    play.on(
+        m.Collected(({},)),
+        "→1 Acquire chunk 1 {k3 k1}",
+        "→1 FWD k1#1@0 k3#1@0",
+        "drop {k3 k1}",
+    )
+    play.on(m.Local(rows((1, 0, 2), (4, 0, 1))), "process k4#1@0", "→1 FWD k1#2@0")
+    play.on(m.Move(2), "collect {k4 k2} for 1").on(
+        m.Collected(({},)), "→1 Acquire chunk 2 {k4 k2}", "drop {k4 k2}"
+    )
+    play.on(m.Local(rows((4, 0, 2), (5, 0, 3))), "process k5#3@0", "→1 FWD k4#2@0")
+    play.on(m.Move(2), "collect {k5} for 1")
+
+
+def test_rule_4_the_driver_is_told_the_turns_of_what_leaves() -> None:
+    old = Placement.of([0], keys=dict.fromkeys(range(1, 7), 0))
+    new = Placement.of([0, 1, 2], keys={key: key % 3 for key in range(1, 7)})
+    worker = Distributor(0, old, [0, 1, 2])
+    worker.handle(m.Rescale(1, new))
+    worker.handle(m.Interrogated(hashes(5, 3, 1, 4, 5, 2)))  # k3 stays, k5 is named twice
+    for peer in (1, 2):
+        worker.handle(m.Received(peer, m.Heard(1, MIN)))
+    told = []
+    while worker.movable:
+        (collect,) = worker.handle(m.Move(3))
+        assert isinstance(collect, m.Collect)
+        for (to, keys), turns in zip(collect.parts, collect.turns, strict=True):
+            told.append((to, keys.tolist(), turns.tolist()))
+        worker.handle(m.Collected(tuple({} for _ in collect.parts)))
+    assert told == [(1, [1, 4], [1, 2]), (2, [5], [0]), (2, [2], [3])]
+
+
+@given(st.lists(st.lists(st.integers(0, 20)), max_size=5), st.lists(st.integers(0, 25)))
+def test_the_first_time_a_key_is_named_counts(named: list[list[int]], asked: list[int]) -> None:
+    order = Order.of([hashes(*keys) for keys in named])
+    order.validate()
+    wanted = list(dict.fromkeys(key for keys in named for key in keys))
+    assert order.hashes.tolist() == wanted
+    turns = [wanted.index(key) if key in wanted else -1 for key in asked]
+    assert order.find(hashes(*asked)).tolist() == turns
 
 
 def test_rule_4_one_chunk_at_a_time() -> None:

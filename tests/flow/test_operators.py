@@ -11,8 +11,9 @@ import pytest
 from tests.flow.harness import Harness, Keys, through
 
 from railgun import FORGET, Collect, DeadLetter, Flow, Items, Stream
-from railgun.core.errors import KeyTypeError
+from railgun.core.errors import KeyTypeError, ProtocolError
 from railgun.flow.errors import SinkError, SourceError, StepError
+from railgun.flow.operators.keyed import Leaving
 from railgun.flow.sink import Place, Sink, Writer
 from railgun.flow.source import Reader, Source
 
@@ -533,41 +534,78 @@ def counting(keys: list[Any]) -> Harness:
     return through(keys, lambda s: s.key_by(lambda k: k).stateful_map(count, int, name="s"))
 
 
+def leaving_of(*blocks: list[Any]) -> Leaving:
+    """These keys, found block by block; all of them leave."""
+    leaving = Leaving()
+    for block in blocks:
+        leaving.note(hashes_of(block), block)
+    return leaving
+
+
+def pop(leaving: Leaving, named: Any, *keys: Any) -> list[Any]:
+    """What leaves with the hashes of these keys, when these hashes were named; those that were not come last."""
+    names = named.tolist()
+    numbers = dict.fromkeys(hashes_of(list(keys)).tolist())
+    turns = {n: names.index(n) if n in names else len(names) + at for at, n in enumerate(numbers)}
+    order = sorted(turns, key=lambda number: turns[number])
+    some = np.array([turns[number] for number in order], dtype=np.intp)
+    return leaving.pop(np.array(order, dtype=np.uint64), some)
+
+
 def test_state_leaves_with_its_keys_and_arrives_whole() -> None:
     here, there = counting(["a", "b", "a", "c"]).keyed("s"), counting([]).keyed("s")
-    for block in here.census():
-        here.note(hashes_of(block), block)
-    leaving = here.keys_of(hashes_of(["a", "c"]))
-    assert sorted(leaving) == ["a", "c"]
-    assert sorted(there.take(memoryview(here.collect(leaving)))) == ["a", "c"]
+    noted = leaving_of(*here.census())
+    leaving = pop(noted, noted.name(), "a", "c")
+    assert leaving == ["a", "c"]
+    assert there.take(memoryview(here.collect(leaving))) == ["a", "c"]
     assert (here.states, there.states) == ({"b": 1}, {"a": 2, "c": 1})
+
+
+def test_keys_leave_in_the_order_they_were_found_in_and_only_in_that() -> None:
+    noted = leaving_of(["d", "b"], ["a", "c"])
+    named = noted.name()
+    assert named.tolist() == hashes_of(["d", "b", "a", "c"]).tolist()
+    assert pop(noted, named, "a", "d") == ["d", "a"]  # one part of a chunk
+    assert pop(noted, named, "b") == ["b"]  # the other
+    with pytest.raises(ProtocolError, match="not named in"):
+        noted.pop(hashes_of(["a"]), np.array([3]))
+    assert noted.pop(hashes_of(["c"]), np.array([3])) == ["c"]
 
 
 def test_keys_that_share_a_hash_move_together() -> None:
     twins = [Twin(name) for name in "xyz"]
     here, there = counting([*twins, twins[0], "other"]).keyed("s"), counting([]).keyed("s")
-    for block in here.census():
-        here.note(hashes_of(block), block)
-    here.note(
-        hashes_of(twins), twins
-    )  # told of twice, as keys are that come while they are counted
-    leaving = here.keys_of(hashes_of([Twin("any")]))
+    noted = leaving_of(*here.census())
+    noted.note_late(hashes_of(twins), twins)  # told of twice, as keys are that come meanwhile
+    named = noted.name()
+    assert named.tolist() == hashes_of([twins[0], "other"]).tolist()
+    leaving = pop(noted, named, Twin("any"))
     assert sorted(t.name for t in leaving) == ["x", "y", "z"]
     there.take(memoryview(here.collect(leaving)))
     assert there.states == {twins[0]: 2, twins[1]: 1, twins[2]: 1}
     assert here.states == {"other": 1}
-    assert here.keys_of(hashes_of(twins)) == []
+    assert pop(noted, named, "other") == ["other"]
+
+
+def test_keys_that_come_late_leave_with_their_hash() -> None:
+    noted = leaving_of(["a"])
+    noted.note_late(hashes_of(["late"]), ["late"])  # while keys are counted: its hash is recorded
+    named = noted.name()
+    twins = [Twin("x"), Twin("y")]
+    noted.note_late(hashes_of(twins), twins)  # and when they leave: of a hash that waits
+    assert pop(noted, named, "a", "late") == ["a", "late"]
+    assert pop(noted, named, twins[0], "no key of this hash") == twins
+    assert pop(noted, named, twins[0]) == []
 
 
 def test_a_key_that_was_forgotten_after_it_was_counted_does_not_move() -> None:
     here = counting(["a", "b"]).keyed("s")
-    here.note(hashes_of(["a", "b", "never"]), ["a", "b", "never"])
+    noted = leaving_of(["a", "b", "never"])
     del here.states["a"]
     there = counting([]).keyed("s")
-    there.take(memoryview(here.collect(here.keys_of(hashes_of(["a", "b", "never"])))))
+    leaving = pop(noted, noted.name(), "a", "b", "never")
+    there.take(memoryview(here.collect(leaving)))
     assert there.states == {"b": 1}
-    here.forget_index()
-    assert here.keys_of(hashes_of(["b"])) == []
 
 
 def test_a_census_is_taken_in_blocks_of_all_keys() -> None:

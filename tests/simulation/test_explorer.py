@@ -16,7 +16,7 @@ from railgun.testing.scenarios import Scenario, configurations
 from railgun.testing.seed_rules import HOLES, story_of
 from railgun.testing.story import story
 
-QUICKLY_CAUGHT = {"plain", "times stuck", "fence timers"}
+QUICKLY_CAUGHT = {"plain", "keys", "times stuck", "fence timers"}
 
 
 class Adder:

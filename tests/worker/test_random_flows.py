@@ -171,9 +171,9 @@ class Trial:
         for runtime in tester.runtimes.values():
             assert runtime.ended
             for runner in runtime.stages:
+                assert not runner.leaving
                 for operator in runner.operators.keyed:
                     assert len(operator.timers) == 0
-                    assert not operator.index
 
     def check_places(self) -> None:
         placement = self.tester.world.life.placement

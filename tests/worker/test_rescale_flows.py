@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from railgun import Context, Flow, Stateful
+from railgun import FORGET, Context, Flow, Stateful
 from railgun.connectors import Collect, Items
 from railgun.core.hashing import key_hash
 from railgun.core.placement import Placement
+from railgun.flow.operators import keyed
 from railgun.testing.flow_tester import FlowTester
+from railgun.worker import stage
 
 Record = tuple[int, int]  # key, number within the key
 
@@ -193,3 +195,74 @@ def test_fewer_records_are_read_at_once_where_functions_are_slow() -> None:
     assert tester.collected("out") == list(range(12_000))
     assert sizes[0] == 5_000
     assert max(sizes[2:]) <= 100
+
+
+Marked = tuple[int, tuple[bool, ...]]  # key, and which of the operators forget it
+
+
+class Alike:
+    """Keys of which every third has the hash of the one before it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __stable_key__(self) -> int:
+        return self.number - (self.number % 3 == 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def counting_some(operator: int) -> Callable[[int, Marked], tuple[Any, Marked]]:
+    def count(seen: int, record: Marked) -> tuple[Any, Marked]:
+        return FORGET if record[1][operator] else seen + 1, record
+
+    return count
+
+
+def counted_thrice() -> Flow:
+    """Three operators in one stage; a key may have state in any of them."""
+    flow = Flow("thrice")
+    stream = flow.source(Items[Marked]([]), name="records").key_by(lambda r: Alike(r[0]))
+    for operator in range(3):
+        stream = stream.stateful_map(counting_some(operator), initial=int, name=f"count {operator}")
+    stream.sink(Collect(), name="out")
+    return flow
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_keys_of_several_operators_leave_together(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that share a hash, that come while others are counted, and that only some operators have."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(keyed, "BLOCK", chance.choice([1, 2, 7]))
+    monkeypatch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30]))
+    monkeypatch.setattr(stage, "FEWEST", chance.choice([1, 5]))
+    tester = FlowTester(counted_thrice(), workers=2, feed=["records"], seed=seed)
+    wanted: list[dict[Alike, int]] = [{}, {}, {}]
+    keys = chance.choice([6, 40, 200])
+    for workers in (3, 1, 4, 2):
+        for _ in range(chance.randint(1, 6)):
+            records = []
+            for _ in range(chance.randint(0, keys)):
+                number, forget = chance.randrange(keys), [chance.random() < 0.4 for _ in wanted]
+                records.append((number, tuple(forget)))
+                for states, forgets in zip(wanted, forget, strict=True):
+                    count = states.pop(Alike(number), 0)
+                    if not forgets:
+                        states[Alike(number)] = count + 1
+            tester.feed("records", records, settle=False)
+            tester.run(chance.randint(0, 30))
+        tester.rescale(workers, settle=False)
+        tester.run(chance.randint(0, 30))
+    tester.settle()
+    assert tester.rescales > 0
+    placement = Placement.of(tester.workers)
+    for operator, states in enumerate(wanted):
+        assert tester.state(f"count {operator}") == states
+        for key, worker in tester.where(f"count {operator}").items():
+            assert worker == placement.owner(key_hash(key))

@@ -16,6 +16,7 @@ import numpy as np
 
 from railgun.core.placement import Placement
 from railgun.core.rescale.arrivals import Arrivals
+from railgun.core.rescale.chunks import Chunks
 from railgun.core.rescale.machine import Machine
 from railgun.core.rescale.migration import Migration
 from railgun.testing.rows import Rows
@@ -24,6 +25,7 @@ CONSTANT: dict[type, tuple[str, ...]] = {
     Machine: ("worker", "stage", "downstream"),
     Migration: ("old", "new", "members"),
     Arrivals: ("old", "homes", "members", "confirmations"),
+    Chunks: ("home",),
 }
 """Slots of production classes that never change; the models' own classes name theirs in `constant`."""
 

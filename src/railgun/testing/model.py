@@ -23,6 +23,9 @@ from railgun.testing.rows import Item, Rows
 Counts = dict[int, int]
 """Of each origin, the last record processed."""
 
+SCATTER = 0x9E37_79B9_7F4A_7C15
+"""What keys are multiplied by to be put in another order: of k1, k2 and k3 it is k2, k1, k3."""
+
 TIMER = -1
 """The origin a key's state counts its own timers under."""
 
@@ -120,8 +123,13 @@ class CountingOperator:
         return Rows(emitted) if emitted else None
 
     def keys(self) -> Hashes:
-        """All keys that have state."""
-        return np.array(sorted(self.states), dtype=np.uint64)
+        """All keys that have state, in an order that has nothing to do with that of their hashes; some twice.
+
+        A real operator names keys as they lie in its table, and a stage has several. Here the order is one of the keys
+        alone: the explorer takes states for equal that have the same keys.
+        """
+        keys = sorted(self.states, key=lambda key: key * SCATTER % (1 << 64))
+        return np.array([*keys, *sorted(keys)[::2]], dtype=np.uint64)
 
     def collect(self, hashes: Hashes, frontier: int) -> dict[int, Moved]:
         """The state of these keys, brought to `frontier`."""

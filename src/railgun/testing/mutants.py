@@ -19,11 +19,13 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.arrivals import Arrivals, Gate
+from railgun.core.rescale.chunks import Chunks
 from railgun.core.rescale.collect import Collect, forward
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.machine import Machine
+from railgun.core.rescale.order import Order
 from railgun.core.rescale.phase import Phase
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
@@ -171,6 +173,23 @@ class NoHoldAtHome(Distributor):
     phases = with_phase(_Collect)
 
 
+@mutant("keys")
+class TurnByHash(Distributor):
+    """The home takes keys to leave in the order of their hashes, which is not the one they leave in (rule 2)."""
+
+    __slots__ = ()
+
+    class _Collect(Collect):
+        __slots__ = ()
+
+        def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            found = self.order.find(hashes) >= 0
+            at = np.searchsorted(self.order.sorted, hashes)
+            return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
+
+    phases = with_phase(_Collect)
+
+
 @mutant("plain")
 class DropBeforeAcquire(Distributor):
     """The home drops the state before it is collected (rule 4)."""
@@ -181,7 +200,7 @@ class DropBeforeAcquire(Distributor):
         __slots__ = ()
 
         def move(self, worker: Machine, keys: int) -> None:
-            worker.emit(m.Drop(self.keys[self.low : self.low + keys]))
+            worker.emit(m.Drop(self.order.hashes[self.low : self.low + keys]))
             super().move(worker, keys)
 
     phases = with_phase(_Collect)
@@ -227,7 +246,7 @@ class DoneTooSoon(_FlushedAnyTime):
 
         def move(self, worker: Machine, keys: int) -> None:
             super().move(worker, keys)
-            if self.high == len(self.keys):
+            if self.high == len(self.order):
                 worker.tell(worker.peers, m.Done(worker.migration_now().epoch))
                 assert isinstance(worker, Distributor)
                 worker._on_done(worker.worker)
@@ -237,7 +256,7 @@ class DoneTooSoon(_FlushedAnyTime):
     def _try_done(self) -> None:
         phase = self._collecting()
         if phase.finished:
-            if len(phase.keys) == 0:
+            if len(phase.order) == 0:
                 super()._try_done()
             else:
                 self.go("no key left, Done is told")
@@ -446,7 +465,7 @@ class RelayOvertakesHold(Distributor):
     def _relay(self) -> None:
         phase = self.phase
         if isinstance(phase, Collect) and phase.holding:
-            stand_in = self._Collect(phase.keys, phase.reached)
+            stand_in = self._Collect(phase.order, phase.reached)
             self.phase = stand_in
             super()._relay()
             self.phase = phase
@@ -505,8 +524,8 @@ class KeysInThePast(Distributor):
     class _Collect(Collect):
         __slots__ = ()
 
-        def __init__(self, keys: Hashes, reached: int) -> None:
-            super().__init__(keys, MIN)
+        def __init__(self, order: Order, reached: int) -> None:
+            super().__init__(order, MIN)
 
     phases = with_phase(_Collect)
 
@@ -537,6 +556,67 @@ class NoFenceForNewKeys(_WithArrivals):
             return chunk == 0 or super().open(home, chunk)
 
     arrivals = _Arrivals
+
+
+class _WithChunks(_WithArrivals):
+    """A distributor whose arrivals know chunks in another way."""
+
+    __slots__ = ()
+    chunks: type[Chunks] = Chunks
+
+    def _rescale(self, epoch: int, placement: Placement) -> None:
+        super()._rescale(epoch, placement)
+        arrivals = self.migration_now().arrivals
+        arrivals.fenced = {home: self.chunks(home) for home in arrivals.homes}
+
+
+@mutant("simulator")
+class StaleChunks(_WithChunks):
+    """The new owner looks for the chunk of a key among those that were there when it looked first (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        def gather(self) -> None:
+            if not self.runs:
+                super().gather()
+
+    chunks = _Chunks
+
+
+@mutant("simulator")
+class LastingChunks(_WithChunks):
+    """Records of a key wait for a fence that is open (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        @property
+        def gone(self) -> int:
+            return 0
+
+    chunks = _Chunks
+
+
+@mutant("simulator")
+class LostChunks(_WithChunks):
+    """The new owner forgets chunks that wait when it puts new ones beside them (rule 12)."""
+
+    __slots__ = ()
+
+    class _Chunks(Chunks):
+        __slots__ = ()
+
+        def gather(self) -> None:
+            if self.fresh:
+                self.runs = []
+            super().gather()
+
+    chunks = _Chunks
 
 
 @mutant("fence timers")

@@ -31,7 +31,7 @@ from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.testing.mutants import MUTANTS
 from railgun.testing.report import Report, options
-from railgun.testing.scenarios import Scenario, configurations
+from railgun.testing.scenarios import Scenario, configurations, every_script
 from railgun.testing.seed_rules import HOLES, seed_explorer, story_of
 from railgun.testing.simulator import Plan, shrink, simulate
 from railgun.testing.story import story
@@ -79,6 +79,12 @@ def fence_scenarios(records: int) -> Iterator[Scenario]:
         yield Scenario((0,), (1,), (0,), (1,), scripts, second=(2,))
 
 
+def fence_of_two_scenarios(records: int) -> Iterator[Scenario]:
+    """The same of two keys, which leave in two chunks."""
+    for scripts in every_script(3, 2, records):
+        yield Scenario((0,), (1,), (0, 0), (1, 1), scripts, second=(2, 2))
+
+
 def bystander_scenarios(records: int) -> Iterator[Scenario]:
     """A key moves from 0 to 1; a third worker, neither old nor new owner, sends too."""
     for scripts in _spread(records, 3):
@@ -104,6 +110,7 @@ def families() -> list[Family]:
     bystander = [s for records in (1, 2, 3) for s in bystander_scenarios(records)]
     small_bystander = [s for records in (1, 2) for s in bystander_scenarios(records)]
     fence = [*fence_scenarios(2), *fence_scenarios(3)]
+    fence_of_two = [*fence_of_two_scenarios(2), *fence_of_two_scenarios(3)]
 
     def family(
         name: str, base: Iterable[Scenario], quick: int, default: int, **changes: bool
@@ -123,6 +130,7 @@ def families() -> list[Family]:
         family("3 workers, one a bystander, frontiers", small_bystander, 9, 2, times=True),
         family("3 workers, one a bystander, a snapshot", small_bystander, 0, 3, snapshot=True),
         family("3 workers, output fence", fence, 7, 2),
+        family("3 workers, output fence, 2 keys", fence_of_two, 24, 6),
         family("3 workers, output fence, no state", fence, 9, 4, forgets=True),
         family("3 workers, output fence, timers", fence, 16, 3, timers=True),
         family("3 workers, output fence, slow operators", fence, 0, 4, prompt=False),
@@ -172,7 +180,9 @@ def hunt(name: str, seeds: int) -> tuple[str, str, str]:
 def hunting_grounds(look_at: str) -> Iterator[Scenario]:
     """Scenarios in which a mutant of this kind shows itself."""
     base = configurations(2, 1, 2)
-    if "fence" in look_at:
+    if "keys" in look_at:
+        base = configurations(2, 2, 3)
+    elif "fence" in look_at:
         base = fence_scenarios(2)
     elif "bystander" in look_at:
         base = bystander_scenarios(1)

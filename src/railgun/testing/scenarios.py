@@ -385,7 +385,7 @@ def configurations(workers: int, keys: int, records: int) -> Iterator[Scenario]:
         for homes, owners in product(product(old, repeat=keys), product(new, repeat=keys)):
             if homes == owners:
                 continue
-            for scripts in _scripts(workers, keys, records):
+            for scripts in every_script(workers, keys, records):
                 scenario = Scenario(old, new, homes, owners, scripts)
                 canonical = _canonical(scenario)
                 if canonical not in seen:
@@ -393,7 +393,7 @@ def configurations(workers: int, keys: int, records: int) -> Iterator[Scenario]:
                     yield scenario
 
 
-def _scripts(workers: int, keys: int, records: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def every_script(workers: int, keys: int, records: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every way to spread the records over the workers and keys; every key is used."""
     for who in _compositions(records, workers):
         for choice in product(range(1, keys + 1), repeat=records):

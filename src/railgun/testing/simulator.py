@@ -177,8 +177,8 @@ class ReaderOperator:
         return None
 
     def keys(self) -> Hashes:
-        """All open partitions."""
-        return np.array(sorted(self.states), dtype=np.uint64)
+        """All open partitions, as they were opened."""
+        return np.array(list(self.states), dtype=np.uint64)
 
     def collect(self, hashes: Hashes, frontier: int) -> dict[int, int]:
         """The positions of these partitions."""

@@ -44,7 +44,7 @@ def tell(thing: m.Event | m.Message | m.Command) -> str:
             return f"{tell(message)} from {sender}"
         case m.Send(to, message):
             return f"→{to} {tell(message)}"
-        case m.Collect(parts, _):
+        case m.Collect(parts):
             return "collect " + ", ".join(f"{keys(hashes)} for {to}" for to, hashes in parts)
         case m.Collected(states):
             return f"collected {', '.join(map(compact, states))}"

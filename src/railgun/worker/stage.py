@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from railgun.core.rescale import messages as m
 from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
-from railgun.flow.operators.keyed import Index, Keyed
+from railgun.flow.operators.keyed import Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
 from railgun.wire.rows import RowBatch
 
@@ -65,8 +65,9 @@ class StageRunner:
         self._chunk = CHUNK_KEYS // 10  # keys to move next
         self._events: deque[m.Event] = deque()
         self._busy = False
-        self._census: Iterator[tuple[Keyed, list[Any]]] | None = None
-        self._found: list[Hashes] = []
+        self.leaving = Leaving()
+        self._census: Iterator[tuple[list[Any], tuple[Keyed, ...]]] | None = None
+        self._counted: tuple[Keyed, ...] = ()  # operators whose keys have all been noted
 
     # ------------------------------------------------------------ events and commands
 
@@ -96,9 +97,13 @@ class StageRunner:
                 self.runtime.send(to, self.stage.index, message)
             case m.Interrogate():
                 self._start_census()
-            case m.Collect(parts, frontier):
-                states = tuple(self._collect(hashes, frontier) for _, hashes in parts)
-                self._events.appendleft(m.Collected(states))
+            case m.Collect(parts, frontier, turns):
+                states = [
+                    self._collect(self.leaving.pop(hashes, some), frontier)
+                    for (_, hashes), some in zip(parts, turns, strict=True)
+                ]
+                self.moved_keys += sum(len(hashes) for _, hashes in parts)
+                self._events.appendleft(m.Collected(tuple(states)))
             case m.Take(_, state):
                 self._take(state)
             case m.Drop():
@@ -117,8 +122,7 @@ class StageRunner:
             case m.Advance(frontier):
                 self._advance(frontier)
             case m.Completed():
-                for operator in self.operators.keyed:
-                    operator.index = Index()
+                self.leaving, self._counted = Leaving(), ()
                 self.runtime.report(self.stage.index, command)
             case m.Started() | m.Left():
                 self.runtime.report(self.stage.index, command)
@@ -236,27 +240,39 @@ class StageRunner:
     def _start_census(self) -> None:
         self.moved_keys = self.moved_bytes = self.moving_keys = self.taken_keys = 0
         self.longest_hold = 0
-        self._found = []
-        self._census = ((op, keys) for op in self.operators.keyed for keys in op.census())
+        self.leaving, self._counted = Leaving(), ()
+        self._census = self._blocks()
+
+    def _blocks(self) -> Iterator[tuple[list[Any], tuple[Keyed, ...]]]:
+        """The keys of all operators in blocks, and with each the operators that were counted before.
+
+        Of the first one all keys will be noted that it has now, so it counts as soon as they are listed; of a further
+        one only those that none before it has when their block comes.
+        """
+        for operator in self.operators.keyed:
+            before = self._counted
+            blocks = operator.census()
+            self._counted = before or (operator,)
+            for keys in blocks:
+                yield keys, before
+            self._counted = (*before, operator)
 
     def _count(self) -> None:
         """Look at a block of keys: which have to move?"""
         assert self._census is not None
         block = next(self._census, None)
         if block is not None:
-            operator, keys = block
+            keys, before = block
             hashes = hash_keys(keys)
-            moving = self._moving(hashes)
-            if len(moving):
-                operator.index.note(hashes[moving], [keys[row] for row in moving.tolist()])
-                self._found.append(hashes[moving])
+            rows = self._moving(hashes).tolist()
+            if before:
+                rows = [row for row in rows if not _has_state(keys[row], before)]
+            self.leaving.note(hashes[rows], [keys[row] for row in rows])
             return
         self._census = None
-        found = np.concatenate(self._found) if self._found else np.empty(0, dtype=np.uint64)
-        self._found = []
-        self.handle(m.Interrogated(found))
+        self.handle(m.Interrogated(self.leaving.name()))
         if isinstance(self.distributor.phase, Collect):
-            self.moving_keys = len(self.distributor.phase.keys)
+            self.moving_keys = len(self.distributor.phase.order)
 
     def _moving(self, hashes: Hashes) -> NDArray[np.intp]:
         """Which of these keys have to move."""
@@ -267,32 +283,28 @@ class StageRunner:
         """Records that come while keys are counted may be of keys that are not there yet.
 
         So may those that come later, if the new key has the hash of one that has not left yet: they leave together.
-        """
-        keys = batch.keys
-        assert keys is not None
-        for operator in self.operators.keyed:
-            if all(map(operator.states.__contains__, keys)):
-                continue
-            moving = self._moving(batch.hashes)
-            new = [row for row in moving.tolist() if keys[row] not in operator.states]
-            operator.index.note_late(batch.hashes[new], [keys[row] for row in new])
 
-    def _collect(self, hashes: Hashes, frontier: int) -> bytes:
+        A key that is in an operator which has been counted is noted, always: it was there when that one was counted; or
+        it came with a record since, and was noted here; or a timer of an operator before brought it, which had it and
+        was counted before. So neither this nor the count of a further operator need note it again.
+        """
+        keys, counted = batch.keys, self._counted
+        assert keys is not None
+        if not counted or all(map(counted[0].states.__contains__, keys)):
+            return
+        moving = self._moving(batch.hashes).tolist()
+        new = [row for row in moving if not _has_state(keys[row], counted)]
+        self.leaving.note_late(batch.hashes[new], [keys[row] for row in new])
+
+    def _collect(self, keys: list[Any], frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""
         parts = [_SENT.pack(self.runtime.outside.clock())]
-        keyed = self.operators.keyed
-        # A timer of one operator may make state in the next one: the keys of all are those of each.
-        keys = keyed[0].index.pop(hashes) if keyed else []
-        if len(keyed) > 1:
-            more = (key for operator in keyed[1:] for key in operator.index.pop(hashes))
-            keys = list(dict.fromkeys([*keys, *more]))
-        for operator in keyed:
+        for operator in self.operators.keyed:
             operator.advance_keys(keys, frontier, self.latest)
-        for operator in keyed:
+        for operator in self.operators.keyed:
             part = operator.collect(keys)
             parts += [_PART.pack(len(part)), part]
         packed = b"".join(parts)
-        self.moved_keys += len(hashes)
         self.moved_bytes += len(packed)
         return packed
 
@@ -324,3 +336,7 @@ class StageRunner:
         for writing in self.operators.writing:
             writing.flush()
             writing.writer.close()
+
+
+def _has_state(key: Any, operators: Iterable[Keyed]) -> bool:
+    return any(key in operator.states for operator in operators)

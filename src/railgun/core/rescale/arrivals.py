@@ -13,8 +13,7 @@ when it opens: so an event looks only at what it sets free. In one line nothing 
 joins the line before a fence when all that its sender sent through the home is there already, because Flushed is
 its first gate: what went through the home is older, even if it came later.
 
-A home gives its keys away in the order of their hashes, so its chunks are ascending ranges, and a search among
-their first keys tells the one chunk a key can be of.
+Keys leave their home in no order of their hashes; `chunks.py` knows which chunk a key came with.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from railgun.core.batch import Batch, select, split
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MAX, MIN
-from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
+from railgun.core.rescale.chunks import Chunks
 from railgun.core.rescale.messages import Acquire
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class Arrivals:
         gates = len(members) + (confirmations > 0)  # of each home: Flushed of all, and fence 0
         self.awaited = len(self.homes) * gates
         self.lines: dict[Gate, Line] = {}
-        self.fenced: dict[Worker, list[Acquire]] = {home: [] for home in self.homes}
+        self.fenced: dict[Worker, Chunks] = {home: Chunks(home) for home in self.homes}
         self.lowest_held = MAX
 
     # -------------------------------------------------------- what arrives
@@ -93,13 +91,7 @@ class Arrivals:
         if self.open(home, acquire.chunk):
             worker.take(acquire)
             return
-        last = [fenced.hashes[-1:] for fenced in self.fenced[home][-1:]]
-        keys = np.concatenate([*last, acquire.hashes])
-        if len(acquire.hashes) == 0 or bool((keys[1:] <= keys[:-1]).any()):
-            raise ProtocolError(
-                f"{worker}: the keys of chunk {acquire.chunk} of worker {home} do not ascend"
-            )
-        self.fenced[home].append(acquire)
+        self.fenced[home].add(acquire.chunk, acquire.hashes)
         lowest = worker.frontiers.relayed.get(home, MIN)
         self._line_up(Gate("fence", home, acquire.chunk), acquire, lowest)
 
@@ -159,19 +151,6 @@ class Arrivals:
             return Gate("flushed", home, origin)
         return None if self.open(home, 0) else Gate("fence", home, 0)
 
-    def chunks(self, home: Worker, hashes: Hashes) -> NDArray[np.int32]:
-        """The chunk that keys of a home came with, while its fence is shut; otherwise 0."""
-        fenced = self.fenced[home]
-        firsts = np.array([acquire.hashes[0] for acquire in fenced], dtype=np.uint64)
-        candidates = np.searchsorted(firsts, hashes, side="right") - 1
-        chunks = np.zeros(len(hashes), dtype=np.int32)
-        for candidate in np.unique(candidates[candidates >= 0]).tolist():
-            rows = np.flatnonzero(candidates == candidate)
-            keys = fenced[candidate].hashes
-            at = np.minimum(np.searchsorted(keys, hashes[rows]), len(keys) - 1)
-            chunks[rows[keys[at] == hashes[rows]]] = fenced[candidate].chunk
-        return chunks
-
     def _admit(self, worker: Machine, home: Worker, records: Records) -> None:
         """Process what may be processed now; the rest lines up."""
         gate = self.gate(home, records.origin)
@@ -180,7 +159,7 @@ class Arrivals:
         elif not self.fenced[home]:
             worker.process(records.batch)
         else:
-            for chunk, part in split(records.batch, self.chunks(home, records.batch.hashes)):
+            for chunk, part in split(records.batch, self.fenced[home].of(records.batch.hashes)):
                 if chunk == 0:
                     worker.process(part)
                 else:
@@ -202,7 +181,7 @@ class Arrivals:
             self.lowest_held = min((other.lowest for other in self.lines.values()), default=MAX)
         for entry in line.entries:
             if isinstance(entry, Acquire):
-                self.fenced[gate.home].remove(entry)
+                self.fenced[gate.home].remove(entry.chunk)
                 worker.take(entry)
             elif gate.kind == "fence" and gate.of > 0:
                 worker.process(entry.batch)  # it was the last gate
@@ -237,7 +216,7 @@ class Arrivals:
         return not self.awaited and not self.lines
 
     def validate(self) -> None:
-        """Check what must always hold: nothing waits in vain, the counts are right, chunks ascend."""
+        """Check what must always hold: nothing waits in vain, the counts are right."""
         for gate, line in self.lines.items():
             assert line.entries
             if gate.kind == "flushed":
@@ -251,5 +230,4 @@ class Arrivals:
         flushes = sum(len(self.members) - len(origins) for origins in self.flushed.values())
         assert self.awaited == flushes + sum(not self.open(home, 0) for home in self.homes)
         for home in self.homes:
-            keys = np.concatenate([np.empty(0, np.uint64), *[a.hashes for a in self.fenced[home]]])
-            assert bool((keys[1:] > keys[:-1]).all()), "chunks ascend"
+            self.fenced[home].validate()

@@ -1,10 +1,10 @@
 """Collect: the home gives its keys away, chunk by chunk.
 
-Keys leave in the order of their hashes. So one sorted array with two marks is the whole bookkeeping, and asking
-for a batch of a thousand records where their keys are is one binary search:
+Keys leave in the order in which the operators named them (`order.py`). So one array with two marks is the whole
+bookkeeping, and asking for a batch of a thousand records where their keys are is one binary search for their turns:
 
-    keys:   | given away     | hold          | whitelist            |
-            0              low            high                len(keys)
+    order:  | given away     | hold          | whitelist            |
+            0              low            high               len(order)
 
 Whitelist: the state is here, process. Hold: the state is being collected, buffer. Anything else that has to
 move (given away, or never had state): forward to the new owner.
@@ -29,6 +29,7 @@ from railgun.core.frontier import LAST
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.messages import Acquire, Drop, Forward
 from railgun.core.rescale.messages import Collect as CollectState
+from railgun.core.rescale.order import Order
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 class Collect(Phase):
     """Rule 2, "Collect", and rule 4, moving keys."""
 
-    __slots__ = ("buffer", "chunk", "high", "keys", "low", "parts", "reached")
+    __slots__ = ("buffer", "chunk", "high", "low", "order", "parts", "reached")
     name = "collect"
 
-    def __init__(self, keys: Hashes, reached: int) -> None:
-        self.keys = keys
+    def __init__(self, order: Order, reached: int) -> None:
+        self.order = order
         self.reached = reached
         self.low = 0
         self.high = 0
@@ -58,7 +59,7 @@ class Collect(Phase):
     @property
     def finished(self) -> bool:
         """Whether all keys have been given away."""
-        return self.low == len(self.keys)
+        return self.low == len(self.order)
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
         """Process, buffer or forward, key by key."""
@@ -80,23 +81,21 @@ class Collect(Phase):
 
     def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which of these keys are in the whitelist, and which in hold."""
-        if len(self.keys) == 0:
-            nowhere = np.zeros(len(hashes), dtype=bool)
-            return nowhere, nowhere
-        at = np.searchsorted(self.keys, hashes)
-        found = self.keys[np.minimum(at, len(self.keys) - 1)] == hashes
-        return found & (at >= self.high), found & (at >= self.low) & (at < self.high)
+        turns = self.order.find(hashes)
+        return turns >= self.high, (turns >= self.low) & (turns < self.high)
 
     def move(self, worker: Machine, keys: int) -> None:
         """Rule 4, first half: put a chunk on hold and ask the operators for its state."""
-        self.high = min(self.low + keys, len(self.keys))
+        self.high = min(self.low + keys, len(self.order))
         self.chunk += 1
-        chunk = self.keys[self.low : self.high]
+        chunk = self.order.hashes[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
-        self.parts = tuple((to, chunk[owners == to]) for to in sorted(set(owners.tolist())))
+        rows = [(to, np.flatnonzero(owners == to)) for to in sorted(set(owners.tolist()))]
+        self.parts = tuple((to, chunk[some]) for to, some in rows)
         now = min(LAST, worker.frontiers.lowest_sender(worker.members))
         frontier = max(now, self.reached)
-        worker.emit(CollectState(self.parts, frontier))
+        turns = tuple(self.low + some for _, some in rows)
+        worker.emit(CollectState(self.parts, frontier, turns))
 
     def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
         """Rule 4, second half: Acquire, then what was buffered as FWD, then Drop."""
@@ -109,7 +108,7 @@ class Collect(Phase):
             worker.send(to, Acquire(epoch, self.chunk, hashes, state))
         buffered, self.buffer = self.buffer, []
         owners = tuple(to for to, _ in self.parts)
-        dropped = self.keys[self.low : self.high]
+        dropped = self.order.hashes[self.low : self.high]
         self.low, self.parts = self.high, ()
         for batch in buffered:
             forward(worker, batch)
@@ -117,12 +116,12 @@ class Collect(Phase):
         worker.raise_fence(self.chunk, owners)
 
     def validate(self, worker: Machine) -> None:
-        """Marks in order, keys sorted and all of them moving; only keys on hold are buffered."""
-        assert 0 <= self.low <= self.high <= len(self.keys)
-        assert bool((self.keys[1:] > self.keys[:-1]).all()), "whitelist sorted, each key once"
+        """Marks in order, each key once and all of them moving; only keys on hold are buffered."""
+        assert 0 <= self.low <= self.high <= len(self.order)
+        self.order.validate()
         migration = worker.migration_now()
-        assert bool((migration.old.owners(self.keys) == worker.worker).all())
-        assert bool((migration.new.owners(self.keys) != worker.worker).all())
+        assert bool((migration.old.owners(self.order.hashes) == worker.worker).all())
+        assert bool((migration.new.owners(self.order.hashes) != worker.worker).all())
         for batch in self.buffer:
             assert bool(self.whereabouts(batch.hashes)[1].all()), "only keys on hold are buffered"
         assert self.holding == bool(self.parts)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from railgun.core.batch import Batch
 from railgun.core.hashing import Hashes
+from railgun.core.rescale.order import Order
 from railgun.core.rescale.phase import Phase
 
 if TYPE_CHECKING:
@@ -33,26 +32,23 @@ class Interrogate(Phase):
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
         """Record the keys that have to move, and process."""
-        self.record(worker, batch.hashes)
+        moving = self.moving(worker, batch.hashes)
+        if len(moving):
+            self.recorded.append(moving)
         worker.process(batch)
 
     def answer(self, worker: Machine, hashes: Hashes) -> None:
-        """Take the operators' answer."""
+        """Take the operators' answer: it comes before what was recorded, most of which it names as well."""
         self.answered = True
-        self.record(worker, hashes)
+        self.recorded.insert(0, self.moving(worker, hashes))
 
-    def record(self, worker: Machine, hashes: Hashes) -> None:
+    def moving(self, worker: Machine, hashes: Hashes) -> Hashes:
         """Rule 3: only keys that live here now and will not."""
         here = worker.migration_now().old.owners(hashes) == worker.worker
         leaving = worker.migration_now().new.owners(hashes) != worker.worker
-        moving = hashes[here & leaving]
-        if len(moving):
-            self.recorded.append(moving)
+        moving: Hashes = hashes[here & leaving]
+        return moving
 
-    def whitelist(self) -> Hashes:
-        """All keys to move, each once, in order of their hashes."""
-        if not self.recorded:
-            return np.empty(0, dtype=np.uint64)
-        keys = np.sort(np.concatenate(self.recorded))  # np.unique would take forty times as long
-        once: Hashes = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
-        return once
+    def whitelist(self) -> Order:
+        """All keys to move, in the order in which they leave: as the operators named them, then the others."""
+        return Order.of(self.recorded)

@@ -6,7 +6,8 @@ The driver of a `Distributor` has these duties:
 2. Keep links first-in-first-out, and give each message to the peer's distributor of the same stage, as
    `Received(sender, message)`.
 3. Answer `Interrogate` with `Interrogated`, naming every key that has state, and `Collect` with `Collected`. It
-   may take its time: the distributor copes with anything in between.
+   may take its time: the distributor copes with anything in between. Keys leave in the order in which they are named,
+   so name them as they lie in memory.
 4. Give `Move` while `movable`; how many keys at once is the driver's choice (pace against time held).
 5. On `RaiseFence` pass the fence as `PassFence` to the distributor of each stage that follows, and carry each
    `Confirm` to the worker it names, as `Received(self, fenced)` for the distributor of that stage.
@@ -31,6 +32,7 @@ from typing import Any
 from railgun.core.batch import Batch
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
+from railgun.core.rescale.order import Turns
 
 # ---------------------------------------------------------------- messages between workers
 
@@ -58,7 +60,7 @@ class Forward:
 class Acquire:
     """The state of a chunk of keys, for their new owner.
 
-    Hashes ascend, within a chunk and from each chunk of a home to its next.
+    A key comes once, in no order of its hash; the chunks of a home are numbered from 1.
     """
 
     epoch: int
@@ -245,7 +247,7 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interrogated:
-    """The operators' answer: all keys that have state."""
+    """The operators' answer: all keys that have state, in the order in which those that move are to leave."""
 
     hashes: Hashes
 
@@ -303,10 +305,15 @@ class Interrogate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collect:
-    """Advance these keys to `frontier`, then take their state from the operators, part by part."""
+    """Advance these keys to `frontier`, then take their state from the operators, part by part.
+
+    `turns`: of each part the places of its keys in the order in which all leave. If `Interrogated` named only keys that
+    have to move, each hash once, it is their place there; after them come those that were not named.
+    """
 
     parts: tuple[tuple[Worker, Hashes], ...]
     frontier: int
+    turns: tuple[Turns, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

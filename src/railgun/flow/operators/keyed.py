@@ -1,7 +1,8 @@
 """Keyed state: what every stateful operator has, and how it moves.
 
-State lives in a plain dict from key to state. The protocol knows keys by their hashes, so an index from hash to key is
-made when a rescale asks for it, block by block (`census`), of the keys that move only.
+State lives in a plain dict from key to state. The protocol knows keys by their hashes. So when a rescale asks, the keys
+that move are noted, block by block (`census`), in the order of the dict, and in this order they leave: each lies in
+memory beside the one before it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
+from railgun.core.rescale.order import Turns
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
@@ -24,7 +27,6 @@ from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
 BLOCK: Final = 2_048
-SHARD_BITS: Final = 6
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
@@ -53,69 +55,78 @@ class Rows(Protocol):
         """Whether they have ended."""
 
 
-class Index:
-    """Which keys the hashes of keys in motion stand for.
+class Leaving:
+    """The keys of a stage that leave, in the order in which they do, which is the one they are found in.
 
-    The keys found are put in shards by the first bits of the hash, and a shard is sorted when its first key leaves:
-    nothing grows and nothing is sorted as a whole, for which records would have to wait.
+    A hash is named to the protocol once. Further keys of the same hash, and keys that come late, are few: they are kept
+    by their hashes, and leave with them.
     """
 
-    __slots__ = ("_late", "_shards")
+    __slots__ = ("_found", "_keys", "_more", "_named")
 
     def __init__(self) -> None:
-        self._shards: dict[int, list[tuple[Hashes, list[Any]]]] = {}
-        self._late: dict[int, dict[Any, None]] = {}
+        self._found: list[Hashes] = []
+        self._named: Hashes = np.empty(0, dtype=np.uint64)  # those of the keys, once all are found
+        self._keys: list[Any] = []
+        self._more: dict[int, dict[Any, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._shards) + len(self._late)
+        return len(self._keys) + len(self._more)
 
     def note(self, hashes: Hashes, keys: list[Any]) -> None:
         """These keys were found; they have these hashes."""
-        order = np.argsort(hashes)
-        hashes = hashes[order]
-        keys = [keys[row] for row in order.tolist()]
-        shards = (hashes >> np.uint64(64 - SHARD_BITS)).astype(np.intp)
-        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
-        for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
-            found = hashes[start:end], keys[start:end]
-            self._shards.setdefault(int(shards[start]), []).append(found)
+        self._found.append(hashes)
+        self._keys += keys
 
     def note_late(self, hashes: Hashes, keys: Sequence[Any]) -> None:
-        """These keys came after all were counted, or while they were."""
+        """These keys came after all were found, or while they were."""
         for number, key in zip(hashes.tolist(), keys, strict=True):
-            self._late.setdefault(number, {})[key] = None
+            self._more.setdefault(number, {})[key] = None
 
-    def pop(self, hashes: Hashes) -> list[Any]:
-        """The keys that have these hashes, which ascend."""
-        keys: list[Any] = []
-        shards = hashes >> np.uint64(64 - SHARD_BITS)
-        at = 0
-        while at < len(hashes):
-            shard = int(shards[at])
-            end = int(np.searchsorted(shards, shards[at], side="right"))
-            noted, names = self._sort(shard)
-            first = np.searchsorted(noted, hashes[at:end], side="left")
-            last = np.searchsorted(noted, hashes[at:end], side="right")
-            if bool((last - first == 1).all()):
-                keys += map(names.__getitem__, first.tolist())
-            else:  # some hash is of several keys, or of none that was counted
-                spans = zip(first.tolist(), last.tolist(), strict=True)
-                keys += chain.from_iterable(names[begin:stop] for begin, stop in spans)
-            at = end
-        if self._late:
-            for number in hashes.tolist():
-                keys += self._late.get(number, ())
-            keys = list(dict.fromkeys(keys))
+    def name(self) -> Hashes:
+        """All are found: their hashes, each once."""
+        self._named = np.concatenate([self._named, *self._found])
+        self._found = []
+        ordered = np.sort(self._named)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            self._set_aside(twice)
+        return self._named
+
+    def _set_aside(self, twice: Hashes) -> None:
+        """Of several keys with one of these hashes, which ascend, the first one stays where it is."""
+        at = np.minimum(np.searchsorted(twice, self._named), len(twice) - 1)
+        rows = np.flatnonzero(twice[at] == self._named)
+        stays = np.ones(len(self._named), dtype=bool)
+        seen: set[int] = set()
+        for row, number in zip(rows.tolist(), self._named[rows].tolist(), strict=True):
+            if number in seen:
+                self._more.setdefault(number, {})[self._keys[row]] = None
+                stays[row] = False
+            seen.add(number)
+        self._named = self._named[stays]
+        self._keys = list(compress(self._keys, stays.tolist()))
+
+    def pop(self, hashes: Hashes, turns: Turns) -> list[Any]:
+        """The keys that have these hashes, whose turns these are; they ascend."""
+        rows = turns[turns < len(self._named)]  # the others were not named
+        if bool((self._named[rows] != hashes[: len(rows)]).any()):
+            raise ProtocolError("keys are to leave in an order they were not named in")
+        # What has left is let go of here: in the end all would be freed at once.
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):  # all for one new owner
+            span = slice(int(rows[0]), int(rows[-1]) + 1)
+            keys = self._keys[span]
+            self._keys[span] = [None] * len(keys)
+        else:
+            keys = [self._keys[row] for row in rows.tolist()]
+            for row in rows.tolist():
+                self._keys[row] = None
+        if self._more:
+            more = [number for number in hashes.tolist() if number in self._more]
+            if more:
+                keys += chain.from_iterable(map(self._more.pop, more))
+                keys = list(dict.fromkeys(keys))
         return keys
-
-    def _sort(self, shard: int) -> tuple[Hashes, list[Any]]:
-        found = self._shards.get(shard, [])
-        if len(found) != 1:
-            hashes = np.concatenate([np.empty(0, dtype=np.uint64), *(some for some, _ in found)])
-            keys = list(chain.from_iterable(keys for _, keys in found))
-            order = np.argsort(hashes)
-            found = self._shards[shard] = [(hashes[order], [keys[row] for row in order.tolist()])]
-        return found[0]
 
 
 class Keyed(Operator):
@@ -127,7 +138,6 @@ class Keyed(Operator):
         self.timers = Timers()
         self.ended: set[Any] = set()
         self.changes: Changes | None = None  # if snapshots are taken
-        self.index = Index()
 
     # ------------------------------------------------------------ snapshots
 
