@@ -138,6 +138,18 @@ def unpickled_ints(pickles: pa.ChunkedArray) -> list[Any] | None:
     return numbers
 
 
+def ints_of(texts: pa.ChunkedArray) -> list[Any] | None:
+    """The numbers, if all texts are whole numbers of 64 bits."""
+    if not len(texts) or not texts[0].as_py().lstrip("-").isdecimal():
+        return None
+    try:
+        column = texts.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    numbers: list[Any] = hashes_of(column).view(np.int64).tolist()
+    return numbers
+
+
 def hashes_of(column: pa.ChunkedArray) -> Hashes:
     """The hashes of a column of int64."""
     pieces = [

@@ -37,10 +37,10 @@ def as_json(values: list[Any]) -> list[str | None]:
     ['1', '[2.5,null]', None, None, '{"a":{"b":true}}', None]
     """
     kinds = set(map(type, values))
+    if values and _are_odd(values, kinds):
+        return [None] * len(values)
     if _are_flat(values, kinds):
         return _encoded(values)
-    if _are_odd(values, kinds):
-        return [None] * len(values)
     plain = [at for at, value in enumerate(values) if _is_plain(value)]
     if len(plain) == len(values):
         return _encoded(values)

@@ -51,6 +51,7 @@ from railgun.snapshots.arrays import (
     flags,
     hashes_of,
     ints,
+    ints_of,
     pickled_ints,
     unpickled_ints,
 )
@@ -405,8 +406,10 @@ def _decoded(
 ) -> list[Any]:
     """Values that are text in some rows, a pickle in others, and neither (None) in those of deleted keys."""
     count = len(pickles)
+    numbers: list[Any] | None
     if pickles.null_count == count and texts.null_count == 0:
-        return decode(texts.to_pylist(), name)
+        numbers = None if keys is None else ints_of(texts)
+        return decode(texts.to_pylist(), name) if numbers is None else numbers
     if pickles.null_count == 0:
         numbers = unpickled_ints(pickles)
         if numbers is not None:
