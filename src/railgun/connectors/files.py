@@ -161,6 +161,7 @@ class _Staging(_Lines):
         super().__init__(encode, staging.place.step, staging.directory)
         self.staging = staging
         self.staged: StagedFile | None = None
+        self.sealed: StagedFile | None = None  # the last one that was cut
 
     def put(self, data: bytes) -> None:
         if self.staged is None:
@@ -172,12 +173,17 @@ class _Staging(_Lines):
         return self.cut(snapshot)()
 
     def cut(self, snapshot: int) -> Callable[[], Token | None]:
+        if self.sealed is not None:
+            self.sealed.check()
         self.flush()
         staged, self.staged = self.staged, None
+        self.sealed = staged
         return lambda: None if staged is None else staged.seal(snapshot)
 
     def close(self) -> None:
         self.waiting, self.size = [], 0
+        if self.sealed is not None:
+            self.sealed.discard_failed()
         if self.staged is not None:
             self.staged.discard()
             self.staged = None

@@ -97,6 +97,7 @@ class _Writer(TwoPhaseWriter[Any]):
         self.batches: list[Any] = []
         self.waiting = 0  # bytes in batches
         self.staged: StagedFile | None = None
+        self.sealed: StagedFile | None = None  # the last one that was cut
         self.parquet: Any = None
         self.began = 0.0  # when the first row of the present file came
 
@@ -127,8 +128,10 @@ class _Writer(TwoPhaseWriter[Any]):
         if not self.exact:
             self._publish()
             return lambda: None
+        if self.sealed is not None:
+            self.sealed.check()
         staged = self._finish()
-        self.staged = None
+        self.sealed, self.staged = staged, None
         return lambda: None if staged is None else staged.seal(snapshot)
 
     def close(self) -> None:
@@ -137,6 +140,8 @@ class _Writer(TwoPhaseWriter[Any]):
                 self._publish()
         finally:
             self.batches, self.waiting = [], 0
+            if self.sealed is not None:
+                self.sealed.discard_failed()
             if self.staged is not None:
                 # Left open, it would write its end to a file that is closed.
                 with suppress(Exception):

@@ -127,13 +127,17 @@ class StagedFile:
         with staging.writing(self.path):
             self.file: BinaryIO = os.fdopen(staging.open(name), "wb")
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Whatever goes wrong while the file is written, it is not to be written or sealed after that."""
+    def check(self) -> None:
+        """What could not be written is never passed over."""
         if self.failed:
             raise ConnectorError(
                 f"sink {self.staging.place.step!r}: {self.path} could not be written before, and is not whole"
             )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Whatever goes wrong while the file is written, it is not to be written or sealed after that."""
+        self.check()
         done = False
         try:
             with self.staging.writing(self.path):
@@ -176,6 +180,11 @@ class StagedFile:
         """Seal it, and let it appear at once: it belongs to no snapshot."""
         with self.writing():
             commit(self.staging.directory, self.seal(None))
+
+    def discard_failed(self) -> None:
+        """Throw the file away if it is not whole and never will be."""
+        if self.failed:
+            self.discard()
 
     def discard(self) -> None:
         """Throw the file away."""

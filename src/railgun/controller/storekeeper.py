@@ -102,13 +102,12 @@ class Storekeeper:
             url, _, number = chosen.begin.rpartition("#")
             self._source_url = absolute(url or chosen.begin)
             self.source = SnapshotStore(self._source_url, self.flow)
-            found = self.source.get(int(number)) if url else self.source.latest(chosen.allow_older)
+            wanted = int(number) if url else None
+            found = _find(self.source, wanted, chosen.allow_older)
             if found is None:
                 raise SnapshotError(f"there is no snapshot of {self.flow!r} in {chosen.begin}")
-        elif chosen.begin is not None:
-            found = self.store.get(chosen.begin)
         else:
-            found = self.store.latest(chosen.allow_older)
+            found = _find(self.store, chosen.begin, chosen.allow_older)
         if found is None:
             return None
         if found.finished:
@@ -116,7 +115,10 @@ class Storekeeper:
                 f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do; "
                 "to do it again, begin afresh (--fresh)"
             )
-        names = fit(found, self.steps, chosen.rename, chosen.drop)
+        upgrades = [step.name for step in self.steps if step.version > 1]
+        names = fit(
+            *(found, self.steps, chosen.rename, chosen.drop), flow=self.flow, upgrades=upgrades
+        )
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
         sinks = [replace(s, step=names.get(s.step, s.step)) for s in found.sinks]
         return replace(found, parts=tuple(parts), sinks=tuple(sinks))
@@ -221,6 +223,16 @@ class Storekeeper:
         """Let go of the store."""
         self._thread.shutdown(wait=True)
         self.store.release()
+
+
+def _find(store: SnapshotStore, number: int | None, allow_older: bool) -> Manifest | None:
+    """A snapshot, or the latest; workers will compare the checksums of what they read."""
+    if number is None:
+        return store.latest(allow_older, thorough=False)
+    found = store.get(number)
+    store.check(found, thorough=False)
+    store.pin(found)
+    return found
 
 
 class FinishedError(SnapshotError):
