@@ -13,6 +13,7 @@ from bench._workload import CORES, Rate, add, batches
 from bench.peers._processor import processor_seconds_of
 from railgun import Flow, Place, Reader, Sink, Source, Writer, run
 from railgun.core.errors import RailgunError
+from railgun.job import Snapshots
 from railgun.spark.session import session
 
 WARM_UP = 2.0
@@ -68,13 +69,15 @@ def summing(size: int) -> Flow:
     return flow
 
 
-def ours(size: int, seconds: float) -> Rate:
+def ours(size: int, seconds: float, snapshots: Snapshots | None = None) -> Rate:
     """How fast our flow does the work, in batches of `size`."""
     try:
         with ExitStack() as stack:
             spark = session("railgun bench throughput")
             stack.callback(spark.stop)
-            job = stack.enter_context(run(summing(size), CORES, spark=spark, http=False))
+            job = stack.enter_context(
+                run(summing(size), CORES, spark=spark, http=False, snapshots=snapshots)
+            )
             _await(lambda: _done(job.status()) > 0)
             time.sleep(WARM_UP)
             pids = [worker["pid"] for worker in job.status()["workers"]]
