@@ -113,6 +113,40 @@ def test_nothing_begins_to_move_during_a_snapshot_and_the_move_goes_first_after_
     assert told(orders, c.TakeSnapshot) == []
 
 
+def test_who_took_part_in_a_snapshot_leaves_when_it_is_settled() -> None:
+    coordinator = Coordinator(TWO, stages=1)
+    coordinator.rescale(ONE)
+    coordinator.want_snapshot(5, settles=True)
+    report_all(coordinator, 0, m.Started(1))
+    report_all(coordinator, 0, m.Completed(1))
+    assert coordinator.reported(0, 0, m.Left(1)) == []
+    assert report_all(coordinator, 0, m.Snapshot(5)) == [c.Commit(5)]
+    assert coordinator.phase == "leaving"
+    assert coordinator.settled() == [c.Stop(1), c.Rescaled(ONE)]
+    assert coordinator.idle
+
+
+def test_a_snapshot_that_has_not_begun_keeps_nobody() -> None:
+    coordinator = Coordinator(TWO, stages=1)
+    coordinator.rescale(ONE)
+    report_all(coordinator, 0, m.Started(1))
+    report_all(coordinator, 0, m.Completed(1))
+    assert coordinator.reported(0, 0, m.Left(1)) == [c.Stop(1), c.Rescaled(ONE)]
+    assert coordinator.want_snapshot(5, settles=True) == [c.TakeSnapshot(0, 5)]
+
+
+def test_a_snapshot_that_is_wanted_while_workers_join_is_taken_in_the_move() -> None:
+    coordinator = Coordinator(ONE, stages=1)
+    coordinator.rescale(TWO)
+    assert coordinator.want_snapshot(5, settles=True) == []
+    assert told(join_all(coordinator), c.TakeSnapshot) == []
+    orders = report_all(coordinator, 0, m.Started(1))
+    assert orders == [c.TakeSnapshot(0, 5), c.TakeSnapshot(1, 5)]
+    report_all(coordinator, 0, m.Completed(1))
+    # Nobody leaves, so the rescale is over before it is known whether the snapshot counts.
+    assert report_all(coordinator, 0, m.Snapshot(5)) == [c.Commit(5), c.Rescaled(TWO)]
+
+
 def test_snapshot_numbers_are_never_used_again() -> None:
     coordinator = Coordinator(ONE, stages=1, snapshot=7)
     assert coordinator.want_snapshot() == [c.TakeSnapshot(0, 8)]

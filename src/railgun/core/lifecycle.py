@@ -16,8 +16,10 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
 6. **New workers that are lost** before they join do not touch the flow: they are launched again, and after more than
    `restarts` of them within `window` the request is given up, and who was launched for it is let go.
 7. **A stop** with snapshots is a last snapshot: the flow goes on from there when it is run again. Without them, or if
-   it is to *drain*, sources end, and what was read is written. If that cannot be kept (a worker is lost while the
-   flow stops, or it is stopped while it starts again, and there are no snapshots), it has failed, and says so.
+   it is to *drain*, sources end, and what was read is written. A flow that is stopped while it starts has its last
+   snapshot already; if perhaps not all of that is visible, it starts nevertheless. If a stop cannot be kept (a
+   worker is lost while the flow stops, or it is stopped while it starts again, and there are no snapshots), it has
+   failed, and says so.
 8. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
@@ -35,7 +37,6 @@ from railgun.core.orders import (
     EndSources,
     Failed,
     Farewell,
-    GiveUp,
     Joined,
     Order,
     Published,
@@ -102,10 +103,10 @@ class Lifecycle(Snapshots):
         member = self.members.get(worker)
         if member is None or report.generation != self.generation:
             return []
-        if isinstance(report, Farewell):
-            member.owing = False
-            if report.error and not self.over:
+        if isinstance(report, Farewell) and member.leaving:
+            if report.error and member.owing:
                 self._restart(f"worker {worker} leaves, and cannot save: {report.error}", now)
+            member.owing = False
             return self._orders(now)
         if member.leaving or self.over:
             if isinstance(report, Failed) and report.final:  # of links it is no wonder
@@ -127,7 +128,7 @@ class Lifecycle(Snapshots):
             case Saved():
                 self._saved(worker, report)
             case Published(_, snapshot):
-                if snapshot == self.saving.number:
+                if snapshot == self.saving.committed:
                     self.saving.unpublished.discard(worker)
             case Failed(_, error, final, step):
                 if final:
@@ -139,8 +140,9 @@ class Lifecycle(Snapshots):
 
     def scale(self, placement: Placement, now: int) -> list[Order]:
         """Someone wants this placement; replaces a request that has not begun."""
-        if self.over or self.state == "stopping":
-            raise LifecycleError(f"the flow is {self.state}: it cannot be rescaled")
+        if self.over or self._stopping:
+            state = self.state if self.over else "stopping"
+            raise LifecycleError(f"the flow is {state}: it cannot be rescaled")
         self.wanted = placement
         self._lost_joining = []
         return self._orders(now)
@@ -152,7 +154,7 @@ class Lifecycle(Snapshots):
             self._drain = drain or not self.saving.on
             how = "sources end, what is under way is finished" if self._drain else "a last snapshot"
             self._happened("stopping", f"stopping: {how}")
-            if self.coordinator is not None or (self.saving.on and self._drain):
+            if self.coordinator is not None or (self.saving.on and self._drain) or self.saving.open:
                 self._stopping = True
                 self.state = "stopping"
             elif self.failed_times and self._has_run and not self.saving.on:
@@ -208,9 +210,8 @@ class Lifecycle(Snapshots):
             return self._begin_generation(now)
         if self._advance_snapshot(now):
             return True
-        idle = self.coordinator.phase == "idle" and self.coordinator.queued is None
-        if not idle:
-            return False
+        if self.coordinator.phase != "idle":
+            return self._next_snapshot(now)
         if self._stopping and not self._drain:
             return self._last_snapshot(now)
         if self._stopping and not self._draining:
@@ -222,6 +223,8 @@ class Lifecycle(Snapshots):
                 return self._last_snapshot(now)
             self._happened("finished", "all sources have ended, and everything is written")
             self._end("finished")
+            return True
+        if self._next_snapshot(now):
             return True
         return self.wanted is not None and self._try_scale(self.wanted, now)
 
@@ -279,8 +282,8 @@ class Lifecycle(Snapshots):
         missing = [worker for worker in wanted.workers if worker not in self.members]
         for worker in missing:
             self.crew.launch(worker, now)
-        waiting = [w for w in wanted.workers if self.crew.is_leaving_or_coming(w)]
-        if waiting:
+        # The coordinator would wait for the snapshot too, but not notice who is lost meanwhile.
+        if self.coordinator.saving or any(map(self.crew.is_leaving_or_coming, wanted.workers)):
             return False
         self.wanted = None
         self._lost_joining = []
@@ -336,11 +339,7 @@ class Lifecycle(Snapshots):
         self._hurt = None
         self._starting = False
         self._draining = False
-        if self.saving.phase == "publishing":
-            self.saving.phase = "none"
-        elif self.saving.busy and self.saving.phase != "writing":
-            self.saving.end(now)
-            self._give(GiveUp(self.saving.number, why))
+        self._abandon(why)
         if len(self.failures) > 1:
             self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
         self.generation += 1  # reports of the old one are stale from now on
@@ -378,6 +377,7 @@ class Lifecycle(Snapshots):
     def _end(self, state: State) -> None:
         self.state = state
         self.wanted = None
+        self._abandon(self.cause)
         for worker in list(self.members):
             self.members[worker].owing = False
             self.crew.dismiss(worker)

@@ -17,7 +17,8 @@ Rules:
 2. The manifest decides. While it is being written nobody knows whether the snapshot counts; a flow that is to go back
    to a snapshot waits for it.
 3. A worker that leaves still has something to save: output it prepared, keys it deleted. No manifest is written until
-   all who left have handed it over.
+   all who left have handed it over. Who takes part in a snapshot does not leave before all know whether it counts:
+   what it would hand over could be of after the cut, and belongs to the next one.
 4. A snapshot is *full* if there is none to build upon, or when what was added since the last full one has more rows
    than the state has keys. Else it has only what changed.
 5. When the last one cannot be saved, it is tried again, `TRIES` times in all.
@@ -25,6 +26,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -54,7 +56,7 @@ class Saving:
     rows: int = 0  # added since the last full one
     saved_rows: int = 0  # by the one under way
     saved_keys: int = 0  # that there are, as told with it
-    unpublished: set[Worker] = field(default_factory=set)
+    unpublished: set[Worker] = field(default_factory=set)  # who has not made all visible
     keys: int = 0  # in all, as told with the last one
 
     @property
@@ -67,8 +69,14 @@ class Saving:
         """Whether one is under way."""
         return self.phase != "none"
 
+    @property
+    def open(self) -> bool:
+        """Whether something may be committed and not visible."""
+        return self.phase == "writing" or bool(self.unpublished)
+
     def begin_generation(self, now: int) -> None:
-        """The flow runs, from the last snapshot or the beginning."""
+        """The flow runs, from the last snapshot, all of which is visible, or the beginning."""
+        self.unpublished = set()
         self.due = None if self.every is None else now + self.every
 
     def is_due(self, now: int) -> bool:
@@ -92,8 +100,9 @@ class Saving:
         self.phase = "none"
         self.due = None if self.every is None else now + self.every
 
-    def commit(self, now: int) -> None:
-        """Its manifest is written."""
+    def commit(self, now: int, members: Iterable[Worker]) -> None:
+        """Its manifest is written; it is for these workers to make visible what belongs to it."""
+        self.unpublished = set(members)
         self.committed, self.foreign = self.number, False
         self.rows = 0 if self.full else self.rows + self.saved_rows
         self.keys = self.saved_keys

@@ -112,31 +112,33 @@ class Snapshots:
             else:
                 assert self.coordinator is not None
                 saving.phase = "waiting"
-                self._follow(self.coordinator.want_snapshot(snapshot))
+                self._follow(self.coordinator.want_snapshot(snapshot, settles=True))
         return self._orders(now)
 
     def written(self, snapshot: int, error: str, now: int) -> list[Order]:
         """The store has written a manifest, so the snapshot is committed; or cannot."""
         saving = self.saving
+        if saving.number != snapshot or saving.phase != "writing":
+            return self._orders(now)
         if error:
             self._snapshot_failed(error, now)
             return self._orders(now)
-        saving.commit(now)
+        running = None if self.over else self.coordinator
+        members = self.placement.workers if running is None else running.members
+        saving.commit(now, members)
         kind = "full" if saving.full else "of what changed"
         self._happened("snapshot", f"snapshot {snapshot} ({kind}) is committed")
-        self._tell_all(Settled(self.generation, snapshot, True))
-        if saving.last and self.coordinator is not None:
-            saving.phase = "publishing"
-            saving.unpublished = set(self.coordinator.members)
+        if running is not None:
+            self._settle(snapshot, committed=True)
+            if saving.last:
+                saving.phase = "publishing"
         return self._orders(now)
 
     # ------------------------------------------------------------ what follows
 
     def _advance_snapshot(self, now: int) -> bool:
+        """How the one under way goes on."""
         saving = self.saving
-        if saving.is_due(now) and not self._stopping:
-            self._begin_snapshot("asked for" if saving.asked else "it was time", last=False)
-            return True
         if saving.phase == "whole":
             if saving.trouble:
                 self._snapshot_failed(saving.trouble, now)
@@ -152,6 +154,13 @@ class Snapshots:
             self._end("finished")
             return True
         return False
+
+    def _next_snapshot(self, now: int) -> bool:
+        """Whether it is time for one, which begins; a flow that stops takes only its last."""
+        if self._stopping or not self.saving.is_due(now):
+            return False
+        self._begin_snapshot("asked for" if self.saving.asked else "it was time", last=False)
+        return True
 
     def _begin_snapshot(self, why: str, *, last: bool) -> None:
         self.saving.begin(why, last=last)
@@ -170,6 +179,8 @@ class Snapshots:
         if report.snapshot != saving.number or saving.phase != "saving":
             return
         assert self.coordinator is not None
+        if worker not in self.coordinator.saving:
+            return
         if report.error:
             saving.trouble = saving.trouble or f"worker {worker}: {report.error}"
         saving.saved_rows += report.rows
@@ -178,15 +189,34 @@ class Snapshots:
 
     def _snapshot_failed(self, why: str, now: int) -> None:
         saving = self.saving
+        was_told = saving.phase != "recording"
+        saving.end(now)
         self._give(GiveUp(saving.number, why))
         self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
-        self._tell_all(Settled(self.generation, saving.number, False))
-        saving.end(now)
-        if saving.last and self.coordinator is not None:
+        if self.coordinator is None or self.over:
+            return
+        if was_told:
+            self._settle(saving.number, committed=False)
+        if saving.last:
             saving.tries += 1
             self._not_before = now + BACK_OFF
             if saving.tries >= TRIES:
                 self._fail(f"the last snapshot cannot be saved: {why}")
+
+    def _settle(self, snapshot: int, *, committed: bool) -> None:
+        """Tell all what became of it; who took part may leave now."""
+        assert self.coordinator is not None
+        self._tell_all(Settled(self.generation, snapshot, committed))
+        self._follow(self.coordinator.settled())
+
+    def _abandon(self, why: str) -> None:
+        """Nobody is there to go on with the one under way; of one that is being written, the store will tell."""
+        saving = self.saving
+        if saving.phase == "writing":
+            return
+        if saving.phase not in ("none", "publishing"):
+            self._give(GiveUp(saving.number, why))
+        saving.phase = "none"
 
     # ------------------------------------------------------------ what all parts need
 

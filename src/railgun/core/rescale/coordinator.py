@@ -7,7 +7,8 @@ Its rules:
 3. **Top-down, stage by stage** (rule 12). A stage begins to move when the one before is through everywhere, so an
    output fence never crosses a stage that is in motion itself.
 4. **Leave last.** Departing workers end their sources at the beginning; they are let go when every remaining worker
-   has their last word in every stage.
+   has their last word in every stage, and not before they know what became of a snapshot they took part in: what
+   they hand over then is all of after its cut, so it belongs to the next one.
 5. **Snapshots go on**, but for two short moments: none begins between the start of a stage's move and the report
    of all workers that they have heard of it, nor while workers join; and no stage begins to move, and nobody
    joins, while a snapshot is under way. Either waits for the other; a move that waits goes first.
@@ -95,7 +96,7 @@ class Coordinator:
 
     __slots__ = (
         "epochs", "members", "moving", "out", "phase", "placement", "queued", "saving", "snapshot",
-        "snapshot_wanted", "target", "waiting",
+        "snapshot_wanted", "target", "unsettled", "waiting",
     )  # fmt: skip
 
     def __init__(self, placement: Placement, stages: int, snapshot: int = 0) -> None:
@@ -110,6 +111,7 @@ class Coordinator:
         self.snapshot = snapshot  # the last one begun
         self.saving: set[Worker] = set()  # workers that have not saved it yet
         self.snapshot_wanted: int | None = None
+        self.unsettled = False  # whether the snapshot is one that `settled` will be said of
         self.out: list[Order] = []
 
     # ------------------------------------------------------------ what happens
@@ -119,9 +121,18 @@ class Coordinator:
         self.queued = placement
         return self._orders()
 
-    def want_snapshot(self, snapshot: int | None = None) -> list[Order]:
-        """It is time for a snapshot, or someone wants one; its number, if it is not just the next."""
+    def want_snapshot(self, snapshot: int | None = None, *, settles: bool = False) -> list[Order]:
+        """It is time for a snapshot, or someone wants one; its number, if it is not just the next.
+
+        With `settles`, nobody leaves until `settled` is called.
+        """
         self.snapshot_wanted = self.snapshot + 1 if snapshot is None else snapshot
+        self.unsettled = settles
+        return self._orders()
+
+    def settled(self) -> list[Order]:
+        """Whether the snapshot counts is known, and everybody has been told."""
+        self.unsettled = False
         return self._orders()
 
     def joined(self, worker: Worker) -> list[Order]:
@@ -195,7 +206,7 @@ class Coordinator:
             self.phase = "leaving"
             return True
         if self.phase == "leaving" and not self.waiting and not self.saving:
-            return self._finish()
+            return not self._held() and self._finish()
         return False
 
     def _start(self) -> bool:
@@ -242,6 +253,12 @@ class Coordinator:
                 if worker not in departing:
                     stages = range(len(self.epochs))
                     self.waiting |= {(worker, ("left", stage, gone)) for stage in stages}
+
+    def _held(self) -> bool:
+        """Whether someone who is to leave has a part in a snapshot, and nobody knows yet if that counts."""
+        assert self.target is not None
+        going = not set(self.members) <= set(self.target.workers)
+        return going and self.unsettled and self.snapshot_wanted is None
 
     def _finish(self) -> bool:
         assert self.target is not None
