@@ -29,6 +29,7 @@ MODULES = (
     "cloudpickle",
     "railgun.spark.task",
     "railgun.worker.process",
+    "railgun.snapshots.table",
 )
 NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",

@@ -21,9 +21,9 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
 from railgun.snapshots.manifest import Part
 from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import Rows, read_rows
 
 if TYPE_CHECKING:
+    from railgun.snapshots.table import Rows
     from railgun.worker.runtime import Runtime
 
 
@@ -79,11 +79,14 @@ def take_out(runtime: Runtime, step: str, rows: Rows) -> Rows:
     keys, states = list(compress(rows.keys, alive)), list(compress(rows.states, alive))
     timers, ended = list(compress(rows.timers, alive)), list(compress(rows.ended, alive))
     hashes = rows.hashes[np.array(alive)]
-    return Rows(rows.step, rows.version, hashes, keys, states, timers, ended, [False] * len(keys))
+    return type(rows)(
+        rows.step, rows.version, hashes, keys, states, timers, ended, [False] * len(keys)
+    )
 
 
 def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Placement) -> Rows:
     """The rows of a file that belong to this worker."""
+    from railgun.snapshots.table import read_rows  # Arrow: only who loads waits for it
 
     def mine(hashes: Hashes) -> NDArray[np.bool_]:
         there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker

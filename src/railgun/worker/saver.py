@@ -21,10 +21,10 @@ from railgun.core.hashing import hash_keys
 from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.manifest import Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import TableWriter
 
 if TYPE_CHECKING:
     from railgun.flow.operators.changes import Changes
+    from railgun.snapshots.table import TableWriter
     from railgun.worker.runtime import Runtime
     from railgun.worker.stage import StageRunner
 
@@ -57,13 +57,18 @@ class Saver:
         self._last = 0  # the number of the last snapshot that began here
         self._prepared: list[SinkPart] = []  # and not known to be published
         self._publishing = 0
+        self.new_table: type[TableWriter]
 
     def watch(self) -> None:
         """Keep account of what changes, from now on."""
-        if self.store is not None:
-            for runner in self.runtime.stages:
-                for operator in runner.operators.keyed:
-                    operator.watch_changes()
+        if self.store is None:
+            return
+        from railgun.snapshots.table import TableWriter  # Arrow: only who saves waits for it
+
+        self.new_table = TableWriter
+        for runner in self.runtime.stages:
+            for operator in runner.operators.keyed:
+                operator.watch_changes()
 
     # ------------------------------------------------------------ a snapshot
 
@@ -83,7 +88,7 @@ class Saver:
         began = clock()
         for operator in runner.operators.keyed:
             assert operator.changes is not None
-            table = TableWriter(operator.step, operator.setting.version)
+            table = self.new_table(operator.step, operator.setting.version)
             operator.changes.cut(table, save.full)
             save.tables.append((runner.stage.name, table, operator.changes))
         for writing in runner.operators.writing:
@@ -212,7 +217,7 @@ class Saver:
             for operator in runner.operators.keyed:
                 gone = [] if operator.changes is None else operator.changes.deleted()
                 if gone:
-                    table = TableWriter(operator.step, operator.setting.version)
+                    table = self.new_table(operator.step, operator.setting.version)
                     none, deleted = [None] * len(gone), [True] * len(gone)
                     table.add(hash_keys(gone), gone, none, None, None, deleted)
                     tables.append((runner.stage.name, table))
