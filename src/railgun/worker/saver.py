@@ -42,6 +42,8 @@ class _Save:
     cuts: int = 0
     tables: list[tuple[str, TableWriter, Changes]] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    """Seconds: until the last cut, within cuts, from then on until all is encoded, and until it is written."""
+    since: int = 0  # the phase that is under way began
     trouble: str = ""
     writing: bool = False
 
@@ -94,6 +96,7 @@ class Saver:
         save.cuts += 1
         save.phases["align"] = (began - save.began) / 1e6
         save.phases["cut"] = save.phases.get("cut", 0.0) + (now - began) / 1e6
+        save.since = now
 
     @property
     def busy(self) -> bool:
@@ -117,7 +120,9 @@ class Saver:
                     save.trouble = save.trouble or f"step {table.step!r}: {error}"
                 return
         save.writing = True
-        save.phases["encode"] = (self.runtime.outside.clock() - save.began) / 1e6
+        now = self.runtime.outside.clock()
+        save.phases["encode"] = (now - save.since) / 1e6
+        save.since = now
         self.runtime.outside.background(partial(self._write, save), partial(self._written, save))
 
     def _write(self, save: _Save) -> list[Part]:
@@ -138,7 +143,7 @@ class Saver:
         if self._save is not save:
             return
         trouble = save.trouble or ("" if error is None else str(error) or repr(error))
-        save.phases["write"] = (self.runtime.outside.clock() - save.began) / 1e6
+        save.phases["write"] = (self.runtime.outside.clock() - save.since) / 1e6
         self.runtime.outside.tell(
             orders.Saved(
                 self.runtime.generation,
