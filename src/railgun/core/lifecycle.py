@@ -340,7 +340,9 @@ class Lifecycle(Snapshots):
             self.saving.phase = "none"
         elif self.saving.busy and self.saving.phase != "writing":
             self.saving.end(now)
-            self._give(GiveUp(self.saving.number, why))
+            number = self.saving.number
+            self._give(GiveUp(number, why))
+            self._happened("snapshot-failed", f"snapshot {number} is given up: {why}")
         if len(self.failures) > 1:
             self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
         self.generation += 1  # reports of the old one are stale from now on
