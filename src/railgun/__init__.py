@@ -21,7 +21,7 @@ from railgun.flow.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
 
 if TYPE_CHECKING:
-    from railgun.job import Event, FlowFailedError, Job, Settings, run
+    from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
 
 __all__ = [
     "FORGET",
@@ -46,6 +46,7 @@ __all__ = [
     "Reader",
     "Settings",
     "Sink",
+    "Snapshots",
     "Source",
     "Stateful",
     "StepError",
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-_OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "run")
+_OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run")
 
 
 def __getattr__(name: str) -> Any:

@@ -38,9 +38,10 @@ from railgun.controller.controller import (
     Settings,
     check_workers,
 )
+from railgun.controller.inquiries import NoAnswerError, NoKeyError, NoStepError, state_of
 from railgun.controller.launcher import Launcher
 from railgun.controller.registry import Entry, Registry
-from railgun.controller.storekeeper import Snapshots, Storekeeper
+from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
 from railgun.flow.flow import Flow
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from railgun.spark.session import SparkSession
 
 __all__ = [
-    "Event", "FlowFailedError", "Job", "JobError", "NotRescaledError", "NotSavedError", "Settings",
-    "Snapshots", "run",
+    "Event", "FinishedError", "FlowFailedError", "Job", "JobError", "NoAnswerError", "NoKeyError",
+    "NoStepError", "NotRescaledError", "NotSavedError", "Settings", "Snapshots", "run",
 ]  # fmt: skip
 
 SHORTEST_TOKEN = 16
@@ -246,22 +247,41 @@ class Job:
 
     def snapshot(self, *, timeout: float | None = None) -> int:
         """Take a snapshot now; its number when it is committed. Raises `NotSavedError` if it is not."""
+        after = self._controller.last_event
         before = self._controller.snapshot()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            saved = self._controller.status()
-            if saved["snapshot"] is not None and saved["snapshot"] > before:
-                return int(saved["snapshot"])
-            told = [event for event in self.events() if event.kind == "snapshot-failed"]
-            if any(event.data["snapshot"] > before for event in told):
-                raise NotSavedError(told[-1].text)
-            if saved["state"] in ("failed", "finished"):
-                raise NotSavedError(f"the flow is {saved['state']}: {saved['cause']}")
+            status = self.status()
+            for event in self.events(after):
+                after = event.number
+                if event.kind in ("snapshot", "snapshot-failed"):
+                    number = int(event.data["snapshot"])
+                    if number > before and event.kind == "snapshot":
+                        return number
+                    if number > before:
+                        raise NotSavedError(event.text)
+            if status["state"] in ("failed", "finished"):
+                cause = f": {status['cause']}" if status["cause"] else ""
+                raise NotSavedError(f"the flow is {status['state']}{cause}")
             left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
             if left <= 0:
                 raise NotSavedError(f"no snapshot was committed within {timeout} s")
             with self._changed:
                 self._changed.wait(left)
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """What became of each snapshot, newest first, as plain data."""
+        return self._controller.attempts().result()
+
+    def state(self, step: str, key: Any) -> Any:
+        """The state that a step has of a key now. Raises `NoKeyError` if it has none.
+
+        What comes is a copy, made between two records. Of a source the keys are its parts, the states where it is in
+        them.
+        """
+        inquiries = self._controller.inquiries
+        inquiries.check(step)
+        return state_of(self._controller.call(inquiries.key(step, key, whole=True)))
 
     def stop(self, *, drain: bool = False, wait: bool = True, timeout: float | None = None) -> bool:
         """Let the flow end. False: not in time.

@@ -15,6 +15,7 @@ from railgun.controller.registry import Entry, Registry
 
 PATIENCE = 10.0
 _CODES = {400: USAGE, 404: USAGE, 409: NO_JOB}
+_BY_KIND = {"no-key": FAILED}
 _LOST = (URLError, ConnectionError, TimeoutError, http.client.HTTPException)
 
 
@@ -91,7 +92,7 @@ def _refused(error: HTTPError) -> CommandError:
         kind, message = str(told["kind"]), str(told["message"])
     except (ValueError, KeyError, TypeError, OSError):
         kind, message = "http", f"the job answered {error.code} {error.reason}"
-    return CommandError(_CODES.get(error.code, FAILED), kind, message)
+    return CommandError(_BY_KIND.get(kind, _CODES.get(error.code, FAILED)), kind, message)
 
 
 def find(name: str, registry: Registry) -> Client:

@@ -11,15 +11,19 @@ FAILED: Final = 1
 USAGE: Final = 2
 NO_JOB: Final = 3
 NO_FLOW: Final = 4
+FINISHED: Final = 5
+SNAPSHOTS: Final = 6
 INTERRUPTED: Final = 130
 
 EXIT_CODES: Final = """\
 exit codes:
   0    done
-  1    the flow failed, or the rescale did not come about
+  1    the flow failed, the rescale or the snapshot did not come about, or there is no such key
   2    a command or a number that makes no sense
-  3    there is no such job, it has ended, or one of that name runs already
+  3    there is no such job, it has ended, or one of that name (or with these snapshots) runs already
   4    the flow cannot be loaded, is not complete, or cannot be sent to workers
+  5    the flow has come to its end before, and there is nothing left to do
+  6    the snapshots cannot be used: damaged, of another form of the flow, or their disk refuses
   130  ended at once, by a second Ctrl-C
 """
 

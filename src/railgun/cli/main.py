@@ -21,9 +21,11 @@ from railgun.cli.errors import (
     DONE,
     EXIT_CODES,
     FAILED,
+    FINISHED,
     INTERRUPTED,
     NO_FLOW,
     NO_JOB,
+    SNAPSHOTS,
     USAGE,
     CommandError,
 )
@@ -60,8 +62,16 @@ def _in_code(error: RailgunError) -> tuple[int, str]:
         return NO_FLOW, "flow"
     if isinstance(error, JobRunsError):
         return NO_JOB, "name-taken"
-    if name in ("WorkersError", "JobError"):
+    if name in ("WorkersError", "JobError", "ChoiceError"):
         return USAGE, "usage"
+    if name in ("NoSnapshotsError", "MissingError"):
+        return USAGE, "no-snapshot"
+    if name == "FinishedError":
+        return FINISHED, "finished"
+    if name == "LockedError":
+        return NO_JOB, "locked"
+    if any(kind.__name__ == "SnapshotError" for kind in type(error).__mro__):
+        return SNAPSHOTS, name.removesuffix("Error").lower()
     return FAILED, name.removesuffix("Error").lower()
 
 
@@ -174,11 +184,34 @@ def _watch_status(client: Client, out: Output) -> int:
 
 def _stop(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     client = find(options.name, registry)
-    taken = client.post("/abort" if options.now else "/stop")
+    taken = client.post("/abort") if options.now else client.post("/stop", drain=options.drain)
     out.data(accepted=True, status=taken["status"])
-    how = "ends at once" if options.now else "stops: sources end, what is under way is finished"
+    how = "ends at once"
+    if not options.now:
+        last = taken["status"]["snapshots"] is not None and not options.drain
+        how = "stops: " + (
+            "a last snapshot" if last else "sources end, what is under way is finished"
+        )
     out.line(f"{options.name} {how}")
     return DONE
+
+
+def _snapshot(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.snapshots import take
+
+    return take(options, out, registry)
+
+
+def _snapshots(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.snapshots import show
+
+    return show(options, out, registry)
+
+
+def _state(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.state import show
+
+    return show(options, out, registry)
 
 
 def _draw(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -239,6 +272,31 @@ def parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="K=V", help="a setting of Spark; repeatable"
     )
 
+    made.add_argument(
+        "--snapshots",
+        metavar="DIR",
+        help="where they are kept: a directory or a URL (./railgun-snapshots)",
+    )
+    made.add_argument("--every", type=_seconds, metavar="SECONDS", help="between two of them (10)")
+    made.add_argument("--keep", type=_count_kept, metavar="N", help="how many are kept (3)")
+    made.add_argument(
+        "--from", dest="begin", metavar="SNAPSHOT",
+        help="begin with this one: a number, DIR#NUMBER, or the latest in a DIR (default: the latest)",
+    )  # fmt: skip
+    made.add_argument("--fresh", action="store_true", help="begin with nothing; snapshots stay")
+    made.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW",
+        help="a step of the snapshot has another name now; repeatable",
+    )  # fmt: skip
+    made.add_argument(
+        "--drop-state", action="append", default=[], metavar="STEP",
+        help="give up what the snapshot has of this step; repeatable",
+    )  # fmt: skip
+    made.add_argument(
+        "--allow-older", action="store_true", help="if the latest is damaged, take the one before"
+    )
+    made.add_argument("--no-snapshots", action="store_true", help="take none, begin with none")
+
     made = command("scale", _scale, "change the number of workers while the flow runs")
     made.add_argument("name", metavar="NAME")
     made.add_argument("workers", type=_count, metavar="N")
@@ -253,14 +311,64 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("name", metavar="NAME", nargs="?")
     made.add_argument("--watch", action="store_true", help="go on showing it, until it ends")
 
-    made = command("stop", _stop, "let the sources end, and the flow with them")
+    made = command(
+        "stop", _stop, "end a flow with a last snapshot, or (without any) with its sources"
+    )
     made.add_argument("name", metavar="NAME")
-    made.add_argument("--now", action="store_true", help="end at once, whatever is under way")
+    how = made.add_mutually_exclusive_group()
+    how.add_argument(
+        "--drain", action="store_true", help="sources end: it has come to its end then"
+    )
+    how.add_argument("--now", action="store_true", help="end at once, whatever is under way")
+
+    made = command("snapshot", _snapshot, "take a snapshot now, and wait for it")
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="wait no longer")
+
+    made = command("snapshots", _snapshots, "which snapshots there are, and which failed")
+    made.add_argument("name", metavar="NAME", nargs="?")
+    made.add_argument(
+        "--dir", metavar="DIR", help="look into a directory, whether the job runs or not"
+    )
+
+    made = command("state", _state, "the state of a key, or how many there are")
+    made.add_argument("name", metavar="NAME", nargs="?")
+    made.add_argument("--step", help="whose state")
+    made.add_argument("--key", help='text, or JSON: 42, "42", ["a", 1] (default: some of them)')
+    made.add_argument("--dir", metavar="DIR", help="out of a snapshot in this directory")
+    made.add_argument("--snapshot", type=_number, metavar="N", help="out of this one (the latest)")
+    made.add_argument("--limit", type=_number, metavar="N", help="keys to show (20)")
+    made.add_argument(
+        "--sql", metavar="SELECT", help="ask the table state (key, state, …) of a snapshot"
+    )
 
     made = command("draw", _draw, "draw a flow")
     made.add_argument("flow", help=flow)
     made.add_argument("--svg", metavar="FILE", help="as a picture (default: Mermaid text)")
     return main_parser
+
+
+def _seconds(told: str) -> float:
+    try:
+        seconds = float(told)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number of seconds is expected, not {told!r}") from None
+    if not 0 < seconds < 1e10:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, not {told}")
+    return seconds
+
+
+def _number(told: str) -> int:
+    if not (told.isascii() and told.isdecimal() and len(told) <= 18):
+        raise argparse.ArgumentTypeError(f"a whole number is expected, not {told!r}")
+    return int(told)
+
+
+def _count_kept(told: str) -> int:
+    count = _number(told)
+    if count < 1:
+        raise argparse.ArgumentTypeError("at least one snapshot is kept")
+    return count
 
 
 def _count(told: str) -> int:

@@ -18,6 +18,8 @@ STYLES = {
     "restarting": "yellow",
     "not-rescaled": "yellow",
     "trouble": "yellow",
+    "snapshot": "dim",
+    "snapshot-failed": "yellow",
     "finished": "bold green",
     "failed": "bold red",
 }
@@ -76,6 +78,8 @@ def told(event: dict[str, Any]) -> str:
             f": {data['moved']:,} keys ({size(data['bytes'])}) moved in {data['seconds']:.2g} s, "
             f"longest hold {data['longest_hold_ms']:.1f} ms"
         )
+    elif kind == "snapshot" and "rows" in data:
+        text += f": {data['rows']:,} rows ({size(data['size'])}) in {brief(data['seconds'])}"
     return text
 
 
@@ -90,6 +94,19 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def brief(seconds: float) -> str:
+    """A short time in words.
+
+    >>> brief(0.0004), brief(0.0234), brief(1.26), brief(75)
+    ('0.4 ms', '23 ms', '1.3 s', '1 min 15 s')
+    """
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def duration(seconds: float) -> str:

@@ -10,22 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
 from railgun.controller.controller import Event
 from railgun.controller.registry import Registry
+from railgun.controller.storekeeper import EVERY, KEEP, Snapshots
 from railgun.job import FlowFailedError, Job, run
 
 STOP: Final = (signal.SIGINT, signal.SIGTERM)
+DIRECTORY: Final = "railgun-snapshots"
+NEED_SNAPSHOTS: Final = {
+    "snapshots": "--snapshots", "every": "--every", "keep": "--keep", "begin": "--from", "fresh": "--fresh",
+    "rename": "--rename", "drop_state": "--drop-state", "allow_older": "--allow-older",
+}  # fmt: skip
 Happenings = queue.SimpleQueue[Event | signal.Signals]
 
 
 def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Run a flow to its end."""
     conf = _settings_of(options.set)
+    snapshots = snapshots_of(options)
     loaded = load(options.flow)
     happenings: Happenings = queue.SimpleQueue()
     out.line(f"{loaded.flow.name}: starting on {options.master or 'local Spark'}")
@@ -35,6 +42,7 @@ def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> in
             options.workers,
             master=options.master,
             conf=conf,
+            snapshots=snapshots,
             name=options.name,
             registry=registry,
             port=options.port,
@@ -44,8 +52,54 @@ def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> in
         ) as job,
         _signals(happenings),
     ):
-        out.data(job={"name": job.name, "url": job.url})
+        told = job.status()["snapshots"]
+        out.data(job={"name": job.name, "url": job.url, "snapshots": told})
+        out.line(announced(told, options.master))
         return follow(job, happenings, out)
+
+
+def announced(told: dict[str, Any] | None, master: str | None) -> str:
+    """Where snapshots are, and what the flow begins with."""
+    if told is None:
+        return "no snapshots: if it fails, it begins anew"
+    begin = told["from"]
+    if begin is None:
+        begins = "begins afresh"
+    else:
+        elsewhere = "" if begin["where"] == told["where"] else f" of {begin['where']}"
+        begins = f"goes on from snapshot {begin['snapshot']}{elsewhere}"
+    text = f"snapshots every {told['every']:g} s in {told['where']}; {begins}"
+    if master and not master.startswith("local") and "://" not in told["where"]:
+        text += "\n(all machines of the cluster have to see this directory; --snapshots takes a URL, too)"
+    return text
+
+
+def snapshots_of(options: argparse.Namespace) -> Snapshots | None:
+    """What was said about snapshots."""
+    if options.no_snapshots:
+        given = [typed for name, typed in NEED_SNAPSHOTS.items() if getattr(options, name)]
+        if given:
+            raise CommandError(USAGE, "usage", f"--no-snapshots does not go with {given[0]}")
+        return None
+    rename: dict[str, str] = {}
+    for told in options.rename:
+        old, equals, new = told.partition("=")
+        if not equals or not old or not new:
+            raise CommandError(USAGE, "usage", f"--rename takes OLD=NEW, not {told!r}")
+        if rename.setdefault(old, new) != new:
+            raise CommandError(USAGE, "usage", f"--rename: {old!r} cannot have two new names")
+    snapshots = Snapshots(
+        options.snapshots or DIRECTORY,
+        every=options.every or EVERY,
+        keep=options.keep or KEEP,
+        begin=options.begin,
+        fresh=options.fresh,
+        allow_older=options.allow_older,
+        rename=rename,
+        drop=frozenset(options.drop_state),
+    )
+    snapshots.check()
+    return snapshots
 
 
 def follow(job: Job, happenings: Happenings, out: Output) -> int:
@@ -77,9 +131,19 @@ def follow(job: Job, happenings: Happenings, out: Output) -> int:
     except FlowFailedError as error:
         if asked < 2:
             out.data(error={"kind": "flow-failed", "message": str(error)}, status=job.status())
+        _tell_where(job, out)
         return INTERRUPTED if asked > 1 else FAILED
     out.data(status=job.status())
+    if asked:
+        _tell_where(job, out)
     return DONE
+
+
+def _tell_where(job: Job, out: Output) -> None:
+    """What the next run begins with."""
+    told = job.status()["snapshots"]
+    if told is not None and told["last"] is not None:
+        out.line(f"run it again, and it goes on from snapshot {told['last']['snapshot']}")
 
 
 @contextmanager

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from railgun.cli.output import STYLES, duration, size
+from railgun.cli.output import STYLES, brief, duration, size
 
 Status = dict[str, Any]
+PHASES = ("align", "cut", "encode", "write")
+OUTCOMES = {
+    "committed": "green",
+    "failed": "red",
+    "aborted": "yellow",
+    "running": "cyan",
+    "dropped": "dim",
+}  # committed, and no longer kept
+WIDE = 112  # columns of a terminal
 
 
 def jobs(statuses: Sequence[Status]) -> RenderableType:
@@ -48,6 +60,8 @@ def job(status: Status) -> RenderableType:
     parts: list[RenderableType] = [head]
     if status["cause"]:
         parts.append(Text(status["cause"], "red"))
+    if status.get("snapshots") is not None:
+        parts.append(_saving(status["snapshots"]))
     if status["moving"] is not None:
         parts.append(moves(status))
     parts.append(_workers(status))
@@ -68,6 +82,128 @@ def moves(status: Status) -> RenderableType:
     name = Text(f"stage {stages.index(moving) + 1} of {len(stages)}, {moving}")
     grid.add_row(name, bar, Text(words))
     return grid
+
+
+def _saving(told: dict[str, Any]) -> RenderableType:
+    """How snapshots fare: the last one, the one under way, the last failure."""
+    text = Text("snapshots: ")
+    last, now, failed = told["last"], told["under_way"], told["last_failure"]
+    if last is None:
+        text.append("none yet")
+    else:
+        text.append(
+            f"{last['snapshot']} was committed {duration(last['age'])} ago "
+            f"({size(last['total'])}, took {brief(last['seconds'])})"
+        )
+    if now is not None:
+        text.append(f"; {now['snapshot']} is {now['phase']} for {brief(now['seconds'])}", "cyan")
+    if told["failures"]:
+        text.append(
+            f"; {told['failures']} failed, last {failed['snapshot']}: {failed['why']}", "yellow"
+        )
+    return text
+
+
+def phases(told: dict[str, float]) -> str:
+    """How long each phase of a snapshot took.
+
+    >>> phases({"write": 0.12, "align": 0.003, "cut": 0.0001, "encode": 1.5})
+    'align 3.0 ms, cut 0.1 ms, encode 1.5 s, write 120 ms'
+    """
+    names = [*PHASES, *(name for name in told if name not in PHASES)]
+    return ", ".join(f"{name} {brief(told[name])}" for name in names if name in told)
+
+
+def snapshots(attempts: Sequence[dict[str, Any]], width: int = WIDE) -> RenderableType:
+    """The snapshots there are, and those that failed; in a narrow terminal their phases stand below each other."""
+    wide = width >= WIDE
+    shown = PHASES if wide else ()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column, justify in (
+        ("id", "right"), ("state", "left"), ("kind", "left"), ("when", "left"), ("took", "right"),
+        *((phase, "right") for phase in shown), ("rows", "right"), ("size", "right"),
+    ):  # fmt: skip
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("why")
+    for one in attempts:
+        done, took = one["state"] == "committed", one["phases"]
+        state = "dropped" if done and not one["kept"] else one["state"]
+        ended = "" if one["ended"] is None else brief(max(0.0, one["ended"] - one["began"]))
+        why = [one["error"] or one["why"] or ""]
+        if took and not wide:
+            why.append(phases(took))
+        table.add_row(
+            str(one["snapshot"]),
+            Text(state, OUTCOMES.get(state, "")),
+            "full" if one["full"] else "incremental" if wide else "incr.",
+            _when(one["began"]),
+            ended,
+            *(brief(took[phase]) if phase in took else "" for phase in shown),
+            f"{one['rows']:,}" if done else "",
+            size(one["size"]) if done else "",
+            Text("\n".join(filter(None, why))),
+        )
+    return table
+
+
+def _when(seconds: float) -> str:
+    """A moment in words: without the day, if that is today."""
+    at, now = time.localtime(seconds), time.localtime()
+    same_day = time.strftime("%F", at) == time.strftime("%F", now)
+    return time.strftime("%T" if same_day else "%F %T", at) if seconds else ""
+
+
+def keys(told: dict[str, Any]) -> RenderableType:
+    """How many keys a step has, worker by worker."""
+    table = Table(title=f"{told['step']}: {told['keys']:,} keys", title_justify="left")
+    table.add_column("worker", justify="right")
+    table.add_column("keys", justify="right")
+    table.add_column("some of them")
+    for one in told["workers"]:
+        some = Text(", ".join(map(typed, one["samples"])))
+        table.add_row(str(one["worker"]), f"{one['keys']:,}", some)
+    return table
+
+
+def rows(told: Sequence[dict[str, Any]]) -> RenderableType:
+    """Keys and states out of a snapshot."""
+    made = [
+        (typed(one["key"]), json.dumps(one["state"], ensure_ascii=False), one["saved"])
+        if "state" in one
+        else (typed(one["key"]), one["repr"], one["saved"])
+        for one in told
+    ]
+    return table(["key", "state", "saved in"], made)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
+    """Rows of anything; what is no text is shown as JSON."""
+    made = Table()
+    for name in names:
+        made.add_column(Text(name))
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def typed(key: Any) -> str:
+    """A key as one would type it.
+
+    >>> print(typed("ada"), typed("42"), typed(42), typed(["a", 1]))
+    ada "42" 42 ["a", 1]
+    """
+    if isinstance(key, str):
+        try:
+            json.loads(key)
+        except (ValueError, RecursionError):
+            return key
+    return json.dumps(key, ensure_ascii=False, default=repr)
+
+
+def _cell(value: Any) -> Text:
+    if isinstance(value, str):
+        return Text(value)
+    return Text(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def _workers(status: Status) -> Table:

@@ -26,13 +26,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from railgun.controller.collected import Collected
+from railgun.controller.inquiries import Inquiries
 from railgun.controller.launcher import Launcher
 from railgun.controller.metrics import Totals, nothing_moved, progress
-from railgun.controller.storekeeper import Storekeeper
+from railgun.controller.storekeeper import Storekeeper, told_of
 from railgun.core import orders as o
 from railgun.core.errors import RailgunError
 from railgun.core.hashing import key_hash
-from railgun.core.lifecycle import Lifecycle, Member
+from railgun.core.lifecycle import Lifecycle, LifecycleError, Member
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.flow.plan import Plan
@@ -134,6 +135,7 @@ class Controller:
             generation=generation,
         )
         self.totals = Totals()
+        self.inquiries = Inquiries(plan, self.lifecycle, self._inquire)
         self._seen: dict[tuple[Worker, int], Seen] = {}
         self._collected = Collected()
         self._started = generation  # the last generation that was started
@@ -201,6 +203,14 @@ class Controller:
 
         return self._ask(ask)
 
+    def attempts(self) -> Future[list[dict[str, Any]]]:
+        """The snapshots there are, and those that failed, newest first; they are read by another thread."""
+        if self.storekeeper is None:
+            raise LifecycleError(
+                "the flow takes no snapshots: it was started without a place for them"
+            )
+        return self.storekeeper.attempts()
+
     def abort(self, why: str) -> None:
         """End at once."""
         self._do(lambda: self.lifecycle.abort(why, _now()))
@@ -225,6 +235,11 @@ class Controller:
     def collected(self, step: str) -> list[Any]:
         """What a `Collect` sink has got so far."""
         return self._ask(lambda: self._collected.items(step))
+
+    @property
+    def last_event(self) -> int:
+        """The number of the last event."""
+        return self._ask(lambda: self._events[-1].number if self._events else 0)
 
     def events(self, after: int = 0) -> list[Event]:
         """What happened, after the event of this number."""
@@ -393,6 +408,14 @@ class Controller:
             case o.GiveUp():
                 keeper.give_up(order)
 
+    def _inquire(self, worker: Worker, question: control.Look) -> bool:
+        member = self.lifecycle.members.get(worker)
+        seen = None if member is None else self._seen.get((worker, member.incarnation))
+        if seen is None or seen.connection is None:
+            return False
+        seen.connection.send(Messages.encode(question))
+        return True
+
     def _launch(self, worker: Worker, incarnation: int) -> None:
         spec = WorkerSpec(
             self.name, worker, incarnation, self.settings.host, self._port, self._secret
@@ -416,7 +439,8 @@ class Controller:
             self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
 
     def _down(self, worker: Worker, incarnation: int, why: str) -> None:
-        self._seen.pop((worker, incarnation), None)
+        if self._seen.pop((worker, incarnation), None) is not None:
+            self.inquiries.lost(worker)
         self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
@@ -511,6 +535,8 @@ class Controller:
             case control.Items(generation, stage, step, items):
                 if generation == self.lifecycle.generation:
                     self._collected.add((worker, stage), step, items)
+            case control.Found():
+                self.inquiries.answered(message)
             case control.Mark(generation, stage, step, snapshot):
                 if generation == self.lifecycle.generation:
                     self._collected.mark((worker, stage), step, snapshot)
@@ -543,6 +569,7 @@ class Controller:
         if seen is None or seen.connection is not connection:
             return
         seen.connection = None
+        self.inquiries.lost(worker)
         member = self.lifecycle.members.get(worker)
         if member is not None and member.incarnation == incarnation and member.leaving:
             return  # its launcher tells when the process has ended
@@ -559,8 +586,12 @@ class Controller:
         elif kind == "rescaled":
             self._move["seconds"] = round(time.monotonic() - self._moved_since, 3)
             data = dict(self._move)
-        elif kind in ("snapshot", "snapshot-failed"):
+        elif kind == "snapshot-failed":
             data = {"snapshot": self.lifecycle.saving.number}
+        elif kind == "snapshot":
+            assert self.storekeeper is not None
+            assert self.storekeeper.manifest is not None
+            data = told_of(self.storekeeper.manifest)
         event = Event(number, time.time(), kind, text, data)
         self._events.append(event)
         for watcher in list(self._watchers):
@@ -607,7 +638,8 @@ class Controller:
             "failures": life.failed_times,
             "snapshot": life.saving.committed,
             "saving": life.saving.phase if life.saving.busy else None,
-            "last_event": self._events[-1].number if self._events else 0,
+            "snapshots": self.storekeeper.status(life.saving) if self.storekeeper else None,
+            "last_event": self.last_event,
         }
 
     def _state_of(self, member: Member, seen: Seen | None) -> str:

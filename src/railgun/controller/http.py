@@ -1,9 +1,11 @@
 """The controller's HTTP API: JSON, in the controller's own event loop, on loopback, behind a token.
 
-    GET  /status    what there is to know             POST /scale  {"workers": 4}
-    GET  /events    what happens, as server-sent events   POST /pin    {"key": "ada", "worker": 2}
-    GET  /metrics   figures for Prometheus            POST /stop   let the sources end, and the flow with them
-    GET  /health    200, or 503 if the flow failed    POST /abort  end at once
+    GET  /status    what there is to know                 POST /scale     {"workers": 4}
+    GET  /events    what happens, as server-sent events   POST /pin       {"key": "ada", "worker": 2}
+    GET  /metrics   figures for Prometheus                POST /snapshot  take one now
+    GET  /health    200, or 503 if the flow failed        POST /stop      {"drain": true}, or nothing
+    GET  /snapshots what there are, and which failed      POST /abort     end at once
+    GET  /state     ?step=, &key= as JSON or text: the state of a key; without a key, how many there are
 
 Rules:
 
@@ -14,6 +16,7 @@ Rules:
    last event before it, so that its consequences are the events after that.
 4. `/events` tells past events after `Last-Event-ID` or `?after=`, then those to come, and about four times a second a
    `status`; `end` is the last. A client that does not read is dropped: nothing waits for it, and nothing piles up.
+5. `/state` asks workers, which answer between two batches, `/snapshots` the store: neither holds up the controller.
 """
 
 from __future__ import annotations
@@ -29,9 +32,18 @@ from typing import Any, Final
 from aiohttp import web
 
 from railgun.controller.controller import Controller, Event, ListenError, WorkersError
+from railgun.controller.inquiries import (
+    BusyError,
+    NoAnswerError,
+    NoKeyError,
+    NoStepError,
+    key_in,
+    key_typed,
+)
 from railgun.controller.metrics import prometheus
 from railgun.core.errors import KeyTypeError, RailgunError
 from railgun.core.lifecycle import LifecycleError
+from railgun.snapshots.plain import from_json
 
 STATUS_EVERY: Final = 0.25
 LISTENERS: Final = 64
@@ -65,8 +77,11 @@ class Api:
         app.router.add_get("/events", self._events)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/snapshots", self._snapshots)
+        app.router.add_get("/state", self._state)
         app.router.add_post("/scale", self._scale)
         app.router.add_post("/pin", self._pin)
+        app.router.add_post("/snapshot", self._snapshot)
         app.router.add_post("/stop", self._stop)
         app.router.add_post("/abort", self._abort)
         self._runner = web.AppRunner(
@@ -115,6 +130,14 @@ class Api:
             return _refusal(400, "bad-request", str(error))
         except LifecycleError as error:
             return _refusal(409, "wrong-state", str(error))
+        except NoStepError as error:
+            return _refusal(404, "no-step", str(error))
+        except NoKeyError as error:
+            return _refusal(404, "no-key", str(error))
+        except BusyError as error:
+            return _refusal(503, "busy", str(error))
+        except NoAnswerError as error:
+            return _refusal(504, "no-answer", str(error))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -144,6 +167,38 @@ class Api:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
+    async def _snapshots(self, request: web.Request) -> web.Response:
+        attempts = await asyncio.wrap_future(self.controller.attempts())
+        return _answer({"snapshots": attempts})
+
+    async def _state(self, request: web.Request) -> web.Response:
+        inquiries = self.controller.inquiries
+        step, typed = request.query.get("step"), request.query.get("key")
+        if step is None:
+            there = ", ".join(map(repr, inquiries.steps))
+            raise RequestError(400, "bad-request", f"say of which step; these have state: {there}")
+        if typed is None:
+            found = await inquiries.overview(step)
+            workers = [
+                {
+                    "worker": one.worker,
+                    "keys": one.keys,
+                    "samples": [_value(*s) for s in one.samples],
+                }
+                for one in found
+            ]
+            return _answer(
+                {"step": step, "keys": sum(one.keys for one in found), "workers": workers}
+            )
+        try:
+            key = key_typed(typed)
+        except RecursionError as error:
+            raise RequestError(400, "bad-request", "a key is not nested so deep") from error
+        one = await inquiries.key(step, key)
+        state = {"state" if one.is_json else "repr": _value(one.text, one.is_json)}
+        more = {"timers": list(one.timers), "ended": one.ended}
+        return _answer({"step": step, "key": key, "worker": one.worker, **state, **more})
+
     # ------------------------------------------------------------ ordering
 
     async def _scale(self, request: web.Request) -> web.Response:
@@ -155,11 +210,21 @@ class Api:
         worker = body["worker"]
         if isinstance(worker, bool) or not isinstance(worker, int):
             raise RequestError(400, "bad-request", f"a worker is a whole number, not {worker!r}")
-        return self._taken(lambda: self.controller.pin(_key(body["key"]), worker))
+        return self._taken(lambda: self.controller.pin(key_in(body["key"]), worker))
 
     async def _stop(self, request: web.Request) -> web.Response:
+        body = await _body(request) if request.can_read_body else {}
+        drain = body.get("drain", False)
+        if not isinstance(drain, bool):
+            raise RequestError(400, "bad-request", f"drain is true or false, not {drain!r}")
         self._check_not_over("stopped")
-        return self._taken(self.controller.stop)
+        return self._taken(lambda: self.controller.stop(drain=drain))
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        last_event = self.controller.last_event
+        before = self.controller.snapshot()
+        answer = {"after": before, "last_event": last_event, "status": self.controller.status()}
+        return _answer(answer, 202)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self._check_not_over("aborted")
@@ -254,6 +319,10 @@ def _number(request: web.Request) -> int:
     return int(told)
 
 
+def _value(text: str, is_json: bool) -> Any:
+    return from_json([text])[0] if is_json else text
+
+
 async def _body(request: web.Request, *fields: str) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
@@ -265,11 +334,6 @@ async def _body(request: web.Request, *fields: str) -> dict[str, Any]:
     if missing:
         raise RequestError(400, "bad-request", f"the request has no {missing[0]!r}")
     return body
-
-
-def _key(value: Any) -> Any:
-    """A key out of JSON: keys that are tuples are written as lists."""
-    return tuple(map(_key, value)) if isinstance(value, list) else value
 
 
 def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]:

@@ -136,7 +136,29 @@ def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
         for worker in status["workers"]:
             if name in worker:
                 text.add((("worker", str(worker["worker"])),), int(worker[name]))
+    if status.get("snapshots") is not None:
+        _tell_snapshots(text, status["snapshots"])
     return str(text)
+
+
+def _tell_snapshots(text: _Text, snapshots: Mapping[str, Any]) -> None:
+    text.counter("snapshots_total", "Snapshots that were committed")
+    text.add((), snapshots["count"])
+    text.counter("snapshot_failures_total", "Snapshots that did not come about")
+    text.add((), snapshots["failures"])
+    text.begin("snapshot_running", "gauge", "1 while a snapshot is being taken")
+    text.add((), int(snapshots["under_way"] is not None))
+    last = snapshots["last"]
+    for name, metric, what in (
+        ("age", "snapshot_age_seconds", "Seconds since the last snapshot was committed"),
+        ("seconds", "snapshot_duration_seconds", "Seconds the last snapshot took"),
+        ("size", "snapshot_written_bytes", "Bytes that were written for the last snapshot"),
+        ("total", "snapshot_bytes", "Bytes of all files the last snapshot is made of"),
+        ("rows", "snapshot_rows", "Keys that were saved with the last snapshot"),
+    ):
+        text.begin(metric, "gauge", what)
+        if last is not None:
+            text.add((), last[name])
 
 
 class _Text:

@@ -2,6 +2,10 @@
 
 It keeps what workers report of the snapshot under way, puts the manifest together, and knows what a generation begins
 with. A store can be slow; the controller never waits for it.
+
+What a job begins with is chosen by people (`Snapshots`). Nothing of what there is gets lost by a choice: a job that
+begins afresh, or with an older snapshot than the latest, takes numbers above all there are, and the latest snapshot of
+before is kept, whatever comes after it, until the next such choice.
 """
 
 from __future__ import annotations
@@ -10,24 +14,27 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from railgun.controller.saved import NoSnapshotsError, absolute, find_store, told_attempts
 from railgun.core import orders as o
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
 from railgun.flow.plan import Plan
 from railgun.snapshots.disk import Disk
-from railgun.snapshots.errors import SnapshotError
+from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError
 from railgun.snapshots.fit import fit
-from railgun.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo
-from railgun.snapshots.store import SnapshotStore
+from railgun.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo, seal, unseal
+from railgun.snapshots.store import SnapshotStore, encode_name
 from railgun.wire import control
 
 GENERATIONS: Final = 100  # that a job may use until it asks again
 EVERY: Final = 10.0
 KEEP: Final = 3
+FOR_EVER: Final = 1e10  # seconds
+_KEPT: Final = "kept.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +47,55 @@ class Snapshots:
     keep: int = KEEP
     """How many are kept."""
     begin: str | int | None = None
-    """A snapshot to begin with: its number, or where another flow's snapshots are; None: the latest."""
+    """A snapshot to begin with: its number; a directory of snapshots, of which it is the latest; or both, as
+    `DIRECTORY#NUMBER`. None: the latest there is."""
     fresh: bool = False
     """Begin with nothing, whatever there is."""
     allow_older: bool = False
     """If the latest is damaged, begin with the one before."""
     rename: Mapping[str, str] = field(default_factory=dict)
+    """What steps of the snapshot are called in the flow now, if that is something else."""
     drop: frozenset[str] = frozenset()
+    """Steps of the snapshot whose state is not wanted any more."""
+
+    def check(self) -> None:
+        """Refuse what cannot be, or contradicts itself."""
+        if not 0 < self.every < FOR_EVER:  # NaN is neither
+            raise ChoiceError(f"seconds between two snapshots are more than 0, not {self.every!r}")
+        if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
+            raise ChoiceError(f"at least one snapshot is kept, not {self.keep!r}")
+        if self.fresh and (self.begin is not None or self.allow_older or self.rename or self.drop):
+            raise ChoiceError(
+                "--fresh loads nothing, so it goes with none of --from, --allow-older, --rename, --drop-state"
+            )
+        _, number = where_to_begin(self.begin)
+        if number is not None and self.allow_older:
+            raise ChoiceError(f"either snapshot {number}, or --allow-older: not both")
+
+
+def where_to_begin(told: str | int | None) -> tuple[str | None, int | None]:
+    """What to begin with, as a directory (None: the job's own) and a number (None: the latest).
+
+    >>> where_to_begin("7"), where_to_begin("old#7"), where_to_begin("old")
+    ((None, 7), ('old', 7), ('old', None))
+    """
+    if told is None:
+        return None, None
+    if isinstance(told, int):
+        directory, digits = "", str(told)
+    elif "#" in told and not os.path.isdir(told):
+        directory, _, digits = told.rpartition("#")
+    elif told.isdecimal():
+        directory, digits = "", told
+    elif told:
+        return told, None
+    else:
+        raise ChoiceError("a snapshot to begin with is a number, DIRECTORY#NUMBER or a directory")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        raise ChoiceError(
+            f"a snapshot has a number, as in {directory or 'DIRECTORY'}#7, not {digits!r}"
+        )
+    return directory or None, int(digits)
 
 
 class Storekeeper:
@@ -55,6 +104,7 @@ class Storekeeper:
     def __init__(
         self, plan: Plan, chosen: Snapshots, flow: str, *, disk: Disk | None = None
     ) -> None:
+        chosen.check()
         self.chosen = chosen
         self.flow = flow
         self.steps = steps_of(plan)
@@ -71,16 +121,21 @@ class Storekeeper:
         self._writing: Manifest | None = None
         self._began = 0.0
         self._full = True
+        self.begun_with: tuple[str, int] | None = None  # where, and its number
+        self.tally = Tally()
         self._thread = ThreadPoolExecutor(1, "railgun-store")
         self.submit: Callable[[Callable[[], None]], object] = self._thread.submit
         self.store.acquire()
         try:
             self.manifest = self._begin_with()
+            self._kept = self._keep_newest()
             run = self.store.next_run()
             self.store.use_generation(run.generation + GENERATIONS)
         except BaseException:
             self.store.release()
             raise
+        if self.manifest is not None:
+            self.begun_with = self.source.where(), self.manifest.snapshot
         self.generation = run.generation - 1
         """The last one that was used, by this job or an earlier one."""
         self.saving = self._saving(run.snapshot - 1)
@@ -98,30 +153,67 @@ class Storekeeper:
         chosen = self.chosen
         if chosen.fresh:
             return None
-        if isinstance(chosen.begin, str):
-            url, _, number = chosen.begin.rpartition("#")
-            self._source_url = absolute(url or chosen.begin)
-            self.source = SnapshotStore(self._source_url, self.flow)
-            wanted = int(number) if url else None
-            found = _find(self.source, wanted, chosen.allow_older)
-            if found is None:
-                raise SnapshotError(f"there is no snapshot of {self.flow!r} in {chosen.begin}")
-        else:
-            found = _find(self.store, chosen.begin, chosen.allow_older)
+        directory, number = where_to_begin(chosen.begin)
+        if directory is not None:
+            self._source_url, self.source = find_store(directory, self.flow)
+            if self.source.where() == self.store.where():
+                self._source_url, self.source = self.url, self.store
+        try:
+            found = self._load(number)
+        except DamagedError as error:
+            raise DamagedError(f"{error} {self._way_out(number)}") from error
         if found is None:
+            if directory is not None:
+                raise NoSnapshotsError(f"nothing was ever committed in {self.source.where()}")
+            if chosen.rename or chosen.drop:
+                raise ChoiceError(
+                    f"there is no snapshot in {self.store.where()} whose steps could be renamed or dropped"
+                )
             return None
         if found.finished:
             raise FinishedError(
-                f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do; "
-                "to do it again, begin afresh (--fresh)"
+                f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do. "
+                "To do it all again: --fresh"
             )
-        upgrades = [step.name for step in self.steps if step.version > 1]
+        can_upgrade = [step.name for step in self.steps if step.version > 1]
         names = fit(
-            *(found, self.steps, chosen.rename, chosen.drop), flow=self.flow, upgrades=upgrades
+            *(found, self.steps, chosen.rename, chosen.drop), flow=self.flow, upgrades=can_upgrade
         )
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
-        sinks = [replace(s, step=names.get(s.step, s.step)) for s in found.sinks]
+        sinks = [replace(s, step=names[s.step]) for s in found.sinks if s.step in names]
         return replace(found, parts=tuple(parts), sinks=tuple(sinks))
+
+    def _load(self, number: int | None) -> Manifest | None:
+        if number is None:
+            return self.source.latest(self.chosen.allow_older)
+        try:
+            found = self.source.get(number)
+        except MissingError as error:
+            raise NoSnapshotsError(str(error)) from error
+        self.source.check(found)
+        self.source.pin(found)
+        return found
+
+    def _way_out(self, number: int | None) -> str:
+        if number is not None:
+            return f"Begin with another than snapshot {number} (--from), or afresh (--fresh)."
+        if self.chosen.allow_older:
+            return "Begin afresh (--fresh)."
+        return "To begin with an older one: --allow-older. To begin anew: --fresh."
+
+    def _keep_newest(self) -> Manifest | None:
+        """The latest snapshot that this job, or an earlier one, has not gone on from: it is kept."""
+        begun = None if self.source is not self.store else self.manifest
+        path = f"{encode_name(self.flow)}/{_KEPT}"
+        newest = next(iter(self.store.manifests([])), None)
+        if newest is not None and (begun is None or newest.snapshot > begun.snapshot):
+            self.store.disk.write(path, seal("kept", {"snapshot": newest.snapshot}))
+            return newest
+        try:
+            told = unseal("kept", self.store.disk.read(path), self.store.where(_KEPT))
+            return self.store.get(told["snapshot"])
+        except (SnapshotError, KeyError):
+            return None
 
     # ------------------------------------------------------------ what workers say
 
@@ -146,7 +238,7 @@ class Storekeeper:
         if manifest is None:
             return None
         names = {part.step: part.step for part in manifest.parts}
-        where = (self._source_url, self.flow)
+        where = (self._source_url, self.source.flow)
         return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, names, where)
 
     # ------------------------------------------------------------ what the machine wants
@@ -163,6 +255,8 @@ class Storekeeper:
 
         def commit() -> None:
             self.store.commit(manifest)
+            if self._kept is not None:
+                self.store.pin(self._kept)
             with contextlib.suppress(SnapshotError):  # what is too much is dropped the next time
                 self.store.clean(self.chosen.keep)
 
@@ -172,6 +266,7 @@ class Storekeeper:
         """The manifest counts."""
         self.manifest, self.source, self._source_url = self._writing, self.store, self.url
         self._left = [left for left in self._left if left not in self._in_manifest]
+        self.tally.count += 1
 
     def _manifest(self, order: o.Write, generation: int) -> Manifest:
         reports = list(self._reports.values())
@@ -206,6 +301,8 @@ class Storekeeper:
 
     def give_up(self, order: o.GiveUp) -> None:
         """Write down why a snapshot has failed."""
+        self.tally.failures += 1
+        self.tally.last_failure = {"snapshot": order.snapshot, "at": time.time(), "why": order.why}
         self._do(lambda: self.store.failed(order.snapshot, order.why), lambda error: None)
 
     def _do(self, work: Callable[[], Any], then: Callable[[str], None]) -> None:
@@ -219,24 +316,78 @@ class Storekeeper:
 
         self.submit(run)
 
+    # ------------------------------------------------------------ what people ask
+
+    def status(self, saving: Saving) -> dict[str, Any]:
+        """How snapshots fare, as plain data; nothing is read for it."""
+        under_way = None
+        if saving.busy:
+            under_way = {
+                "snapshot": saving.number,
+                "phase": saving.phase,
+                "full": saving.full,
+                "why": saving.why,
+                "seconds": round(max(0.0, time.time() - self._began), 3),
+            }
+        begun = self.begun_with
+        return {
+            "where": self.store.where(),
+            "every": self.chosen.every,
+            "keep": self.chosen.keep,
+            "from": None if begun is None else {"where": begun[0], "snapshot": begun[1]},
+            "last": None if self.manifest is None else told_of(self.manifest),
+            "under_way": under_way,
+            "count": self.tally.count,
+            "failures": self.tally.failures,
+            "last_failure": self.tally.last_failure,
+        }
+
+    def attempts(self) -> Future[list[dict[str, Any]]]:
+        """What became of each snapshot, newest first; it is read by the storekeeper's thread."""
+        try:
+            return self._thread.submit(told_attempts, self.store)
+        except RuntimeError:  # the job is closed
+            done: Future[list[dict[str, Any]]] = Future()
+            done.set_result(told_attempts(self.store))
+            return done
+
     def close(self) -> None:
         """Let go of the store."""
         self._thread.shutdown(wait=True)
         self.store.release()
 
 
-def _find(store: SnapshotStore, number: int | None, allow_older: bool) -> Manifest | None:
-    """A snapshot, or the latest; workers will compare the checksums of what they read."""
-    if number is None:
-        return store.latest(allow_older, thorough=False)
-    found = store.get(number)
-    store.check(found, thorough=False)
-    store.pin(found)
-    return found
+@dataclass(slots=True)
+class Tally:
+    """What this job has done so far."""
+
+    count: int = 0
+    failures: int = 0
+    last_failure: dict[str, Any] | None = None
+
+
+def told_of(manifest: Manifest) -> dict[str, Any]:
+    """A committed snapshot, in figures: rows and bytes that were written for it, and bytes of all it is made of."""
+    written = [part for part in manifest.parts if part.snapshot == manifest.snapshot]
+    return {
+        "snapshot": manifest.snapshot,
+        "full": manifest.full,
+        "at": manifest.committed,
+        "age": round(max(0.0, time.time() - manifest.committed), 3),
+        "seconds": round(max(0.0, manifest.committed - manifest.began), 3),
+        "rows": sum(part.rows for part in written),
+        "size": sum(part.size for part in written),
+        "total": manifest.size,
+        "phases": {name: round(seconds, 6) for name, seconds in manifest.phases.items()},
+    }
 
 
 class FinishedError(SnapshotError):
     """The flow has come to its end."""
+
+
+class ChoiceError(SnapshotError):
+    """What is asked of snapshots makes no sense."""
 
 
 def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
@@ -251,8 +402,3 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")
-
-
-def absolute(url: str) -> str:
-    """A path as it is from everywhere; a URL as it is."""
-    return url if "://" in url else os.path.abspath(url)

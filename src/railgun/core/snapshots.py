@@ -216,6 +216,7 @@ class Snapshots:
             return
         if saving.phase not in ("none", "publishing"):
             self._give(GiveUp(saving.number, why))
+            self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
         saving.phase = "none"
 
     # ------------------------------------------------------------ what all parts need

@@ -34,7 +34,20 @@ class Load:
     store: tuple[str, str] = ("", "")
 
 
-Order = Setup | Load | WorkerOrder
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Someone wants to know the state of a key, or, without one, how many there are; to be answered by `Found`."""
+
+    number: int
+    step: str
+    key: bytes | None = None
+    """Pickled, for whoever reads it to be prepared for anything."""
+    whole: bool = False
+    """Whether the state itself is wanted, and not what people can read."""
+    samples: int = 0
+
+
+Order = Setup | Load | Look | WorkerOrder
 
 # ---------------------------------------------------------------- reports
 
@@ -74,4 +87,24 @@ class Beat:
     metrics: dict[str, Any]
 
 
-FromWorker = WorkerReport | Loaded | Items | Mark | Beat
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to `Look`."""
+
+    number: int
+    worker: int = -1
+    ready: bool = True
+    """Whether there was something to look at."""
+    error: str = ""
+    found: bool = False
+    text: str = ""
+    is_json: bool = False
+    pickled: bytes = b""
+    timers: tuple[int, ...] = ()
+    ended: bool = False
+    keys: int = 0
+    samples: tuple[tuple[str, bool], ...] = ()
+    """Keys as text, and whether that is JSON."""
+
+
+FromWorker = WorkerReport | Loaded | Items | Mark | Beat | Found

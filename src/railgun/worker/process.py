@@ -38,6 +38,7 @@ from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
+from railgun.worker.looking import look
 from railgun.worker.pulse import Pulse
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.saver import Then, Work
@@ -241,6 +242,8 @@ class _Process:
                 self._start(order)
             case control.Load():
                 self.load = order
+            case control.Look():
+                self._tell(look(self.runtime, order))
             case orders.Stop(handing_over):
                 if handing_over and self.runtime is not None:
                     self.runtime.saver.hand_over(self._stop)

@@ -166,22 +166,23 @@ class Runtime:
 
     def unload(self, step: str, keys: list[Any]) -> None:
         """Take keys of a step out that a snapshot says are deleted."""
-        for operator in self._keyed():
+        for operator in self.keyed():
             if operator.step == step:
                 operator.unload(keys)
 
     def load(self, step: str, rows: Rows) -> None:
         """Put saved rows of a step in, before anything begins; those of older snapshots come first."""
-        for operator in self._keyed():
+        for operator in self.keyed():
             if operator.step == step:
                 operator.load(rows)
 
     def loaded(self) -> None:
         """All that was saved is in."""
-        for operator in self._keyed():
+        for operator in self.keyed():
             operator.loaded()
 
-    def _keyed(self) -> Iterator[Keyed]:
+    def keyed(self) -> Iterator[Keyed]:
+        """All operators that have state."""
         return (operator for runner in self.stages for operator in runner.operators.keyed)
 
     def end_sources(self) -> None:
@@ -337,7 +338,7 @@ class Runtime:
     @property
     def keys(self) -> int:
         """How many states there are, of all steps."""
-        return sum(len(operator.states) for operator in self._keyed())
+        return sum(len(operator.states) for operator in self.keyed())
 
     @property
     def moving(self) -> bool:

@@ -43,6 +43,8 @@ class _Save:
     tables: list[tuple[str, TableWriter, Changes]] = field(default_factory=list)
     sinks: list[tuple[str, Callable[[], Any]]] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    """Seconds: until the last cut, within cuts, from then on until all is encoded, and until it is written."""
+    since: int = 0  # the phase that is under way began
     trouble: str = ""
     writing: bool = False
 
@@ -98,6 +100,7 @@ class Saver:
         save.cuts += 1
         save.phases["align"] = (began - save.began) / 1e6
         save.phases["cut"] = save.phases.get("cut", 0.0) + (now - began) / 1e6
+        save.since = now
 
     @property
     def busy(self) -> bool:
@@ -121,7 +124,9 @@ class Saver:
                     save.trouble = save.trouble or f"step {table.step!r}: {error}"
                 return
         save.writing = True
-        save.phases["encode"] = (self.runtime.outside.clock() - save.began) / 1e6
+        now = self.runtime.outside.clock()
+        save.phases["encode"] = (now - save.since) / 1e6
+        save.since = now
         self.runtime.outside.background(partial(self._write, save), partial(self._written, save))
 
     def _write(self, save: _Save) -> tuple[list[SinkPart], list[Part], str]:
@@ -146,7 +151,7 @@ class Saver:
         self._prepared += tokens
         if self._save is not save:
             return
-        save.phases["write"] = (self.runtime.outside.clock() - save.began) / 1e6
+        save.phases["write"] = (self.runtime.outside.clock() - save.since) / 1e6
         self.runtime.outside.tell(
             orders.Saved(
                 self.runtime.generation,

@@ -1,0 +1,160 @@
+"""`railgun state`: the state of a key, of a job that runs or out of a snapshot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from railgun.cli import view
+from railgun.cli.client import find
+from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.controller.registry import Registry
+
+if TYPE_CHECKING:
+    from railgun.controller.saved import Row, SavedState
+
+LIMIT: Final = 20
+OFFLINE: Final = ("snapshot", "limit", "sql")
+
+
+def show(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """The state of a key, or what keys there are."""
+    if options.dir is not None:
+        return _saved(options, out)
+    if options.name is None:
+        raise CommandError(
+            USAGE, "usage", "whose? The name of a job that runs, or --dir with a directory"
+        )
+    for option in OFFLINE:
+        if getattr(options, option) is not None:
+            raise CommandError(USAGE, "usage", f"--{option} is for snapshots: it needs --dir")
+    return _live(options, out, registry)
+
+
+def _live(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Ask the workers."""
+    asked = {"step": options.step, "key": options.key}
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    told = find(options.name, registry).get(f"/state?{query}")
+    out.data(**told)
+    if options.key is None:
+        out.show(view.keys(told))
+    else:
+        out.line(json.dumps(told["state"], ensure_ascii=False) if "state" in told else told["repr"])
+    return DONE
+
+
+# ---------------------------------------------------------------- out of a snapshot
+
+
+def _saved(options: argparse.Namespace, out: Output) -> int:
+    from railgun.controller.saved import SavedState, find_store, steps_in
+
+    if options.key is not None and options.sql is not None:
+        raise CommandError(USAGE, "usage", "either --key or --sql")
+    if options.key is not None and options.limit is not None:
+        raise CommandError(USAGE, "usage", "--limit is for many keys, not for --key")
+    _, store = find_store(options.dir, options.name)
+    manifest = store.latest() if options.snapshot is None else store.get(options.snapshot)
+    if manifest is None:
+        raise CommandError(USAGE, "missing", f"nothing was ever committed in {store.where()}")
+    if options.step is None:
+        there = ", ".join(map(repr, steps_in(manifest)))
+        raise CommandError(USAGE, "usage", f"say of which step (--step); these have state: {there}")
+    # States may be of classes that lie beside the flow.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    saved = SavedState(store, manifest, options.step)
+    if options.sql is not None:
+        return _select(saved, options, out)
+    if options.key is not None:
+        return _one(saved, options.key, out)
+    return _some(saved, LIMIT if options.limit is None else options.limit, out)
+
+
+def _one(saved: SavedState, typed: str, out: Output) -> int:
+    from railgun.controller.inquiries import key_typed
+
+    key = key_typed(typed)
+    row = saved.get(key)
+    if row is None:
+        raise CommandError(
+            FAILED,
+            "no-key",
+            f"snapshot {saved.manifest.snapshot} has no state of the key {key!r} of step {saved.step!r}",
+        )
+    told = _plain(row)
+    out.data(snapshot=saved.manifest.snapshot, step=saved.step, **told | {"key": key})
+    out.line(json.dumps(told["state"], ensure_ascii=False) if "state" in told else told["repr"])
+    return DONE
+
+
+def _some(saved: SavedState, limit: int, out: Output) -> int:
+    keys = sum(saved.count().values())
+    rows = [_plain(row) for row in islice(saved.rows(), limit)]
+    out.data(snapshot=saved.manifest.snapshot, step=saved.step, keys=keys, rows=rows)
+    if not out.as_json:
+        out.show(view.rows(rows))
+        more = f"; {len(rows):,} of them are shown (--limit)" if len(rows) < keys else ""
+        out.line(f"snapshot {saved.manifest.snapshot}, step {saved.step}: {keys:,} keys{more}")
+    return DONE
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    from railgun.snapshots.plain import from_json
+    from railgun.worker.looking import shown
+
+    text, is_json = shown(row.state)
+    state = {"state": from_json([text])[0]} if is_json else {"repr": text}
+    return {
+        "key": row.key,
+        **state,
+        "saved": row.snapshot,
+        "worker": row.worker,
+        "version": row.version,
+        "ended": row.ended,
+    }
+
+
+def _select(saved: SavedState, options: argparse.Namespace, out: Output) -> int:
+    """Put the state into a table in memory, and ask that."""
+    import sqlite3
+
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE state (key, state, saved INT, worker INT, ended INT)")
+        database.executemany(
+            "INSERT INTO state VALUES (?, ?, ?, ?, ?)",
+            (
+                (_cell(row.key), _cell(row.state), row.snapshot, row.worker, row.ended)
+                for row in saved.rows()
+            ),
+        )
+        try:
+            cursor = database.execute(options.sql)
+            names = [column[0] for column in cursor.description or ()]
+            found = cursor.fetchall() if options.limit is None else cursor.fetchmany(options.limit)
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise CommandError(
+                USAGE, "sql", f"{error}; the table is state (key, state, saved, worker, ended)"
+            ) from error
+    out.data(snapshot=saved.manifest.snapshot, step=saved.step, columns=names, rows=found)
+    out.show(view.table(names, found))
+    return DONE
+
+
+def _cell(value: Any) -> Any:
+    """Numbers and text as they are, what has parts as JSON, for json_extract; all else as Python shows it."""
+    from railgun.worker.looking import shown
+
+    if isinstance(value, str | float | None) or (
+        isinstance(value, int) and -(1 << 63) <= value < 1 << 63
+    ):
+        return value
+    return shown(value)[0]
