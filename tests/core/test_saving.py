@@ -170,7 +170,11 @@ def test_the_first_trouble_is_told_and_that_of_the_one_before_is_forgotten() -> 
 def test_a_worker_lost_during_a_snapshot_ends_it_and_the_last_one_counts(phase: Phase) -> None:
     play = saver(committed=5).at(phase)
     play.expect(
-        play.down(1, 2), "give up 6: worker 1 is lost: killed", "told restarting", "launch 1#3"
+        play.down(1, 2),
+        "give up 6: worker 1 is lost: killed",
+        "told snapshot-failed",
+        "told restarting",
+        "launch 1#3",
     )
     assert "goes back to snapshot 5" in play.heard[-1].text
     assert [start.snapshot for start in again(play)] == [5, 5]
@@ -184,7 +188,13 @@ def test_a_worker_lost_while_a_snapshot_waits_for_a_rescale_ends_both() -> None:
     assert play.life.saving.phase == "waiting"
     play.expect(
         play.down(0, 1),
-        *("give up 1: worker 0 is lost: killed", "→1 stop", "told restarting", "launch 0#3"),
+        *(
+            "give up 1: worker 0 is lost: killed",
+            "told snapshot-failed",
+            "→1 stop",
+            "told restarting",
+            "launch 0#3",
+        ),
     )
     play.begin_again().expect(play.snapshot(), "record 2 full: asked for")
     play.expect(play.recorded(2), f"→0 take {play.life.generation}/2 full")
@@ -195,7 +205,11 @@ def test_a_worker_lost_while_one_is_whole_ends_it() -> None:
     play.any(left(play, 2)).at("whole")
     assert play.life.saving.phase == "whole"
     play.expect(
-        play.down(0, 1), "give up 1: worker 0 is lost: killed", "told restarting", "launch 0#4"
+        play.down(0, 1),
+        "give up 1: worker 0 is lost: killed",
+        "told snapshot-failed",
+        "told restarting",
+        "launch 0#4",
     )
 
 
@@ -710,6 +724,11 @@ def test_after_a_long_time_a_restart_comes_at_once_again() -> None:
     play.any(play.after(301 * SECOND))
     play.expect(
         play.down(0, 4),
-        *("give up 1: worker 0 is lost: killed", "told restarting", "launch 0#5"),
+        *(
+            "give up 1: worker 0 is lost: killed",
+            "told snapshot-failed",
+            "told restarting",
+            "launch 0#5",
+        ),
     )
     assert len(play.life.failures) == 1
