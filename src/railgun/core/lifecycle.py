@@ -281,7 +281,7 @@ class Lifecycle(Snapshots):
         for worker in missing:
             self.crew.launch(worker, now)
         waiting = [w for w in wanted.workers if self.crew.is_leaving_or_coming(w)]
-        if waiting:
+        if waiting or self.coordinator.saving:  # who is new may be lost while it waits for that
             return False
         self.wanted = None
         self._lost_joining = []
