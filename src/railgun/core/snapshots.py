@@ -106,7 +106,7 @@ class Snapshots:
     def recorded(self, snapshot: int, error: str, now: int) -> list[Order]:
         """The store has written down that a snapshot begins; or cannot."""
         saving = self.saving
-        if saving.number == snapshot and saving.phase == "recording":
+        if saving.number == snapshot and saving.phase == "recording" and not self.over:
             if error:
                 self._snapshot_failed(error, now)
             else:
@@ -195,7 +195,7 @@ class Snapshots:
         return text if at is None else f"{text}, from snapshot {at}"
 
     def _tell_all(self, order: WorkerOrder) -> None:
-        if self.coordinator is not None:
+        if self.coordinator is not None and not self.over:
             for worker in self.coordinator.members:
                 self._to(worker, order)
 
