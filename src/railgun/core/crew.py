@@ -2,7 +2,8 @@
 
 1. **Incarnations.** Every process that is launched has a number of its own. One that is not the latest of its worker
    is turned away, so a second attempt of a task, or one that was given up for dead, can do no harm.
-2. **Who is to leave** and does not within `LEAVE` is ended by force; in haste, within `HASTE`.
+2. **Who is to leave** and does not within `LEAVE` is ended by force; in haste, within `HASTE`. One that is *held* is to
+   leave, and has not been told yet.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Member:
     ready: bool = False
     ended: bool = False
     leaving: bool = False
+    held: bool = False
     told: int | None = None  # when it was told to leave
     cancelled: bool = False
     owing: bool = False  # whether it has still to hand over what is to be saved of it
@@ -84,19 +86,28 @@ class Crew:
     def dismiss(self, worker: Worker) -> None:
         """Nobody needs it any more."""
         member = self.members[worker]
-        if member.leaving:
+        if member.leaving and not member.held:
             return
-        member.leaving = True
+        member.leaving, member.held = True, False
         if member.address is None:
             self._cancel(worker, member)
         else:
             self.give(To(worker, Stop(handing_over=member.owing)))
 
+    def hold(self, worker: Worker) -> None:
+        """It is to leave, but not yet."""
+        self.members[worker].leaving = self.members[worker].held = True
+
+    @property
+    def held(self) -> list[Worker]:
+        """Who is to leave, and has not been told yet."""
+        return [worker for worker, member in self.members.items() if member.held]
+
     def hurry(self, now: int) -> None:
         """Who was told to leave, and does not, is ended by force."""
         patience = HASTE if self.haste else LEAVE
         for worker, member in self.members.items():
-            if not member.leaving or member.cancelled:
+            if not member.leaving or member.held or member.cancelled:
                 continue
             if member.told is None:
                 member.told = now

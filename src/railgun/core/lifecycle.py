@@ -311,7 +311,10 @@ class Lifecycle(Snapshots):
                 case c.EndSources(worker):
                     self._to(worker, EndSources(self.generation))
                 case c.Stop(worker):
-                    self.crew.dismiss(worker)
+                    if self.saving.phase in ("whole", "writing"):
+                        self.crew.hold(worker)
+                    else:
+                        self.crew.dismiss(worker)
                 case c.Rescaled(placement):
                     self.placement = placement
                     size = len(placement.workers)
@@ -348,7 +351,7 @@ class Lifecycle(Snapshots):
         for worker in list(self.members):
             member = self.members[worker]
             member.ready = member.ended = member.owing = False
-            if worker not in self.placement.workers:
+            if worker not in self.placement.workers or member.held:
                 self.crew.dismiss(worker)
         self.state = "starting"
         at = self.saving.committed

@@ -17,7 +17,8 @@ Rules:
 2. The manifest decides. While it is being written nobody knows whether the snapshot counts; a flow that is to go back
    to a snapshot waits for it.
 3. A worker that leaves still has something to save: output it prepared, keys it deleted. No manifest is written until
-   all who left have handed it over.
+   all who left have handed it over. One that is to leave when all have saved their part, and the manifest is not
+   written yet, is told so when it is: what it did since belongs to the next one.
 4. A snapshot is *full* if there is none to build upon, or when what was added since the last full one has more rows
    than the state has keys. Else it has only what changed.
 5. When the last one cannot be saved, it is tried again, `TRIES` times in all.

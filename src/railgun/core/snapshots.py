@@ -124,7 +124,7 @@ class Snapshots:
         saving.commit(now)
         kind = "full" if saving.full else "of what changed"
         self._happened("snapshot", f"snapshot {snapshot} ({kind}) is committed")
-        self._tell_all(Settled(self.generation, snapshot, True))
+        self._settled(True)
         if saving.last and self.coordinator is not None:
             saving.phase = "publishing"
             saving.unpublished = set(self.coordinator.members)
@@ -141,7 +141,8 @@ class Snapshots:
             if saving.trouble:
                 self._snapshot_failed(saving.trouble, now)
                 return True
-            if not any(member.leaving and member.owing for member in self.members.values()):
+            left = (member for member in self.members.values() if member.leaving)
+            if not any(member.owing and not member.held for member in left):
                 saving.phase = "writing"
                 self._give(Write(saving.number, saving.last and self._drain))
                 return True
@@ -180,13 +181,21 @@ class Snapshots:
         saving = self.saving
         self._give(GiveUp(saving.number, why))
         self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
-        self._tell_all(Settled(self.generation, saving.number, False))
+        self._settled(False)
         saving.end(now)
-        if saving.last and self.coordinator is not None:
+        if saving.last and self.coordinator is not None and not self.over:
             saving.tries += 1
             self._not_before = now + BACK_OFF
             if saving.tries >= TRIES:
                 self._fail(f"the last snapshot cannot be saved: {why}")
+
+    def _settled(self, committed: bool) -> None:
+        """Tell who took part what became of it; then those go who waited for that."""
+        order = Settled(self.generation, self.saving.number, committed)
+        self._tell_all(order)
+        for worker in self.crew.held:
+            self._to(worker, order)
+            self.crew.dismiss(worker)
 
     # ------------------------------------------------------------ what all parts need
 
