@@ -77,7 +77,8 @@ class Storekeeper:
         try:
             self.manifest = self._begin_with()
             run = self.store.next_run()
-            self.store.use_generation(run.generation + GENERATIONS)
+            self._ahead = run.generation + GENERATIONS
+            self.store.use_generation(self._ahead)
         except BaseException:
             self.store.release()
             raise
@@ -134,9 +135,16 @@ class Storekeeper:
     def new_generation(self, generation: int) -> None:
         """All that was not committed is void."""
         self._reports, self._left = {}, []
-        if (generation - self.generation) % GENERATIONS == GENERATIONS // 2:
-            ahead = generation + GENERATIONS
-            self._do(lambda: self.store.use_generation(ahead), lambda error: None)
+        ahead = generation + GENERATIONS
+        if generation > self._ahead:  # the store has not answered for long; none is used twice
+            self._use(ahead)
+        elif generation + GENERATIONS // 2 > self._ahead:
+            self._do(lambda: self._use(ahead), lambda error: None)
+
+    def _use(self, ahead: int) -> None:
+        """Write down that generations up to this one may be used."""
+        self.store.use_generation(ahead)
+        self._ahead = max(self._ahead, ahead)
 
     def load(self) -> control.Load | None:
         """What a generation begins with."""
