@@ -17,7 +17,8 @@ from typing import Any, Final
 from railgun.core import orders as o
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
-from railgun.flow.plan import Plan
+from railgun.flow.plan import DEAD, Plan
+from railgun.flow.sink import Sink, TwoPhaseSink
 from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.fit import fit
@@ -57,6 +58,7 @@ class Storekeeper:
     ) -> None:
         self.chosen = chosen
         self.flow = flow
+        self.plan = plan
         self.steps = steps_of(plan)
         self.url = absolute(chosen.url)
         self.store = SnapshotStore(self.url if disk is None else disk, flow)
@@ -115,12 +117,24 @@ class Storekeeper:
         if found.finished:
             raise FinishedError(
                 f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do; "
-                "to do it again, begin afresh (--fresh)"
+                f"to do it again, begin afresh (--fresh){self._publish(found)}"
             )
         names = fit(found, self.steps, chosen.rename, chosen.drop)
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
         sinks = [replace(s, step=names.get(s.step, s.step)) for s in found.sinks]
         return replace(found, parts=tuple(parts), sinks=tuple(sinks))
+
+    def _publish(self, finished: Manifest) -> str:
+        """Whoever was to publish the output of the end may have died before: nobody else will. What is wrong, if so."""
+        sinks = sinks_of(self.plan)
+        try:
+            for part in finished.sinks:
+                sink = sinks.get(part.step)
+                if isinstance(sink, TwoPhaseSink):
+                    sink.commit(part.token)
+        except Exception as error:
+            return f". Not all of its output can be made visible, though: {error}"
+        return ""
 
     # ------------------------------------------------------------ what workers say
 
@@ -244,6 +258,13 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
                 version = 1 + len(step.options.get("upgrades", ()))
                 found[step.name] = StepInfo(step.name, step.kind, version)
     return tuple(found.values())
+
+
+def sinks_of(plan: Plan) -> dict[str, Sink[Any]]:
+    """The sinks of a flow, by their steps."""
+    steps = (step for stage in plan.stages for step in stage.steps)
+    sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
+    return sinks if plan.dead_letters is None else {**sinks, DEAD: plan.dead_letters}
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")
