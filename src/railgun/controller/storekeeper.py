@@ -22,7 +22,8 @@ from railgun.controller.saved import NoSnapshotsError, absolute, find_store, tol
 from railgun.core import orders as o
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
-from railgun.flow.plan import Plan
+from railgun.flow.plan import DEAD, Plan
+from railgun.flow.sink import Sink, TwoPhaseSink
 from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError
 from railgun.snapshots.fit import fit
@@ -107,6 +108,7 @@ class Storekeeper:
         chosen.check()
         self.chosen = chosen
         self.flow = flow
+        self.plan = plan
         self.steps = steps_of(plan)
         self.url = absolute(chosen.url)
         self.store = SnapshotStore(self.url if disk is None else disk, flow)
@@ -130,7 +132,8 @@ class Storekeeper:
             self.manifest = self._begin_with()
             self._kept = self._keep_newest()
             run = self.store.next_run()
-            self.store.use_generation(run.generation + GENERATIONS)
+            self._ahead = run.generation + GENERATIONS
+            self.store.use_generation(self._ahead)
         except BaseException:
             self.store.release()
             raise
@@ -173,7 +176,7 @@ class Storekeeper:
         if found.finished:
             raise FinishedError(
                 f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do. "
-                "To do it all again: --fresh"
+                f"To do it all again: --fresh{self._publish(found)}"
             )
         can_upgrade = [step.name for step in self.steps if step.version > 1]
         names = fit(
@@ -215,6 +218,18 @@ class Storekeeper:
         except (SnapshotError, KeyError):
             return None
 
+    def _publish(self, finished: Manifest) -> str:
+        """Whoever was to publish the output of the end may have died before: nobody else will. What is wrong, if so."""
+        sinks = sinks_of(self.plan)
+        try:
+            for part in finished.sinks:
+                sink = sinks.get(part.step)
+                if isinstance(sink, TwoPhaseSink):
+                    sink.commit(part.token)
+        except Exception as error:
+            return f". Not all of its output can be made visible, though: {error}"
+        return ""
+
     # ------------------------------------------------------------ what workers say
 
     def saved(self, worker: Worker, report: o.Saved) -> None:
@@ -228,9 +243,16 @@ class Storekeeper:
     def new_generation(self, generation: int) -> None:
         """All that was not committed is void."""
         self._reports, self._left = {}, []
-        if (generation - self.generation) % GENERATIONS == GENERATIONS // 2:
-            ahead = generation + GENERATIONS
-            self._do(lambda: self.store.use_generation(ahead), lambda error: None)
+        ahead = generation + GENERATIONS
+        if generation > self._ahead:  # the store has not answered for long; none is used twice
+            self._use(ahead)
+        elif generation + GENERATIONS // 2 > self._ahead:
+            self._do(lambda: self._use(ahead), lambda error: None)
+
+    def _use(self, ahead: int) -> None:
+        """Write down that generations up to this one may be used."""
+        self.store.use_generation(ahead)
+        self._ahead = max(self._ahead, ahead)
 
     def load(self) -> control.Load | None:
         """What a generation begins with."""
@@ -399,6 +421,13 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
                 version = 1 + len(step.options.get("upgrades", ()))
                 found[step.name] = StepInfo(step.name, step.kind, version)
     return tuple(found.values())
+
+
+def sinks_of(plan: Plan) -> dict[str, Sink[Any]]:
+    """The sinks of a flow, by their steps."""
+    steps = (step for stage in plan.stages for step in stage.steps)
+    sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
+    return sinks if plan.dead_letters is None else {**sinks, DEAD: plan.dead_letters}
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from railgun.flow.errors import FlowError
 from railgun.flow.operators.keyed import Keyed
@@ -30,6 +30,8 @@ from railgun.wire.rows import RowBatch
 
 if TYPE_CHECKING:
     from railgun.flow.flow import Flow
+
+DEAD: Final = "dead_letters"  # the step that writes them
 
 
 @dataclass(frozen=True, slots=True)

@@ -433,6 +433,8 @@ class SnapshotStore:
             self._at("manifests")
         )  # a power cut must not bring one back without its parts
         deleted = 0
+        if dropped:  # for good: after a loss of power none is there again whose parts are gone
+            self.disk.sync(self._at("manifests"))
         if numbers and not unknown:
             named = {part.path for manifest in kept.values() for part in manifest.parts}
             for name in self.disk.list(self._at("data")):

@@ -7,6 +7,7 @@ lets chance do them.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.saving import Saving
+from railgun.flow.errors import StepError
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
@@ -53,12 +55,17 @@ class Process:
         self.load: control.Load | None = None
         self.joins = 0
         self.told_ended = False
+        self.generation = 0  # that it was last told to start
+        self.ending = False
 
     # ------------------------------------------------------------ what happens to it
 
     def obey(self) -> None:
         """Take the next order."""
-        order = self.orders.popleft()
+        with self.acting():
+            self._obey(self.orders.popleft())
+
+    def _obey(self, order: o.WorkerOrder | control.Load) -> None:
         runtime = self.runtime
         match order:
             case control.Load():
@@ -94,8 +101,11 @@ class Process:
     def _start(self, start: o.Start) -> None:
         if self.runtime is not None:
             self.runtime.close()
+            self.runtime = None
+        self.world.strays += [work for _, work, _ in self.threads]
         self.threads.clear()
         self.joins, self.told_ended = 0, False
+        self.generation = start.generation
         world = self.world
         outside = Outside(
             send=partial(world.send, self.worker, start.generation),
@@ -122,13 +132,37 @@ class Process:
     def run_thread(self) -> None:
         """What another thread had to do is done."""
         generation, work, then = self.threads.popleft()
+        with self.acting():
+            try:
+                result, error = work(), None
+            except Exception as raised:
+                result, error = None, raised
+            if self.runtime is not None and self.runtime.generation == generation:
+                then(result, error)
+            self.look()
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """What is done inside is done by this process; what goes wrong it tells the controller, if the world is so."""
+        self.world.acting = self
         try:
-            result, error = work(), None
-        except Exception as raised:
-            result, error = None, raised
-        if self.runtime is not None and self.runtime.generation == generation:
-            then(result, error)
-        self.look()
+            yield
+        except Exception as error:
+            if not self.world.forgiving:
+                raise
+            self.fail(error)
+        self.world.acting = None  # after a crash it is known who it was
+        if self.ending:
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        """Tell the controller, and rest until it says what to do."""
+        runtime, self.runtime = self.runtime, None
+        if runtime is not None:
+            with contextlib.suppress(Exception):
+                runtime.close()
+        final = isinstance(error, StepError)  # it would come again
+        self.tell(o.Failed(self.generation, str(error) or repr(error), final))
 
     def tell(self, report: Any) -> None:
         """Say something to the controller."""
@@ -144,7 +178,11 @@ class Process:
             self.tell(o.Ended(runtime.generation))
 
     def end(self) -> None:
-        """The process ends, in order: what it said is heard."""
+        """The process is to end."""
+        self.ending = True
+
+    def _end(self) -> None:
+        """In order: what it said is heard."""
         if self.runtime is not None:
             self.runtime.close()
         while self.reports:
@@ -162,8 +200,12 @@ class World:
         chance: random.Random,
         now: int,
         keeper: Storekeeper | None = None,
+        *,
+        forgiving: bool = False,
     ) -> None:
         self.plan = plan
+        self.forgiving = forgiving  # whether an error fails a worker, or else the test
+        self.acting: Process | None = None  # who does something now
         self.chance = chance
         self.now = now
         self.keeper = keeper
@@ -174,6 +216,7 @@ class World:
         self.happened: list[o.Happened] = []
         self.activity = 0
         self.life_now = 0
+        self.strays: list[Work] = []  # what threads of an older generation had still to do
         self.left: dict[Worker, Runtime] = {}  # of workers that were let go when all was over
         self._store_work: deque[Callable[[], None]] = deque()
         self._coming: list[tuple[Worker, int]] = []
@@ -339,11 +382,12 @@ class World:
         process = self.processes[to]
         runtime = process.runtime
         assert runtime is not None
-        if runtime.generation == generation:
+        assert runtime.generation == generation
+        with process.acting():
             for frame in FrameReader().feed(data):
                 assert not isinstance(frame.message, Pressure | Taken)
                 runtime.receive(sender, frame.stage, frame.message)
-        process.look()
+            process.look()
 
     def happen(self) -> bool:
         """Let one thing happen; False: nothing is left to do at this time."""
@@ -369,8 +413,9 @@ class World:
         runtime = process.runtime
         runtime.hurry()
         before = self.activity + runtime.work
-        runtime.pump(self.now)
-        process.look()
+        with process.acting():
+            runtime.pump(self.now)
+            process.look()
         return self.activity + runtime.work != before
 
     def _tick(self) -> bool:

@@ -28,7 +28,7 @@ from railgun.flow.operators.keyed import Keyed, Rows
 from railgun.flow.operators.operator import DeadLetter, Setting
 from railgun.flow.operators.reading import BATCH
 from railgun.flow.operators.writing import Writing
-from railgun.flow.plan import Plan, build
+from railgun.flow.plan import DEAD, Plan, build
 from railgun.flow.sink import Place
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire.rows import RowBatch
@@ -43,7 +43,6 @@ LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
 MOVE_EVERY: Final = 2.0  # and a piece of moving them, if each who gives keys has one who takes them
-DEAD: Final = "dead_letters"
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 

@@ -10,6 +10,8 @@ change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
 3. What a snapshot was to save counts as changed again if it is not committed.
 4. A key takes along that it changed when it moves; and that it is part of a snapshot not settled yet, which is the
    same to its new owner.
+5. A key that comes after the cut was saved where it came from. So before it is put in it is preserved as what it was
+   here at the cut: not there.
 """
 
 from __future__ import annotations
