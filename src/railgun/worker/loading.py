@@ -8,6 +8,7 @@ deleted by a worker it had left, and as alive by another: then it lives.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import compress, groupby
@@ -21,7 +22,7 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
 from railgun.snapshots.manifest import Part
 from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import Rows, read_rows
+from railgun.snapshots.table import Rows, no_collection, read_rows
 
 if TYPE_CHECKING:
     from railgun.worker.runtime import Runtime
@@ -37,15 +38,19 @@ async def load_parts(
 ) -> None:
     """Read these files, and put what belongs here into the runtime; files are read by another thread."""
     loop = asyncio.get_running_loop()
-    for group in by_snapshot(parts, names):
-        alive = []
-        for part in group:
-            rows = await loop.run_in_executor(threads, read_mine, runtime, store, part, placement)
-            alive.append(take_out(runtime, names[part.step], rows))
-        for rows in alive:
-            runtime.load(names[rows.step], rows)
-            await asyncio.sleep(0)
-    runtime.loaded()
+    with no_collection():
+        for group in by_snapshot(parts, names):
+            alive = []
+            for part in group:
+                rows = await loop.run_in_executor(
+                    threads, read_mine, runtime, store, part, placement
+                )
+                alive.append(take_out(runtime, names[part.step], rows))
+            for rows in alive:
+                runtime.load(names[rows.step], rows)
+                await asyncio.sleep(0)
+        runtime.loaded()
+        gc.freeze()  # state is here to stay: the collector need not look through it
 
 
 def load_at_once(
@@ -89,4 +94,4 @@ def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Pla
         there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
         return there
 
-    return read_rows(store.read_part(part), mine)
+    return read_rows(store.read_part(part), mine, part.path, checked=True)
