@@ -2,7 +2,7 @@
 
 What a peer needs must not come into our own environment, and what we need must not hold a peer back.
 An environment is made from a lock file (every package pinned by hash) in `.peers/` and kept until
-that file changes. A peer is a module of `bench/peers/` that prints a `Rate` as its last line.
+that file changes. A peer is a module of `bench/peers/` that prints what it measured as its last line.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class Peer:
 
     def run(self, seconds: float) -> Rate:
         """Let it work for so many seconds once it is warm."""
+        return Rate.of_line(self.ask("--seconds", str(seconds), patience=PATIENCE + 2 * seconds))
+
+    def ask(self, *more: str, patience: float = PATIENCE) -> str:
+        """Let it do its work with more arguments; the last line it prints."""
         command = [str(interpreter(self.lock)), "-m", f"bench.peers.{self.module}"]
-        command += [*self.arguments, "--seconds", str(seconds)]
+        command += [*self.arguments, *more]
         environment = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
         process = subprocess.Popen(
             command,
@@ -52,7 +56,7 @@ class Peer:
             start_new_session=True,  # what it starts can be ended with it
         )
         try:
-            told, complaints = process.communicate(timeout=PATIENCE + 2 * seconds)
+            told, complaints = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             raise PeerError(
                 f"{self.module} did not end in time; see what it does with: {' '.join(command)}"
@@ -65,7 +69,7 @@ class Peer:
         if process.returncode or not lines:
             last = "\n".join(complaints.splitlines()[-10:])
             raise PeerError(f"{self.module} ended with code {process.returncode}:\n{last}")
-        return Rate.of_line(lines[-1])
+        return lines[-1]
 
 
 PEERS = {

@@ -70,7 +70,10 @@ def test_without_json_the_report_is_a_table_for_people() -> None:
     assert ran.stdout.splitlines()[-1] in {"pass", "FAIL"}
 
 
-@pytest.mark.parametrize("name", ["bench._workload", "bench.throughput"])
+@pytest.mark.parametrize(
+    "name",
+    ["bench._workload", "bench.throughput", "bench._outage", "bench._recovering", "bench.recovery"],
+)
 def test_the_examples_in_the_benchmarks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     results = doctest.testmod(importlib.import_module(name))

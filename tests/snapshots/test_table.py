@@ -374,6 +374,25 @@ def test_only_what_is_mine_is_unpickled(count: int) -> None:
         read_rows(data)
 
 
+@pytest.mark.parametrize("checked", [False, True])
+def test_groups_of_rows_that_are_not_mine_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    monkeypatch.setattr("railgun.snapshots.table._GROUP", 10)
+    hashes = np.arange(35, dtype=np.uint64)
+    writer = TableWriter("step", 1)
+    writer.add(hashes, list(range(35)), [[n] for n in range(35)], deleted=[False] * 35)
+    data = writer.finish()
+    for wanted in ([], [0], [34], [9, 10], [12, 31, 32], list(range(20, 30)), list(range(35))):
+        mine = np.isin(hashes, wanted)
+        rows = read_rows(data, lambda found, mine=mine: mine, checked=checked)  # type: ignore[misc]
+        assert rows.keys == wanted
+        assert rows.states == [[n] for n in wanted]
+        assert rows.hashes.tolist() == wanted
+        assert rows.timers == [[] for _ in wanted]
+        assert rows.deleted == [False] * len(wanted)
+
+
 # ------------------------------------------------------------ for others
 
 

@@ -348,20 +348,21 @@ def read_rows(
     data: bytes,
     mine: Callable[[Hashes], NDArray[np.bool_]] | None = None,
     name: str = "a table of a snapshot",
+    *,
+    checked: bool = False,
 ) -> Rows:
     """The rows of a file; of those that are not `mine` nothing is unpickled. `name` is for errors.
+
+    `checked`: the file as a whole was compared with its checksum, so those of its pages, which take as long as all the
+    rest, need not be looked at.
 
     Raises `DamagedError` if the file is not whole, `FormatError` if it is of a later format, and `DecodingError` if a
     key or state cannot be made, say because its class is no longer there.
     """
-    step, version, table = _open(data, name)
-    hashes = hashes_of(table["hash"])
-    if mine is not None:
-        wanted = np.asarray(mine(hashes), dtype=np.bool_)
-        if not wanted.all():
-            table = table.filter(bits(wanted))
-            hashes = hashes[wanted]
-    with _no_collection():
+    with _reading(name):
+        step, version, file = _open(data, name, checked)
+    hashes, table = _filtered(file, mine, name)
+    with no_collection():
         keys = _decoded(table["key"], table["key_pickle"], _as_they_are, name, step)
         states = _decoded(table["state"], table["state_pickle"], _from_json, name, step, keys)
         timers = _timers(table["timers"], name, step, keys)
@@ -369,23 +370,11 @@ def read_rows(
     return Rows(step, version, hashes, keys, states, timers, ended, deleted)
 
 
-def _open(data: bytes, name: str) -> tuple[str, int, pa.Table]:
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Whatever goes wrong in here, the file is to blame."""
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        told = file.metadata.metadata or {}
-        if b"railgun.format" not in told:
-            raise DamagedError(
-                f"{name} is a Parquet file, but no table of a snapshot: it has no railgun.format"
-            )
-        if int(told[b"railgun.format"]) > FORMAT:
-            raise FormatError(
-                f"{name} has format {int(told[b'railgun.format'])}, this Railgun reads up to {FORMAT}: "
-                "load it with the version that wrote it, or a newer one."
-            )
-        step, version = told[b"railgun.step"].decode(), int(told[b"railgun.version"])
-        table = file.read(columns=_SCHEMA.names, use_threads=False)
-        if table.schema.remove_metadata() != _SCHEMA:
-            raise DamagedError(f"{name} has not the columns of a table of a snapshot")
+        yield
     except SnapshotError:
         raise
     except Exception as error:
@@ -393,7 +382,46 @@ def _open(data: bytes, name: str) -> tuple[str, int, pa.Table]:
             f"{name} cannot be read as a Parquet file, so it is not what was written: {error}. "
             "Bring it back from a copy, or load an older snapshot."
         ) from error
-    return step, version, table
+
+
+def _open(data: bytes, name: str, checked: bool) -> tuple[str, int, pq.ParquetFile]:
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=not checked)
+    told = file.metadata.metadata or {}
+    if b"railgun.format" not in told:
+        raise DamagedError(
+            f"{name} is a Parquet file, but no table of a snapshot: it has no railgun.format"
+        )
+    if int(told[b"railgun.format"]) > FORMAT:
+        raise FormatError(
+            f"{name} has format {int(told[b'railgun.format'])}, this Railgun reads up to {FORMAT}: "
+            "load it with the version that wrote it, or a newer one."
+        )
+    fields = {field.name: field for field in file.schema_arrow}
+    if [fields.get(field.name) for field in _SCHEMA] != list(_SCHEMA):
+        raise DamagedError(f"{name} has not the columns of a table of a snapshot")
+    return told[b"railgun.step"].decode(), int(told[b"railgun.version"]), file
+
+
+def _filtered(
+    file: pq.ParquetFile, mine: Callable[[Hashes], NDArray[np.bool_]] | None, name: str
+) -> tuple[Hashes, pa.Table]:
+    """The rows that are wanted. Which these are the hashes tell: of groups without any nothing else is read."""
+    wanted = None
+    groups = list(range(file.num_row_groups))
+    if mine is not None:
+        with _reading(name):
+            hashes = hashes_of(file.read(columns=["hash"], use_threads=False)["hash"])
+        wanted = np.asarray(mine(hashes), dtype=np.bool_)
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in groups], dtype=int)
+        by_group = np.split(wanted, ends[:-1]) if groups else []
+        groups = [group for group in groups if by_group[group].any()]
+        wanted = np.concatenate([by_group[group] for group in groups] or [wanted[:0]])
+    with _reading(name):
+        table = file.read_row_groups(groups, columns=_SCHEMA.names, use_threads=False)
+        hashes = hashes_of(table["hash"])
+    if wanted is not None and not wanted.all():
+        return hashes[wanted], table.filter(bits(wanted))
+    return hashes, table
 
 
 def _decoded(
@@ -460,7 +488,7 @@ def _unpickled(pickles: list[bytes], name: str, step: str, keys: Sequence[Any]) 
 
 
 def _timers(column: pa.ChunkedArray, name: str, step: str, keys: list[Any]) -> list[list[Any]]:
-    timers: list[list[Any]] = list(map(list, repeat((), len(column))))
+    timers: list[list[Any]] = [[]] * len(column)  # one for all: most keys have none, ever
     if column.null_count < len(column):
         listed = column.to_pylist()
         there = [at for at, pickled in enumerate(listed) if pickled is not None]
@@ -472,7 +500,7 @@ def _timers(column: pa.ChunkedArray, name: str, step: str, keys: list[Any]) -> l
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Many objects that all stay: looking again and again for garbage among them would take most of the time."""
     if not gc.isenabled():
         yield

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,19 +103,25 @@ class _Reader(Reader[Record]):
 
 @dataclass(frozen=True, slots=True)
 class Log(Sink[Record]):
-    """Keeps every record with the time it arrived, and writes them to a file when the worker ends."""
+    """Keeps every record with the time it arrived, and writes them to a file when the worker ends.
+
+    With `at_once` it writes them as they come, so that the log of a worker that is killed is whole.
+    """
 
     directory: str
+    at_once: bool = False
 
     def open(self, place: Place) -> Writer[Record]:
-        """A file for each worker's process."""
-        name = f"log-{place.generation}-{place.worker}-{os.getpid()}.npy"
-        return _LogWriter(Path(self.directory) / name)
+        """A file for each worker's process and generation; its name tells when it was opened (µs), too."""
+        now = time.time_ns() // 1000
+        name = f"log-{place.generation}-{place.worker}-{os.getpid()}-{now}"
+        return _LogWriter(Path(self.directory) / name, self.at_once)
 
 
 class _LogWriter(Writer[Record]):
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, at_once: bool) -> None:
+        self.file = path.open("wb", buffering=0)
+        self.at_once = at_once
         self.rows: list[Rows] = []
 
     def write(self, items: Sequence[Record]) -> None:
@@ -123,10 +129,15 @@ class _LogWriter(Writer[Record]):
         rows = np.empty((len(items), 4), dtype=np.int64)
         rows[:, :3] = items
         rows[:, 3] = now
-        self.rows.append(rows)
+        if self.at_once:
+            self.file.write(rows.data)
+        else:
+            self.rows.append(rows)
 
     def close(self) -> None:
-        np.save(self.path, np.concatenate(self.rows) if self.rows else np.empty((0, 4), np.int64))
+        with self.file:
+            for rows in self.rows:
+                self.file.write(rows.data)
 
 
 def follow(state: list[Any] | None, record: Record) -> tuple[list[Any], Record]:
@@ -144,13 +155,13 @@ def nothing() -> None:
     """A key begins with no state."""
 
 
-def numbered_flow(name: str, load: Load) -> Flow:
-    """Load → by key: follow → log."""
+def numbered_flow(name: str, load: Load, *, at_once: bool = False) -> Flow:
+    """Load → by key: follow → log (`at_once`: as `Log` has it)."""
     flow = Flow(name)
     records = flow.source(load, name="load")
     by_key = records.key_by(itemgetter(0), name="by key")
     followed = by_key.stateful_map(follow, initial=nothing, name="follow")
-    followed.sink(Log(load.directory), name="log")
+    followed.sink(Log(load.directory, at_once), name="log")
     return flow
 
 
@@ -169,10 +180,41 @@ class Verdict:
         return self.records > 0 and not (self.lost or self.doubled or self.reordered)
 
 
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The log of one worker's process in one generation."""
+
+    generation: int
+    worker: int
+    process: int
+    opened: int  # µs
+    path: Path
+
+    @staticmethod
+    def of(path: Path) -> Logged:
+        """By the name of its file.
+
+        >>> Logged.of(Path("log-2-0-4711-1700000000000000")).worker
+        0
+        """
+        generation, worker, process, opened = map(int, path.name.split("-")[1:])
+        return Logged(generation, worker, process, opened, path)
+
+    def rows(self) -> Rows:
+        """The records: key, number, due, arrived."""
+        found = np.fromfile(self.path, dtype=np.int64)
+        return found[: len(found) // 4 * 4].reshape(-1, 4)
+
+
+def logs(directory: str) -> list[Logged]:
+    """All logs there are."""
+    return sorted(map(Logged.of, Path(directory).glob("log-*")), key=attrgetter("opened"))
+
+
 def read_logs(directory: str) -> Rows:
     """All logged records: key, number, due, arrived."""
-    logs = sorted(Path(directory).glob("log-*.npy"))
-    return np.concatenate([np.load(log) for log in logs] or [np.empty((0, 4), np.int64)])
+    rows = [log.rows() for log in logs(directory)]
+    return np.concatenate(rows or [np.empty((0, 4), np.int64)])
 
 
 def judge(load: Load, rows: Rows) -> Verdict:

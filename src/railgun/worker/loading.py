@@ -8,6 +8,7 @@ deleted by a worker it had left, and as alive by another: then it lives.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import compress, groupby
@@ -37,17 +38,23 @@ async def load_parts(
 ) -> None:
     """Read these files, and put what belongs here into the runtime; files are read by another thread."""
     loop = asyncio.get_running_loop()
-    for group in by_snapshot(parts, names):
-        alive = []
-        for part in group:
-            rows = await loop.run_in_executor(threads, read_mine, runtime, store, part, placement)
-            # The file has the name that the step had when it was written.
-            step = names[part.step]
-            alive.append((step, take_out(runtime, step, rows)))
-        for step, rows in alive:
-            runtime.load(step, rows)
-            await asyncio.sleep(0)
-    runtime.loaded()
+    from railgun.snapshots.table import no_collection  # Arrow: only who loads waits for it
+
+    with no_collection():
+        for group in by_snapshot(parts, names):
+            alive = []
+            for part in group:
+                rows = await loop.run_in_executor(
+                    threads, read_mine, runtime, store, part, placement
+                )
+                # The file has the name that the step had when it was written.
+                step = names[part.step]
+                alive.append((step, take_out(runtime, step, rows)))
+            for step, rows in alive:
+                runtime.load(step, rows)
+                await asyncio.sleep(0)
+        runtime.loaded()
+        gc.freeze()  # state is here to stay: the collector need not look through it
 
 
 def load_at_once(
@@ -95,4 +102,4 @@ def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Pla
         there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
         return there
 
-    return read_rows(store.read_part(part), mine)
+    return read_rows(store.read_part(part), mine, part.path, checked=True)
