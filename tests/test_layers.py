@@ -23,6 +23,7 @@ LAYERS = (
     {"controller", "worker", "node", "spark"},
     {"client", "connectors"},
     {"flow"},
+    {"state"},
     {"wire"},
     {"core"},
 )
