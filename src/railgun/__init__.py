@@ -18,6 +18,7 @@ from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.operators.stateful import FORGET, Context, Stateful
 from railgun.flow.sink import Place, Sink, Writer
 from railgun.flow.source import Reader, Source
+from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
     from railgun.job import Event, FlowFailedError, Job, Settings, run
@@ -38,6 +39,7 @@ __all__ = [
     "Items",
     "Job",
     "KeyedStream",
+    "OnDisk",
     "Place",
     "Print",
     "RailgunError",

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.worker.random_flows import BEGIN, Item, Maker, Plan, Reference, make_flow, plain
 
-from railgun import Collect, Flow, Items, Stateful
+from railgun import Collect, Flow, Items, OnDisk, Stateful
 from railgun.core.frontier import LAST
 from railgun.core.hashing import key_hash
 from railgun.core.placement import Placement
 from railgun.flow.errors import FlowError
-from railgun.flow.operators import keyed, stateless
+from railgun.flow.operators import keyed, stateful, stateless
 from railgun.testing.flow_tester import FlowTester
 from railgun.worker import stage
 
@@ -22,8 +22,9 @@ from railgun.worker import stage
 class Trial:
     """One flow, one schedule."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **options: Any) -> None:
         self.seed = seed
+        self.options = options
         self.random = random.Random(seed)
         self.plan = self._plan()
         self.steps: list[str] = []
@@ -45,7 +46,11 @@ class Trial:
         chance, plan = self.random, self.plan
         names = [node.name for node in plan.sources]
         self.tester = FlowTester(
-            make_flow(plan), chance.randint(1, 4), feed=names, seed=self.seed, now=BEGIN
+            make_flow(plan, **self.options),
+            chance.randint(1, 4),
+            feed=names,
+            seed=self.seed,
+            now=BEGIN,
         )
         self.reference = Reference(plan, BEGIN)
         for _ in range(chance.randint(2, 14)):
@@ -162,18 +167,26 @@ def different(found: dict[Any, Any], wanted: dict[Any, Any]) -> str:
     return f"{len(keys)} keys: {[(k, found.get(k), wanted.get(k)) for k in keys[:2]]}"
 
 
-def try_out(seed: int, patch: pytest.MonkeyPatch) -> None:
+def try_out(seed: int, patch: pytest.MonkeyPatch, **options: Any) -> None:
     chance = random.Random(seed)
     patch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30, 1000]))
     patch.setattr(stage, "FEWEST", chance.choice([1, 50]))
     patch.setattr(keyed, "BLOCK", chance.choice([1, 5, 2048]))
     patch.setattr(stateless, "ENOUGH", chance.choice([1, 20, 1000]))
-    Trial(seed).run()
+    Trial(seed, **options).run()
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_flow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(1_000, 1_060))
+def test_random_flow_with_state_on_disk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rocksdict")
+    monkeypatch.setattr(stateful, "PIECE", random.Random(seed).choice([1, 7, 1000]))
+    memory = random.Random(seed).choice([1, 5_000, 30_000])  # for a few keys, or a few dozen
+    try_out(seed, monkeypatch, state=OnDisk(memory))
 
 
 # ---------------------------------------------------------------- what was found, each once

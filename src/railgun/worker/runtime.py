@@ -26,6 +26,7 @@ from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.operators.reading import BATCH
 from railgun.flow.plan import Plan, build
 from railgun.flow.sink import Place, Writer
+from railgun.state.disk import Disk
 from railgun.wire.rows import RowBatch
 from railgun.worker.stage import StageRunner
 
@@ -88,6 +89,8 @@ class Runtime:
         if plan.dead_letters is not None:
             self._dead = plan.dead_letters.open(place)
         members = tuple(members)
+        self._disk = None if plan.state is None else Disk(plan.state)
+        store = None if self._disk is None else self._disk.store
         self.stages: list[StageRunner] = []
         for stage in plan.stages:
             distributor = Distributor(
@@ -99,7 +102,7 @@ class Runtime:
                 downstream=len(stage.after),
                 emits=stage.is_source,
             )
-            operators = build(plan, stage, place, self._deliver, now, self._dead_letter)
+            operators = build(plan, stage, place, self._deliver, now, self._dead_letter, store)
             self.stages.append(StageRunner(self, stage, distributor, operators))
         self.sources = [runner for runner in self.stages if runner.stage.is_source]
         self._by_name = {runner.stage.name: runner for runner in self.stages}
@@ -319,3 +322,5 @@ class Runtime:
         if self._dead is not None:
             self._dead.flush()
             self._dead.close()
+        if self._disk is not None:
+            self._disk.close()

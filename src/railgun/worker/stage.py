@@ -247,6 +247,7 @@ class StageRunner:
         keys = batch.keys
         assert keys is not None
         for operator in self.operators.keyed:
+            operator.store.fetch(keys)
             if all(map(operator.states.__contains__, keys)):
                 continue
             moving = self._moving(batch.hashes)
@@ -291,7 +292,7 @@ class StageRunner:
     @property
     def keys(self) -> int:
         """How many keys have state here."""
-        return max((len(operator.states) for operator in self.operators.keyed), default=0)
+        return max((len(operator.store) for operator in self.operators.keyed), default=0)
 
     def close(self) -> None:
         """Let go of files and sockets."""

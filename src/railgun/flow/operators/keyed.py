@@ -1,7 +1,8 @@
 """Keyed state: what every stateful operator has, and how it moves.
 
-State lives in a plain dict from key to state. The protocol knows keys by their hashes, so an index from hash to key is
-made when a rescale asks for it, block by block (`census`), of the keys that move only.
+State lives in a `KeyStore`, of which operators see a plain dict from key to state. The protocol knows keys by their
+hashes, so an index from hash to key is made when a rescale asks for it, block by block (`census`), of the keys that
+move only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
+from railgun.state.store import MemoryStore
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
@@ -98,7 +100,10 @@ class Keyed(Operator):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.states: dict[Any, Any] = {}
+        self.store = setting.store(setting.step) if setting.store else MemoryStore()
+        self.states = (
+            self.store.states
+        )  # of keys that were fetched: see `KeyStore` for when that has to be
         self.timers = Timers()
         self.ended: set[Any] = set()
         self.index = Index()
@@ -118,11 +123,11 @@ class Keyed(Operator):
 
     def census(self) -> Iterator[list[Any]]:
         """All keys that have state now, in blocks."""
-        keys = list(self.states)
-        return (keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK))
+        return self.store.census(BLOCK)
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
+        self.store.fetch(keys)
         states = [self.states.pop(key, _NONE) for key in keys]
         if any(map(is_, states, repeat(_NONE))):
             keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
@@ -148,7 +153,7 @@ class Keyed(Operator):
         states = decode_column(data[at : at + saved], rows)
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
-        self.states.update(zip(keys, states, strict=True))
+        self.store.put(keys, states)
         extra = data[at + saved :]
         if extra:
             timers, ended = pickle.loads(extra)
