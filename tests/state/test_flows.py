@@ -110,8 +110,8 @@ def test_a_worker_that_ends_leaves_nothing(tmp_path: Any) -> None:
     tester.rescale(1)
     assert len(list(tmp_path.iterdir())) == 1
     tester.finish()
-    for runtime in tester.runtimes.values():
-        runtime.close()
+    [runtime] = tester.runtimes.values()
+    runtime.close()
     assert list(tmp_path.iterdir()) == []
 
 

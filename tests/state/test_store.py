@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +171,17 @@ def test_nothing_is_written_while_everything_fits() -> None:
     assert not store.spilled
     assert disk._rocks is None
     disk.close()
+
+
+def test_a_store_that_nobody_closed_leaves_nothing(tmp_path: Path) -> None:
+    for number in range(10):
+        store = Disk(OnDisk(1, str(tmp_path))).store("step")
+        for n in range(5):
+            store.put([number, n + 10], ["x" * 1_000_000] * 2)
+        assert store.spilled
+        del store
+        gc.collect()
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_coldest_keys_leave_first() -> None:

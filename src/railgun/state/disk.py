@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,8 +80,8 @@ class Disk:
     def __init__(self, on: OnDisk | None = None) -> None:
         self.on = on or OnDisk()
         self.stores: list[DiskStore] = []
-        self._scratch: Scratch | None = None
         self._rocks: Rocks | None = None
+        self._finalizer: weakref.finalize[..., Disk] | None = None
 
     def store(self, step: str) -> DiskStore:
         """A store for a step."""
@@ -92,9 +93,10 @@ class Disk:
     def rocks(self) -> Rocks:
         """The database."""
         if self._rocks is None:
-            self._scratch = Scratch(self.on.directory)
-            path = str(self._scratch.path / "db")
+            scratch = Scratch(self.on.directory)
+            path = str(scratch.path / "db")
             self._rocks = Rocks(path, cache=self.on.memory // 4, buffers=self.on.memory // 8)
+            self._finalizer = weakref.finalize(self, _end, self._rocks, scratch)
         return self._rocks
 
     def share(self, store: DiskStore) -> float:
@@ -105,10 +107,14 @@ class Disk:
 
     def close(self) -> None:
         """Delete everything."""
-        if self._rocks is not None and self._scratch is not None:
-            self._rocks.close()
-            self._scratch.close()
-            self._rocks = self._scratch = None
+        if self._finalizer is not None:
+            self._finalizer()
+            self._rocks = self._finalizer = None
+
+
+def _end(rocks: Rocks, scratch: Scratch) -> None:
+    rocks.close()  # first: it has threads that write
+    scratch.close()
 
 
 class DiskStore(KeyStore):

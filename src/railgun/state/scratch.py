@@ -97,5 +97,13 @@ def _make(above: Path) -> tuple[Path, int]:
 
 def _remove(path: Path, lock: int, owner: int) -> None:
     if os.getpid() == owner:  # not a process that was forked from it
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(
+            OSError
+        ):  # the lock stays then, and the next one can tell that this is left
+            for inside in path.iterdir():
+                if inside.is_dir():
+                    shutil.rmtree(inside)
+                elif inside.name != LOCK:
+                    inside.unlink()
+            shutil.rmtree(path)
     os.close(lock)
