@@ -23,7 +23,7 @@ LAYERS = (
     {"controller", "worker", "node", "spark"},
     {"client", "connectors"},
     {"flow"},
-    {"snapshots"},
+    {"snapshots", "state"},
     {"wire"},
     {"core"},
 )

@@ -19,6 +19,7 @@ from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.operators.stateful import FORGET, Context, Stateful
 from railgun.flow.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
+from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
@@ -39,6 +40,7 @@ __all__ = [
     "Items",
     "Job",
     "KeyedStream",
+    "OnDisk",
     "Parquet",
     "Place",
     "Print",

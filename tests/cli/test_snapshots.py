@@ -341,7 +341,11 @@ def test_state_is_read_out_of_a_snapshot(job: Job, there: Terminal, place: Path)
 def test_stop_takes_a_last_snapshot_and_drain_comes_to_the_end(
     place: Path, there: Terminal
 ) -> None:
-    options: dict[str, Any] = {"http": True, "registry": place / "jobs", "snapshots": str(place / "stops")}
+    options: dict[str, Any] = {
+        "http": True,
+        "registry": place / "jobs",
+        "snapshots": str(place / "stops"),
+    }
     for how, said in (([], "a last snapshot"), (["--drain"], "sources end")):
         with started(counting("stops"), **options) as job:
             running(job)

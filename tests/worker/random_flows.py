@@ -475,8 +475,8 @@ class Maker:
         self.add("union", ways, keyed=all(n.keyed for n in ways))
 
 
-def make_flow(plan: Plan) -> Flow:
-    flow = Flow("random", dead_letters=Collect())
+def make_flow(plan: Plan, **options: Any) -> Flow:
+    flow = Flow("random", dead_letters=Collect(), **options)
     made: dict[Node, Any] = {}
     for node in plan.nodes:
         policy: Any = "dead_letter" if node.dead else "stop"

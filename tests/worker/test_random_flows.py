@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.worker.random_flows import BEGIN, Item, Maker, Plan, Reference, make_flow, plain
 
-from railgun import Collect, Flow, Items, Stateful
+from railgun import Collect, Flow, Items, OnDisk, Stateful
 from railgun.core.frontier import LAST
 from railgun.core.hashing import key_hash
 from railgun.core.placement import Placement
 from railgun.flow.errors import FlowError
-from railgun.flow.operators import changes, keyed, stateless
+from railgun.flow.operators import changes, keyed, stateful, stateless
 from railgun.testing.flow_tester import FlowTester
 from railgun.worker import stage
 
@@ -23,9 +23,10 @@ from railgun.worker import stage
 class Trial:
     """One flow, one schedule; `saving`: with snapshots, which it goes back to after a crash."""
 
-    def __init__(self, seed: int, saving: bool = False) -> None:
+    def __init__(self, seed: int, saving: bool = False, **options: Any) -> None:
         self.seed = seed
         self.saving = saving
+        self.options = options
         self.since: list[tuple[str, list[Item]]] = []  # what was fed since the last snapshot
         self.random = random.Random(seed)
         self.plan = self._plan()
@@ -48,7 +49,7 @@ class Trial:
         chance, plan = self.random, self.plan
         names = [node.name for node in plan.sources]
         self.tester = FlowTester(
-            make_flow(plan),
+            make_flow(plan, **self.options),
             chance.randint(1, 4),
             feed=names,
             seed=self.seed,
@@ -188,14 +189,14 @@ def different(found: dict[Any, Any], wanted: dict[Any, Any]) -> str:
     return f"{len(keys)} keys: {[(k, found.get(k), wanted.get(k)) for k in keys[:2]]}"
 
 
-def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False) -> None:
+def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False, **options: Any) -> None:
     chance = random.Random(seed)
     patch.setattr(stage, "CHUNK_KEYS", chance.choice([10, 30, 1000]))
     patch.setattr(stage, "FEWEST", chance.choice([1, 50]))
     patch.setattr(keyed, "BLOCK", chance.choice([1, 5, 2048]))
     patch.setattr(stateless, "ENOUGH", chance.choice([1, 20, 1000]))
     patch.setattr(changes, "BLOCK", chance.choice([1, 5, 500]))
-    Trial(seed, saving).run()
+    Trial(seed, saving, **options).run()
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -206,6 +207,17 @@ def test_random_flow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_random_flow_with_snapshots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(seed, monkeypatch, saving=True)
+
+
+@pytest.mark.parametrize("saving", [False, True])
+@pytest.mark.parametrize("seed", range(1_000, 1_060))
+def test_random_flow_with_state_on_disk(
+    seed: int, saving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rocksdict")
+    monkeypatch.setattr(stateful, "PIECE", random.Random(seed).choice([1, 7, 1000]))
+    memory = random.Random(seed).choice([1, 5_000, 30_000])  # for a few keys, or a few dozen
+    try_out(seed, monkeypatch, saving, state=OnDisk(memory))
 
 
 # ---------------------------------------------------------------- what was found, each once

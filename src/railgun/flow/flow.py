@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from railgun.flow.errors import FlowError
 from railgun.flow.operators.operator import DeadLetter, name_of
@@ -39,6 +39,7 @@ from railgun.flow.operators.stateless import (
 from railgun.flow.sink import Sink
 from railgun.flow.source import Source
 from railgun.flow.step import ErrorPolicy, Make, Step, caller
+from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
     from railgun.flow.plan import Plan
@@ -52,7 +53,10 @@ NEEDS_KEY = ("stateful_map", "stateful", "reduce", "with_key")
 
 
 class Flow:
-    """A pipeline: sources, steps, sinks. `on_error` is the policy of steps that do not say their own."""
+    """A pipeline: sources, steps, sinks. `on_error` is the policy of steps that do not say their own.
+
+    `state` is kept in memory, or on disk where it may outgrow it: "disk", or `OnDisk` with settings.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Flow:
         *,
         on_error: ErrorPolicy = "stop",
         dead_letters: Sink[DeadLetter] | None = None,
+        state: OnDisk | Literal["memory", "disk"] = "memory",
     ) -> None:
         where = caller()
         plain = isinstance(name, str) and all(c.isalnum() or c in "-_." for c in name)
@@ -69,7 +74,12 @@ class Flow:
             )
         if dead_letters is not None and not isinstance(dead_letters, Sink):
             raise FlowError(f"{where}: dead letters go to a Sink, which {dead_letters!r} is not")
+        if state not in ("memory", "disk") and not isinstance(state, OnDisk):
+            raise FlowError(
+                f"{where}: state is kept in 'memory', on 'disk' or as OnDisk(…) says, not {state!r}"
+            )
         self.name = name
+        self.state = state if isinstance(state, OnDisk) else OnDisk() if state == "disk" else None
         self.dead_letters = dead_letters
         self.on_error = self.policy(on_error, where)
         self.steps: dict[str, Step] = {}

@@ -26,6 +26,8 @@ from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Place, Sink
 from railgun.flow.source import Source
 from railgun.flow.step import Step
+from railgun.state.disk import OnDisk
+from railgun.state.store import KeyStore
 from railgun.wire.rows import RowBatch
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Plan:
     flow: str
     stages: tuple[Stage, ...]
     dead_letters: Sink[DeadLetter] | None
+    state: OnDisk | None = None
+    """How state is kept on disk; None: it is kept in memory."""
 
     @property
     def stage_of(self) -> dict[str, int]:
@@ -126,7 +130,7 @@ def compile_flow(flow: Flow) -> Plan:
                 tuple(sorted(number[b] for a, b in edges if a == group)),
             )
         )
-    return Plan(flow.name, tuple(stages), flow.dead_letters)
+    return Plan(flow.name, tuple(stages), flow.dead_letters, flow.state)
 
 
 def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:
@@ -232,13 +236,19 @@ def build(
     deliver: Callable[[int, RowBatch], None],
     now: int,
     dead_letter: Callable[[DeadLetter], None] | None = None,
+    store: Callable[[str], KeyStore] | None = None,
 ) -> Operators:
-    """Make the operators of a stage; `deliver(stage, batch)` takes what is keyed for another stage."""
+    """Make the operators of a stage; `deliver(stage, batch)` takes what is keyed for another stage.
+
+    `store` makes the stores of steps that are not to have their state in memory.
+    """
     errors: dict[str, int] = {}
 
     def setting(step: Step) -> Setting:
         upgrades = step.options.get("upgrades", ())
-        return Setting(step.name, step.on_error, dead_letter, errors, upgrades)
+        # The parts of a source are few, and open: they stay in memory.
+        there = None if step.kind == "source" else store
+        return Setting(step.name, step.on_error, dead_letter, errors, there, upgrades)
 
     made: dict[str, Operator] = {}
     for port in stage.ports:

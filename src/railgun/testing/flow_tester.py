@@ -193,10 +193,11 @@ class FlowTester:
                 for operator in runner.operators.keyed:
                     if operator.step == step:
                         known = True
-                        twice = found.keys() & operator.states.keys()
+                        states = operator.store.items()
+                        twice = found.keys() & states.keys()
                         if twice:
                             raise TesterError(f"keys {sorted(twice, key=repr)[:5]} have two states")
-                        found.update(operator.states)
+                        found.update(states)
         if not known:
             raise TesterError(f"flow {self.flow.name!r} has no step {step!r} with state")
         return found
@@ -209,7 +210,8 @@ class FlowTester:
             for runner in runtime.stages
             for operator in runner.operators.keyed
             if operator.step == step
-            for key in operator.states
+            for keys in operator.store.census()
+            for key in keys
         }
 
     # ------------------------------------------------------------ the simulation

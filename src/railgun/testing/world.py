@@ -183,8 +183,11 @@ class Process:
 
     def _end(self) -> None:
         """In order: what it said is heard."""
-        if self.runtime is not None:
+        if self.runtime is not None and not self.world.life.over:
             self.runtime.close()
+        elif self.runtime is not None:  # its state can still be looked at
+            for runner in self.runtime.stages:
+                runner.close()
         while self.reports:
             self.world.hear(self)
         self.world.gone(self, "its process ended")

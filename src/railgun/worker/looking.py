@@ -39,13 +39,14 @@ def look(runtime: Runtime | None, question: Look) -> Found:
 def _look(runtime: Runtime, question: Look) -> Found:
     number = question.number
     operators = [op for op in runtime.keyed() if op.step == question.step]
-    keys = sum(len(operator.states) for operator in operators)
+    keys = sum(len(operator.store) for operator in operators)
     if question.key is None:
         some = islice((key for op in operators for key in op.states), question.samples)
         samples = tuple(shown(key, SAMPLE) for key in some)
         return Found(number, worker=runtime.worker, keys=keys, samples=samples)
     key = pickle.loads(question.key)
     for operator in operators:
+        operator.fetch_missing([key])
         state = operator.states.get(key, _NONE)
         if state is not _NONE:
             return _found(runtime, question, operator, key, state)

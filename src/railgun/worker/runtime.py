@@ -31,6 +31,7 @@ from railgun.flow.operators.writing import Writing
 from railgun.flow.plan import DEAD, Plan, build
 from railgun.flow.sink import Place
 from railgun.snapshots.store import SnapshotStore
+from railgun.state.disk import Disk
 from railgun.wire.rows import RowBatch
 from railgun.worker.saver import Saver, Then, Work
 from railgun.worker.stage import StageRunner
@@ -107,6 +108,8 @@ class Runtime:
         self.stopped = False
         self.dead_letters = 0
         members = tuple(members)
+        self._disk = None if plan.state is None else Disk(plan.state)
+        keep = None if self._disk is None else self._disk.store
         self.stages: list[StageRunner] = []
         for stage in plan.stages:
             distributor = Distributor(
@@ -126,7 +129,8 @@ class Runtime:
                 if plan.dead_letters is None
                 else Writing(Setting(DEAD), plan.dead_letters, place)
             )
-            operators = build(plan, stage, place, deliver, now, partial(self._dead_letter, dead))
+            letter = partial(self._dead_letter, dead)
+            operators = build(plan, stage, place, deliver, now, letter, keep)
             if dead is not None:
                 operators.writing += (dead,)
             self.stages.append(StageRunner(self, stage, distributor, operators))
@@ -337,7 +341,7 @@ class Runtime:
     @property
     def keys(self) -> int:
         """How many states there are, of all steps."""
-        return sum(len(operator.states) for operator in self.keyed())
+        return sum(len(operator.store) for operator in self.keyed())
 
     @property
     def moving(self) -> bool:
@@ -377,3 +381,5 @@ class Runtime:
         """Let go of everything."""
         for runner in self.stages:
             runner.close()
+        if self._disk is not None:
+            self._disk.close()

@@ -265,6 +265,8 @@ class StageRunner:
             keys, before = block
             hashes = hash_keys(keys)
             rows = self._moving(hashes).tolist()
+            for operator in before:
+                operator.store.fetch(keys)
             if before:
                 rows = [row for row in rows if not _has_state(keys[row], before)]
             self.leaving.note(hashes[rows], [keys[row] for row in rows])
@@ -290,6 +292,8 @@ class StageRunner:
         """
         keys, counted = batch.keys, self._counted
         assert keys is not None
+        for operator in counted:
+            operator.store.fetch(keys)
         if not counted or all(map(counted[0].states.__contains__, keys)):
             return
         moving = self._moving(batch.hashes).tolist()
@@ -327,7 +331,7 @@ class StageRunner:
     @property
     def keys(self) -> int:
         """How many keys have state here."""
-        return max((len(operator.states) for operator in self.operators.keyed), default=0)
+        return max((len(operator.store) for operator in self.operators.keyed), default=0)
 
     def close(self) -> None:
         """Let go of files and sockets."""

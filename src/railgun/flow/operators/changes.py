@@ -17,7 +17,7 @@ change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from operator import not_
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -74,7 +74,8 @@ class Changes:
         self.flying |= self.changed
         self.changed = set()
         self._table, self._full, self._done = table, full, set()
-        self._keys = iter(list(self.operator.states) if full else list(self.flying))
+        every = chain.from_iterable(self.operator.store.census())
+        self._keys = every if full else iter(list(self.flying))
 
     @property
     def saving(self) -> bool:
@@ -104,6 +105,7 @@ class Changes:
     def _save(self, keys: list[Any]) -> None:
         operator, table = self.operator, self._table
         assert table is not None
+        operator.fetch_missing(keys)
         get = operator.states.get
         states = [get(key, _NONE) for key in keys]
         gone = [state is _NONE for state in states]
@@ -150,5 +152,6 @@ class Changes:
 
     def deleted(self) -> list[Any]:
         """What changed and is no more: keys that nobody else will say of that they are deleted."""
-        states = self.operator.states
-        return [key for key in {*self.changed, *self.flying} if key not in states]
+        keys = [*{*self.changed, *self.flying}]
+        self.operator.fetch_missing(keys)
+        return [key for key in keys if key not in self.operator.states]

@@ -1,8 +1,8 @@
 """Keyed state: what every stateful operator has, and how it moves.
 
-State lives in a plain dict from key to state. The protocol knows keys by their hashes. So when a rescale asks, the keys
-that move are noted, block by block (`census`), in the order of the dict, and in this order they leave: each lies in
-memory beside the one before it.
+State lives in a `KeyStore`, of which operators see a plain dict from key to state. The protocol knows keys by their
+hashes. So when a rescale asks, the keys that move are noted, block by block (`census`), in the order of the dict, and
+in this order they leave: each lies in memory beside the one before it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from railgun.core.rescale.order import Turns
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
+from railgun.state.store import MemoryStore, blocks
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
@@ -134,7 +135,10 @@ class Keyed(Operator):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.states: dict[Any, Any] = {}
+        self.store = setting.store(setting.step) if setting.store else MemoryStore()
+        self.states = (
+            self.store.states
+        )  # of keys that were fetched: see `KeyStore` for when that has to be
         self.timers = Timers()
         self.ended: set[Any] = set()
         self.changes: Changes | None = None  # if snapshots are taken
@@ -151,23 +155,32 @@ class Keyed(Operator):
         if self.changes is not None:
             self.changes.touch(keys)
 
+    def fetch_missing(self, keys: Collection[Any]) -> None:
+        """Bring these keys into memory; if they are, whatever else was fetched stays there."""
+        if self.store.spilled:
+            missing = [key for key in keys if key not in self.states]
+            if missing:
+                self.store.fetch(missing)
+
     def saved(self, keys: list[Any], states: list[Any]) -> list[Any]:
         """The states as they are saved; None for a key that has none."""
         return states
 
     def unload(self, keys: Iterable[Any]) -> None:
         """Take out keys that a snapshot says are deleted."""
-        for key in keys:
-            self.states.pop(key, None)
-            self.timers.forget(key)
-            self.ended.discard(key)
+        for block in blocks(list(keys), BLOCK):
+            self.store.fetch(block)
+            for key in block:
+                self.states.pop(key, None)
+                self.timers.forget(key)
+                self.ended.discard(key)
 
     def load(self, rows: Rows) -> None:
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
         keys, states = rows.keys, rows.states
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = list(map(upgrade, states))
-        self.states.update(zip(keys, states, strict=True))
+        self._put(keys, states)
         if self.timers:
             for key in keys:
                 self.timers.forget(key)
@@ -175,6 +188,15 @@ class Keyed(Operator):
             self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
         self.ended.difference_update(keys)
         self.ended.update(compress(keys, rows.ended))
+
+    def _put(self, keys: list[Any], states: list[Any]) -> None:
+        """In place of what older rows said."""
+        if len(self.store) and not isinstance(self.store, MemoryStore):
+            for block in blocks(keys, BLOCK):
+                self.store.fetch(block)
+                for key in block:
+                    self.states.pop(key, None)
+        self.store.put(keys, states)
 
     def loaded(self) -> None:
         """All that was saved is in: let it live."""
@@ -197,12 +219,12 @@ class Keyed(Operator):
 
     def census(self) -> Iterator[list[Any]]:
         """All keys that have state now, in blocks."""
-        keys = list(self.states)
-        return (keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK))
+        return self.store.census(BLOCK)
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
         changed = [] if self.changes is None else self.changes.leave(keys)
+        self.store.fetch(keys)
         states = [self.states.pop(key, _NONE) for key in keys]
         if any(map(is_, states, repeat(_NONE))):
             keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
@@ -230,7 +252,7 @@ class Keyed(Operator):
             states = list(map(self.unpacked, keys, states))
         if self.changes is not None:
             self.changes.preserve(keys)  # as what they were here at the cut: not there
-        self.states.update(zip(keys, states, strict=True))
+        self.store.put(keys, states)
         extra = data[at + saved :]
         if extra:
             timers, ended, changed = pickle.loads(extra)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import StepError
+from railgun.state.store import KeyStore
 from railgun.wire.rows import RowBatch
 
 SHOWN: Final = 500
@@ -37,6 +38,8 @@ class Setting:
     on_error: str = "stop"
     dead_letter: Callable[[DeadLetter], None] | None = None
     errors: dict[str, int] = field(default_factory=dict)
+    store: Callable[[str], KeyStore] | None = None
+    """Makes the store of a step's state, from the step's name; None: state stays in memory."""
     upgrades: tuple[Callable[[Any], Any], ...] = ()
     """For state saved in older forms."""
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.stateless import kept, spread
+from railgun.state.store import blocks
 from railgun.wire.rows import RowBatch
 
 K = TypeVar("K")
@@ -47,6 +49,7 @@ class Forget:
 FORGET: Final = Forget()
 _NONE_YET: Final = object()
 _MOST: Final = 4096  # results of timers in one batch
+PIECE: Final = 1_000  # keys to fetch at once for timers
 
 
 class StatefulMap(Keyed):
@@ -66,6 +69,7 @@ class StatefulMap(Keyed):
         """Call the function for every row, with its key's state."""
         assert batch.keys is not None
         self.touch(batch.keys)
+        self.store.fetch(batch.keys)
         function, initial, states = self.function, self.initial, self.states
         get = states.get
         results: list[Any] = []
@@ -103,6 +107,7 @@ class Reduce(Keyed):
         """Fold every row into its key's value."""
         assert batch.keys is not None
         self.touch(batch.keys)
+        self.store.fetch(batch.keys)
         function, states = self.function, self.states
         results: list[Any] = []
         append = results.append
@@ -188,6 +193,7 @@ class StatefulSteps(Keyed):
         """Call `on_item` for every row."""
         assert batch.keys is not None
         self.touch(batch.keys)
+        self.store.fetch(batch.keys)
         context, states, on_item, initial = (
             self.context, self.states, self.logic.on_item, self.logic.initial,
         )  # fmt: skip
@@ -232,12 +238,15 @@ class StatefulSteps(Keyed):
         if frontier == LAST:
             return  # no time that anything happens at, but the moment before the end, which fires what is left
         self.context.frontier = frontier
-        self._call(self.logic.on_timer, self.timers.due(frontier))
+        soon = partial(self.timers.soon, frontier, PIECE) if self.store.spilled else None
+        self._call(self.logic.on_timer, self.timers.due(frontier), soon)
 
     def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
         """Fire what is due of these keys."""
         if frontier == LAST:
             return  # as above: they move with their keys, and what is left fires at the end
+        if self.timers or frontier == MAX:
+            self.store.fetch(keys)
         if frontier == MAX:
             left_of = self.timers.left_of
             self._call(self.logic.on_timer, ((key, at) for key in keys for at in left_of(key)))
@@ -250,8 +259,13 @@ class StatefulSteps(Keyed):
 
     def end(self, latest: int = MIN) -> None:
         """Call `on_end` for every key, once."""
-        self._call(self.logic.on_timer, self.timers.left())
-        self._end(list(self.states), latest)
+        soon = None
+        if self.store.spilled:
+            soon = partial(next, blocks(self.timers.in_order(), PIECE), [])
+        self._call(self.logic.on_timer, self.timers.left(), soon)
+        for keys in self.store.census():
+            self.store.fetch(keys)
+            self._end(keys, latest)
 
     def _end(self, keys: Iterable[Any], latest: int) -> None:
         ending = [key for key in keys if key in self.states and key not in self.ended]
@@ -267,13 +281,22 @@ class StatefulSteps(Keyed):
         self,
         function: Callable[[Context[Any, Any]], Iterable[Any] | None],
         calls: Iterable[tuple[Any, int]],
+        soon: Callable[[], list[Any]] | None = None,
     ) -> None:
-        """Call the function for keys and times, and emit what it returns, a bounded batch at a time."""
+        """Call the function for keys and times, and emit what it returns, a bounded batch at a time.
+
+        `soon` tells the keys that are likely to follow, so that they are fetched together; None: all are fetched.
+        """
         context, states = self.context, self.states
+        fetched: set[Any] = set()
         keys: list[Any] = []
         values: list[Any] = []
         times: list[int] = []
         for key, at in calls:
+            if soon is not None and key not in fetched:
+                piece = [key, *soon()]
+                self.store.fetch(piece)
+                fetched = set(piece)
             state = states.get(key, _NONE_YET)
             if state is _NONE_YET:
                 continue

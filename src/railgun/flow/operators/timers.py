@@ -93,6 +93,25 @@ class Timers:
                 return
             yield self._fire(key, min(times))[1]
 
+    def soon(self, frontier: int, most: int) -> list[Any]:
+        """The keys of up to so many entries that are due next, in order; some of them may not count any more."""
+        heap, found = self._heap, list[Any]()
+        front = [(heap[0], 0)] if heap else []
+        while front and len(found) < most:
+            (at, _, key), place = heapq.heappop(front)
+            if at > frontier:
+                break
+            found.append(key)
+            for below in (2 * place + 1, 2 * place + 2):
+                if below < len(heap):
+                    heapq.heappush(front, (heap[below], below))
+        return found
+
+    def in_order(self) -> list[Any]:
+        """The keys of all that are set now, in order of time: a key as often as it has timers."""
+        entries = ((at, key) for key, times in self._of.items() for at in times)
+        return [key for _, key in sorted(entries, key=itemgetter(0))]
+
     def left(self) -> Iterator[tuple[Any, int]]:
         """All that are set now, in order, unless one is cancelled before its turn. Ones that are set meanwhile are not
         among them: a timer that sets the next one would never come to an end.
