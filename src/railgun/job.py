@@ -252,9 +252,9 @@ class Job:
             saved = self._controller.status()
             if saved["snapshot"] is not None and saved["snapshot"] > before:
                 return int(saved["snapshot"])
-            told = [event for event in self.events() if event.kind == "snapshot-failed"]
-            if any(event.data["snapshot"] > before for event in told):
-                raise NotSavedError(told[-1].text)
+            for event in self.events():
+                if event.kind == "snapshot-failed" and event.data["snapshot"] > before:
+                    raise NotSavedError(event.text)
             if saved["state"] in ("failed", "finished"):
                 raise NotSavedError(f"the flow is {saved['state']}: {saved['cause']}")
             left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())

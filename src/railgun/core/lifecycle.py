@@ -35,7 +35,6 @@ from railgun.core.orders import (
     EndSources,
     Failed,
     Farewell,
-    GiveUp,
     Joined,
     Order,
     Published,
@@ -340,7 +339,7 @@ class Lifecycle(Snapshots):
             self.saving.phase = "none"
         elif self.saving.busy and self.saving.phase != "writing":
             self.saving.end(now)
-            self._give(GiveUp(self.saving.number, why))
+            self._give_up_snapshot(why)
         if len(self.failures) > 1:
             self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
         self.generation += 1  # reports of the old one are stale from now on

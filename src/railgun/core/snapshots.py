@@ -123,8 +123,8 @@ class Snapshots:
             return self._orders(now)
         saving.commit(now)
         kind = "full" if saving.full else "of what changed"
-        self._happened("snapshot", f"snapshot {snapshot} ({kind}) is committed")
-        self._tell_all(Settled(self.generation, snapshot, True))
+        self._happened("snapshot", f"snapshot {snapshot} ({kind}) is committed", snapshot)
+        self._settle(snapshot, True)
         if saving.last and self.coordinator is not None:
             saving.phase = "publishing"
             saving.unpublished = set(self.coordinator.members)
@@ -178,15 +178,25 @@ class Snapshots:
 
     def _snapshot_failed(self, why: str, now: int) -> None:
         saving = self.saving
-        self._give(GiveUp(saving.number, why))
-        self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
-        self._tell_all(Settled(self.generation, saving.number, False))
+        self._give_up_snapshot(why)
+        self._settle(saving.number, False)
         saving.end(now)
         if saving.last and self.coordinator is not None:
             saving.tries += 1
             self._not_before = now + BACK_OFF
             if saving.tries >= TRIES:
                 self._fail(f"the last snapshot cannot be saved: {why}")
+
+    def _give_up_snapshot(self, why: str) -> None:
+        number = self.saving.number
+        self._give(GiveUp(number, why))
+        self._happened("snapshot-failed", f"snapshot {number} is given up: {why}", number)
+
+    def _settle(self, snapshot: int, committed: bool) -> None:
+        """It is decided: tell all who took part, and then let go who waits to leave."""
+        self._tell_all(Settled(self.generation, snapshot, committed))
+        if self.coordinator is not None and self.coordinator.snapshot == snapshot:
+            self._follow(self.coordinator.settled())
 
     # ------------------------------------------------------------ what all parts need
 
@@ -199,8 +209,8 @@ class Snapshots:
             for worker in self.coordinator.members:
                 self._to(worker, order)
 
-    def _happened(self, kind: str, text: str) -> None:
-        self._give(Happened(kind, text))
+    def _happened(self, kind: str, text: str, snapshot: int | None = None) -> None:
+        self._give(Happened(kind, text, snapshot))
 
     def _to(self, worker: Worker, order: WorkerOrder) -> None:
         self._give(To(worker, order))

@@ -7,7 +7,8 @@ Its rules:
 3. **Top-down, stage by stage** (rule 12). A stage begins to move when the one before is through everywhere, so an
    output fence never crosses a stage that is in motion itself.
 4. **Leave last.** Departing workers end their sources at the beginning; they are let go when every remaining worker
-   has their last word in every stage.
+   has their last word in every stage, and it is decided whether the snapshot they took part in counts: what they did
+   after its cut belongs to the next one, and must not be handed over before.
 5. **Snapshots go on**, but for two short moments: none begins between the start of a stage's move and the report
    of all workers that they have heard of it, nor while workers join; and no stage begins to move, and nobody
    joins, while a snapshot is under way. Either waits for the other; a move that waits goes first.
@@ -95,7 +96,7 @@ class Coordinator:
 
     __slots__ = (
         "epochs", "members", "moving", "out", "phase", "placement", "queued", "saving", "snapshot",
-        "snapshot_wanted", "target", "waiting",
+        "snapshot_wanted", "target", "undecided", "waiting",
     )  # fmt: skip
 
     def __init__(self, placement: Placement, stages: int, snapshot: int = 0) -> None:
@@ -110,6 +111,7 @@ class Coordinator:
         self.snapshot = snapshot  # the last one begun
         self.saving: set[Worker] = set()  # workers that have not saved it yet
         self.snapshot_wanted: int | None = None
+        self.undecided = False  # whether the last one begun may still come to count, or not to
         self.out: list[Order] = []
 
     # ------------------------------------------------------------ what happens
@@ -122,6 +124,11 @@ class Coordinator:
     def want_snapshot(self, snapshot: int | None = None) -> list[Order]:
         """It is time for a snapshot, or someone wants one; its number, if it is not just the next."""
         self.snapshot_wanted = self.snapshot + 1 if snapshot is None else snapshot
+        return self._orders()
+
+    def settled(self) -> list[Order]:
+        """It is decided whether the last snapshot counts."""
+        self.undecided = False
         return self._orders()
 
     def joined(self, worker: Worker) -> list[Order]:
@@ -165,9 +172,10 @@ class Coordinator:
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted is not None and not self.saving and self._quiet():
+        if self.snapshot_wanted is not None and not self.undecided and self._quiet():
             self.snapshot, self.snapshot_wanted = self.snapshot_wanted, None
             self.saving = set(self.members)
+            self.undecided = True
             for worker in self.members:
                 self._give(TakeSnapshot(worker, self.snapshot))
         out, self.out = self.out, []
@@ -195,6 +203,8 @@ class Coordinator:
             self.phase = "leaving"
             return True
         if self.phase == "leaving" and not self.waiting and not self.saving:
+            if self.undecided and set(self.members) != set(self.target.workers):
+                return False  # somebody leaves
             return self._finish()
         return False
 

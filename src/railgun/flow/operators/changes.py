@@ -9,7 +9,7 @@ change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
    was committed; a key that has no state any more is saved as deleted.
 3. What a snapshot was to save counts as changed again if it is not committed.
 4. A key takes along that it changed when it moves; and that it is part of a snapshot not settled yet, which is the
-   same to its new owner.
+   same to its new owner. The one it comes to after the cut does not save it for that snapshot: the one it left has.
 """
 
 from __future__ import annotations

@@ -218,6 +218,8 @@ class Keyed(Operator):
         states = decode_column(data[at : at + saved], rows)
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
+        if self.changes is not None:
+            self.changes.preserve(keys)  # a snapshot cut here has them from where they come
         self.states.update(zip(keys, states, strict=True))
         extra = data[at + saved :]
         if extra:
