@@ -78,7 +78,8 @@ def test_what_a_snapshot_holds_is_of_one_moment_though_keys_move_and_workers_lea
     chance = random.Random(seed)
     shelf = Shelf()
     flow = Flow("shelved")
-    numbers = flow.source(Items([]), name="numbers")
+    nothing: list[int] = []
+    numbers = flow.source(Items(nothing), name="numbers")
     lives = numbers.key_by(lambda n: n % KEYS).stateful_map(live, initial=int, name="lives")
     lives.sink(shelf, name="shelf")
     tester = FlowTester(flow, chance.randint(1, 4), feed=["numbers"], seed=seed, snapshots=True)

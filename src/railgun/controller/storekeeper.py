@@ -77,7 +77,8 @@ class Storekeeper:
         try:
             self.manifest = self._begin_with()
             run = self.store.next_run()
-            self.store.use_generation(run.generation + GENERATIONS)
+            self._ahead = run.generation + GENERATIONS  # up to here nobody else will use them
+            self.store.use_generation(self._ahead)
         except BaseException:
             self.store.release()
             raise
@@ -87,6 +88,8 @@ class Storekeeper:
         """What the machine begins with."""
 
     def _saving(self, last: int) -> Saving:
+        if self.manifest is not None:  # also above those of another store, if it is of one
+            last = max(last, self.manifest.snapshot)
         saving = Saving(int(self.chosen.every * 1e6), last)
         if self.manifest is not None:
             saving.committed = self.manifest.snapshot
@@ -116,7 +119,9 @@ class Storekeeper:
                 f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do; "
                 "to do it again, begin afresh (--fresh)"
             )
-        names = fit(found, self.steps, chosen.rename, chosen.drop)
+        # A version is one upgrade more than the one before, so there is one for each.
+        upgrades = [step.name for step in self.steps if step.version > 1]
+        names = fit(found, self.steps, chosen.rename, chosen.drop, upgrades=upgrades)
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
         sinks = [replace(s, step=names.get(s.step, s.step)) for s in found.sinks]
         return replace(found, parts=tuple(parts), sinks=tuple(sinks))
@@ -134,9 +139,14 @@ class Storekeeper:
     def new_generation(self, generation: int) -> None:
         """All that was not committed is void."""
         self._reports, self._left = {}, []
-        if (generation - self.generation) % GENERATIONS == GENERATIONS // 2:
+        if generation + GENERATIONS // 2 > self._ahead:
             ahead = generation + GENERATIONS
-            self._do(lambda: self.store.use_generation(ahead), lambda error: None)
+
+            def reserve() -> None:
+                self.store.use_generation(ahead)
+                self._ahead = ahead
+
+            self._do(reserve, lambda error: None)  # if it fails, the next generation tries again
 
     def load(self) -> control.Load | None:
         """What a generation begins with."""

@@ -41,9 +41,9 @@ async def load_parts(
         alive = []
         for part in group:
             rows = await loop.run_in_executor(threads, read_mine, runtime, store, part, placement)
-            alive.append(take_out(runtime, names[part.step], rows))
-        for rows in alive:
-            runtime.load(names[rows.step], rows)
+            alive.append((names[part.step], take_out(runtime, names[part.step], rows)))
+        for step, rows in alive:
+            runtime.load(step, rows)
             await asyncio.sleep(0)
     runtime.loaded()
 
@@ -58,9 +58,10 @@ def load_at_once(
     """The same, here and now."""
     for group in by_snapshot(parts, names):
         read = [(part, read_mine(runtime, store, part, placement)) for part in group]
-        alive = [take_out(runtime, names[part.step], rows) for part, rows in read]
-        for rows in alive:
-            runtime.load(names[rows.step], rows)
+        steps = [names[part.step] for part, _ in read]  # its file has the name it had
+        alive = [take_out(runtime, step, rows) for step, (_, rows) in zip(steps, read, strict=True)]
+        for step, rows in zip(steps, alive, strict=True):
+            runtime.load(step, rows)
     runtime.loaded()
 
 
