@@ -145,6 +145,8 @@ class Storekeeper:
         """What the machine begins with."""
 
     def _saving(self, last: int) -> Saving:
+        if self.manifest is not None:  # also above those of another store, if it is of one
+            last = max(last, self.manifest.snapshot)
         saving = Saving(int(self.chosen.every * 1e6), last)
         if self.manifest is not None:
             saving.committed = self.manifest.snapshot

@@ -375,7 +375,7 @@ class _Process:
                 self._ready(runtime, links)
                 return
             self.making = True
-            task = self.loop.create_task(self._fill(runtime, start, links))
+            task = self.loop.create_task(self._fill(runtime, start, self.load, links))
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
 
@@ -386,11 +386,12 @@ class _Process:
         for link, data in early:
             self._linked_data(link, data)
 
-    async def _fill(self, runtime: Runtime, start: orders.Start, links: _Links) -> None:
+    async def _fill(
+        self, runtime: Runtime, start: orders.Start, load: control.Load, links: _Links
+    ) -> None:
         """Load what the generation begins with; files are read by another thread, one after the other."""
         try:
             with self._failing():
-                load = self.load
                 if start.recover:
                     tokens = list(load.tokens) if start.snapshot is not None else []
                     await self.loop.run_in_executor(self.threads, runtime.saver.recover, tokens)
