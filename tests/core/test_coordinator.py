@@ -161,15 +161,3 @@ def test_a_pin_alone_is_a_rescale_too() -> None:
 def test_reports_out_of_turn_are_refused(report: m.Command) -> None:
     with pytest.raises(ProtocolError):
         Coordinator(ONE, stages=1).reported(0, 0, report)
-
-
-def test_nobody_leaves_before_it_is_decided_whether_the_snapshot_counts() -> None:
-    coordinator = Coordinator(TWO, stages=1)
-    coordinator.rescale(ONE)
-    report_all(coordinator, 0, m.Started(1))
-    assert len(coordinator.want_snapshot()) == 2
-    report_all(coordinator, 0, m.Completed(1))
-    coordinator.reported(0, 0, m.Left(1))
-    assert report_all(coordinator, 0, m.Snapshot(1)) == [c.Commit(1)]
-    assert coordinator.members == (0, 1)
-    assert coordinator.settled() == [c.Stop(1), c.Rescaled(ONE)]

@@ -376,8 +376,8 @@ class Controller:
                     self._cancel(self._seen[worker, incarnation].spec)
                 case o.To(worker, what):
                     self._send(worker, what)
-                case o.Happened(kind, text, snapshot):
-                    self._happened(kind, text, snapshot)
+                case o.Happened(kind, text):
+                    self._happened(kind, text)
                 case o.Record() | o.Write() | o.GiveUp():
                     self._keep(order)
         if self.lifecycle.gone and not self._over.is_set():
@@ -577,7 +577,7 @@ class Controller:
 
     # ------------------------------------------------------------ what people see
 
-    def _happened(self, kind: str, text: str, snapshot: int | None = None) -> None:
+    def _happened(self, kind: str, text: str) -> None:
         number = self._events[-1].number + 1 if self._events else 1
         data: dict[str, Any] = {}
         if kind == "rescaling":

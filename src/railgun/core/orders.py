@@ -197,8 +197,6 @@ class Happened:
 
     kind: str
     text: str
-    snapshot: int | None = None
-    """Which one it is about, if it is about one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,8 +230,8 @@ class Snapshots:
             for worker in self.coordinator.members:
                 self._to(worker, order)
 
-    def _happened(self, kind: str, text: str, snapshot: int | None = None) -> None:
-        self._give(Happened(kind, text, snapshot))
+    def _happened(self, kind: str, text: str) -> None:
+        self._give(Happened(kind, text))
 
     def _to(self, worker: Worker, order: WorkerOrder) -> None:
         self._give(To(worker, order))

@@ -504,7 +504,6 @@ class Simulation:
                     self.command(worker, self.teller(0, m.StartSnapshot(snapshot)))
                 case c.Commit(snapshot):
                     self.commit(snapshot)
-                    self.obey(self.coordinator.settled())
                 case c.Stop(worker):
                     self.note(f"stop worker {worker}")
                     self.check_empty(worker)

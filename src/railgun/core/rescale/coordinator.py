@@ -135,11 +135,6 @@ class Coordinator:
         self.unsettled = False
         return self._orders()
 
-    def settled(self) -> list[Order]:
-        """It is decided whether the last snapshot counts."""
-        self.undecided = False
-        return self._orders()
-
     def joined(self, worker: Worker) -> list[Order]:
         """A worker knows the new members; a new one is up."""
         self._arrived(worker, ("joined",))
@@ -181,10 +176,9 @@ class Coordinator:
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted is not None and not self.undecided and self._quiet():
+        if self.snapshot_wanted is not None and not self.saving and self._quiet():
             self.snapshot, self.snapshot_wanted = self.snapshot_wanted, None
             self.saving = set(self.members)
-            self.undecided = True
             for worker in self.members:
                 self._give(TakeSnapshot(worker, self.snapshot))
         out, self.out = self.out, []
