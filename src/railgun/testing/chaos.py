@@ -226,7 +226,7 @@ class _Driver:
     """The program, from outside."""
 
     def __init__(self, storm: Storm, workers: int) -> None:
-        self.state, self.cause = "starting", ""
+        self.state, self.cause, self._said = "starting", "", ""
         self.pids: list[int] = []
         self.heard: list[tuple[float, str, str]] = []  # when, kind, text
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this is there
@@ -269,11 +269,15 @@ class _Driver:
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
+        self.said()
+        self.errors.close()
 
     def said(self) -> str:
-        """What it wrote before it ended, at last."""
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace")[-2_000:]
+        """What it wrote to stderr, the end of it."""
+        if not self.errors.closed:
+            self.errors.seek(0)
+            self._said = self.errors.read().decode(errors="replace")[-2_000:]
+        return self._said
 
 
 # ---------------------------------------------------------------- the storm
