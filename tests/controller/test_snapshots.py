@@ -41,6 +41,7 @@ from railgun.job import Job, NotSavedError, Snapshots
 from railgun.snapshots.errors import DamagedError, DoesNotFitError, LockedError
 
 NEVER = 1_000.0
+PATIENT = Settings(restarts_within=0.01)  # failures do not add up: they are many, and on purpose
 
 
 def started(flow: Flow, workers: int = 2, **options: Any) -> Any:
@@ -54,11 +55,6 @@ def ended(job: Job) -> None:
 
 def is_running(job: Job) -> None:
     eventually(lambda: job.status()["state"] == "running", "it runs")
-
-
-def patient(job: Job) -> None:
-    """Let failures not add up: here they are many, and on purpose."""
-    job._controller.lifecycle.window = 1
 
 
 # ---------------------------------------------------------------- workers that are lost
@@ -124,8 +120,7 @@ def test_a_worker_dies_at_every_moment_of_a_snapshot(
 ) -> None:
     out = tmp_path / "out"
     moments = Moments(monkeypatch)
-    with started(tallies.tallies(out), snapshots=saved(tmp_path)) as job:
-        patient(job)
+    with started(tallies.tallies(out), snapshots=saved(tmp_path), settings=PATIENT) as job:
         committed(job)
         for turn, moment in enumerate(("recording", "cutting", "saving", "writing", "publishing")):
             moments.at(moment, lambda victim=turn % 2: kill(job, victim))  # type: ignore[misc]
@@ -159,8 +154,7 @@ def test_a_worker_dies_during_a_rescale_and_another_while_the_flow_goes_back(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    with started(tallies.tallies(out), snapshots=saved(tmp_path)) as job:
-        patient(job)
+    with started(tallies.tallies(out), snapshots=saved(tmp_path), settings=PATIENT) as job:
         committed(job)
         job.scale(4)
         eventually(lambda: "rescaling" in flows.kinds(job), "the rescale begins")
@@ -341,8 +335,9 @@ def test_one_job_at_a_time_and_only_with_its_own_snapshots(tmp_path: Path) -> No
 
 def test_who_leaves_hands_over_output_and_deleted_keys(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with started(tallies.tallies(out), 3, snapshots=saved(tmp_path, NEVER)) as job:
-        patient(job)
+    with started(
+        tallies.tallies(out), 3, snapshots=saved(tmp_path, NEVER), settings=PATIENT
+    ) as job:
         is_running(job)
         first = job.snapshot(timeout=flows.DEADLINE)
         job.scale(1, wait=True, timeout=flows.DEADLINE)

@@ -18,8 +18,10 @@ import pytest
 from tests.spark.workers import Desk, Endings, eventually, is_alive, waits
 
 from railgun import run as start
+from railgun.job import Job, Snapshots
 from railgun.spark.launcher import SparkLauncher
 from railgun.spark.session import session
+from railgun.testing.chaos import Storm, calm, flow, lines
 from railgun.testing.load import Load, numbered_flow
 from railgun.testing.rescale_run import RescaleRun
 from railgun.testing.standalone import DYNAMIC, Standalone, standalone
@@ -199,6 +201,39 @@ def a_flow_scales_with_its_executors_and_outlives_one(
     eventually("idle executors are released", released, 120)
 
 
+def a_flow_goes_on_from_its_snapshot_without_an_executor_and_at_another_size(
+    cluster: Standalone, launcher: SparkLauncher, desk: Desk, ended: Endings
+) -> None:
+    storm = Storm(str(desk.path), seconds=20, rate=1_000)
+    wanted = calm(storm)
+    spark = session("railgun tests")
+    snapshots = Snapshots(storm.snapshots, every=1.0)
+
+    def told(job: Job, kind: str) -> list[str]:
+        return [event.text for event in job.events() if event.kind == kind]
+
+    with start(
+        flow(storm.out, storm.count, storm.rate), 2, spark=spark, snapshots=snapshots
+    ) as job:
+        eventually("a snapshot is committed", lambda: told(job, "snapshot"))
+        lost = job.status()["workers"][1]
+        os.kill(executor_of(lost["pid"]), signal.SIGKILL)
+        eventually("it runs again", lambda: len(told(job, "running")) == 2)
+        [why] = told(job, "restarting")
+        assert "goes back to snapshot" in why
+        now = job.status()["workers"][1]
+        assert now["incarnation"] > lost["incarnation"], "its task was launched again"
+        assert not is_alive(lost["pid"])
+        assert job.stop(timeout=120)
+        number = job.status()["snapshot"]
+    with start(
+        flow(storm.out, storm.count, storm.rate), 3, spark=spark, snapshots=snapshots
+    ) as job:
+        assert job.wait(120)
+        assert told(job, "running") == [f"running on 3 workers, from snapshot {number}"]
+    assert lines(storm.out) == wanted
+
+
 # ---------------------------------------------------------------- the tests
 
 
@@ -210,6 +245,7 @@ def a_flow_scales_with_its_executors_and_outlives_one(
         a_killed_process_is_not_tried_again_by_spark,
         a_frozen_executor_is_given_up_and_its_worker_does_not_run_twice,
         a_flow_scales_with_its_executors_and_outlives_one,
+        a_flow_goes_on_from_its_snapshot_without_an_executor_and_at_another_size,
     ],
     ids=lambda program: program.__name__,
 )

@@ -81,7 +81,9 @@ class Settings:
     hang_after: float = 30.0
     """Seconds after which a worker is given up that is frozen, or inside one call of one function."""
     restarts: int = 5
-    """How many failures within five minutes are borne."""
+    """How many failures within `restarts_within` are borne."""
+    restarts_within: float = 300.0
+    """Seconds after which a failure is forgotten."""
     start_within: float = 120.0
     """Seconds after which a worker that has a slot, but has not called, is given up."""
     most_workers: int = 1024
@@ -131,6 +133,7 @@ class Controller:
             len(plan.stages),
             Placement.of(range(workers)),
             restarts=self.settings.restarts,
+            window=int(self.settings.restarts_within * 1_000_000),
             saving=saving,
             generation=generation,
         )

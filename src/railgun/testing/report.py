@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
@@ -91,11 +91,15 @@ class Report:
 
 
 def options(
-    name: str, description: str, argv: Sequence[str] | None = None, exhaustive: str = ""
+    name: str,
+    description: str,
+    argv: Sequence[str] | None = None,
+    exhaustive: str = "",
+    more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[argparse.Namespace, Console]:
     """The options everything that measures takes, and where its progress goes (never stdout).
 
-    `exhaustive` is what the option of that name does, where there is one.
+    `exhaustive` is what the option of that name does, where there is one; `more` adds options of one's own.
     """
     parser = argparse.ArgumentParser(prog=f"./run {name}", description=description)
     parser.add_argument(
@@ -105,4 +109,5 @@ def options(
     size.add_argument("--quick", action="store_true", help="a smaller run, about a minute")
     if exhaustive:
         size.add_argument("--exhaustive", action="store_true", help=exhaustive)
+    more(parser)
     return parser.parse_args(argv), Console(stderr=True)
