@@ -44,7 +44,7 @@ from railgun.core.placement import Placement
 from railgun.flow.operators import changes, keyed, stateless
 from railgun.flow.plan import Plan
 from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
-from railgun.snapshots import store
+from railgun.snapshots import store, table
 from railgun.snapshots.disk import disk_error
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.manifest import Manifest, checksum
@@ -54,7 +54,7 @@ from railgun.testing import saving_flow as sf
 from railgun.testing.disks import Crash, SimulatedDisk, Step
 from railgun.testing.model import Violation
 from railgun.testing.world import MOMENT, Process, World
-from railgun.worker import loading, saver, stage
+from railgun.worker import stage
 from railgun.worker.runtime import Runtime
 
 NEVER: Final = 1e9  # seconds
@@ -206,7 +206,9 @@ class PlainTable:
         return pickle.dumps((self.step, self.version, self._blocks))
 
 
-def read_plain(data: bytes, mine: Callable[[Hashes], Any] | None = None) -> Rows:
+def read_plain(
+    data: bytes, mine: Callable[[Hashes], Any] | None = None, *_: Any, **options: Any
+) -> Rows:
     """The rows of such a table."""
     step, version, blocks = pickle.loads(data)
     columns: list[list[Any]] = [[], [], [], [], [], []]
@@ -358,7 +360,7 @@ class Job:
             (store, "time", clock),
         ]
         if not self.parquet:
-            changed += [(saver, "TableWriter", PlainTable), (loading, "read_rows", read_plain)]
+            changed += [(table, "TableWriter", PlainTable), (table, "read_rows", read_plain)]
         return changed
 
     def run(self) -> Outcome:

@@ -108,7 +108,7 @@ def settled_before_the_manifest() -> list[Change]:
     def too_soon(self: Snapshots, now: int) -> bool:
         before, went = self.saving.phase, advance(self, now)
         if before != "writing" == self.saving.phase:
-            self._settled(True)
+            self._settle(self.saving.number, committed=True)
         return went
 
     return [(Snapshots, "_advance_snapshot", too_soon)]
@@ -117,15 +117,15 @@ def settled_before_the_manifest() -> list[Change]:
 @mutant
 def sink_commits_before_the_manifest() -> list[Change]:
     """Sinks show what they have prepared at once."""
-    prepare = Writing.prepare
+    cut = Writing.cut
 
-    def shows(self: Writing, snapshot: int) -> Token | None:
-        token = prepare(self, snapshot)
+    def shows(self: Writing, snapshot: int) -> Callable[[], Token | None]:
+        token = cut(self, snapshot)()
         if token is not None and isinstance(self.sink, TwoPhaseSink):
             self.sink.commit(token)
-        return token
+        return lambda: token
 
-    return [(Writing, "prepare", shows)]
+    return [(Writing, "cut", shows)]
 
 
 @mutant
