@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,63 @@ def test_from_the_terminal_run_scale_status_stop(tmp_path: Path) -> None:
     assert len(counts) > 50
     for word, told_counts in counts.items():
         assert sorted(told_counts) == list(range(1, len(told_counts) + 1)), word
+
+
+def test_a_job_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+    """Twice: the first run is killed with its driver, the second is stopped. What is written is there once."""
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command(tmp_path, "run", str(WORDCOUNT), "--every", "0.5"),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def told(running: subprocess.Popen[str], words: str) -> str:
+        """The next line that has these words; if they do not come in time, all that came instead."""
+        assert running.stdout is not None
+        before = []
+        late = threading.Timer(180, running.kill)
+        late.start()
+        try:
+            for line in running.stdout:
+                before.append(line)
+                if words in line:
+                    return line
+        finally:
+            late.cancel()
+        raise AssertionError(f"no {words!r} in:\n{''.join(before)}")
+
+    with start() as first:
+        told(first, "begins afresh")
+        told(first, "snapshot 2 ")
+        assert (
+            ask(tmp_path, "state", "wordcount", "--step", "count", "--key", "ba", "--json")["state"]
+            > 0
+        )
+        first.kill()
+    with start() as second:
+        try:
+            last = int(told(second, "goes on from snapshot").split()[-1])
+            assert last >= 2
+            told(second, f"running on 2 workers, from snapshot {last}")
+            told(second, f"snapshot {last + 2} ")
+            ask(tmp_path, "stop", "wordcount", "--json")
+            assert second.stdout is not None
+            rest = second.stdout.read()
+            assert second.wait(60) == 0, rest
+        finally:
+            second.kill()
+    counts: dict[str, list[int]] = {}
+    for file in (tmp_path / "wordcount").glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            entry = json.loads(line)
+            counts.setdefault(entry["word"], []).append(entry["count"])
+    where = str(tmp_path / "railgun-snapshots")
+    for word, numbers in counts.items():
+        assert sorted(numbers) == list(range(1, len(numbers) + 1)), word
+    sql = "SELECT sum(state) FROM state"
+    saved = ask(tmp_path, "state", "--dir", where, "--step", "count", "--sql", sql, "--json")
+    assert saved["rows"] == [[sum(map(len, counts.values()))]]
