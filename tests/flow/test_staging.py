@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import pyarrow.parquet  # type: ignore[import-untyped]
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
