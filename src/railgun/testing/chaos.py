@@ -260,11 +260,17 @@ class _Driver:
             else:
                 self.state, self.pids, self.cause = told["state"], told["pids"], told["cause"]
 
-    def end(self) -> None:
-        """Kill it, and hear what it said."""
+    def kill(self) -> None:
+        """End it at once."""
         self.process.kill()
         self.process.wait()
-        self._thread.join(10)
+
+    def end(self) -> None:
+        """Kill it, and hear what it said; its workers, which have its stdout, must be able to end."""
+        self.kill()
+        self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            raise ChaosError("workers do not end without their program")
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
@@ -391,6 +397,7 @@ class _Weather:
             if self.driver.state != "finished":
                 raise ChaosError(f"the flow has failed: {self.driver.cause}\n{self.driver.said()}")
         finally:
+            self.driver.kill()
             self._thaw(everything=True)
             self.driver.end()
             self._account()
@@ -421,10 +428,11 @@ class _Weather:
 
     def _kill_driver(self) -> None:
         killed, at = time.monotonic(), time.time()
+        self.driver.kill()
+        self._thaw(everything=True)  # who is frozen cannot end
         self.driver.end()
         self.known.update(self.driver.pids)
         self._account()
-        self._thaw(everything=True)  # who is frozen cannot end
         self._await(self._all_gone, "workers end without their program")
         self.outcome.partings.append(time.monotonic() - killed)
         self.driver = _Driver(self.storm, self._size())
