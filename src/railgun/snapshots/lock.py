@@ -132,6 +132,7 @@ class FileLock:
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # also for a child that has just been forked
             self.forget()
 
     def forget(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from railgun.controller.collected import Collected
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core.alignment import Alignment
-from railgun.core.crew import Crew
 from railgun.core.lifecycle import Lifecycle
 from railgun.core.orders import Farewell, Settled
 from railgun.core.placement import Placement
+from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.snapshots import Snapshots
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.keyed import Keyed
@@ -204,7 +204,7 @@ def leaving_without_tokens() -> list[Change]:
 @mutant
 def leaving_at_once() -> list[Change]:
     """A worker that leaves after the cut hands over what it did since to the manifest not written yet."""
-    return [(Crew, "hold", Crew.dismiss)]
+    return [(Coordinator, "_held", lambda self: False)]
 
 
 @mutant
