@@ -24,3 +24,5 @@ def test_the_quick_proof_passes_and_speaks_json() -> None:
     assert values["holes found in the original rules"] == 5
     assert values["mutants caught"] >= 10
     assert values["simulated schedules"] >= 100
+    assert values["mutants of saving caught"] >= 17
+    assert values["jobs that crash"] >= 100

@@ -24,38 +24,35 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import pickle
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
-import numpy as np
-
 from railgun.controller import storekeeper
 from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
-from railgun.core.hashing import Hashes, key_hash
+from railgun.core.hashing import key_hash
 from railgun.core.lifecycle import Lifecycle, LifecycleError
 from railgun.core.placement import Placement
 from railgun.flow.operators import changes, keyed, stateless
 from railgun.flow.plan import Plan
-from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
 from railgun.snapshots import store, table
 from railgun.snapshots.disk import disk_error
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.manifest import Manifest, checksum
 from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import Rows, read_rows
+from railgun.snapshots.table import read_rows
 from railgun.testing import saving_flow as sf
-from railgun.testing.disks import Crash, SimulatedDisk, Step
+from railgun.testing.disks import Crash, Step
+from railgun.testing.drawer import Disk, Drawer, PlainTable, read_plain
 from railgun.testing.model import Violation
 from railgun.testing.world import MOMENT, Process, World
-from railgun.worker import stage
-from railgun.worker.runtime import Runtime
+from railgun.worker import loading, stage
+from railgun.worker.runtime import Outside, Runtime
 
 NEVER: Final = 1e9  # seconds
 LONG: Final = 12_000  # steps; a flow left in peace is through long before
@@ -78,149 +75,7 @@ def patched(changes: Sequence[Change]) -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------- disks, sink, tables
-
-
-class Disk(SimulatedDisk):
-    """A disk that also fails to be read, and tells when it has changed."""
-
-    def __init__(self, seed: int, without: Sequence[Step] = ()) -> None:
-        super().__init__(seed, without=without)
-        self.unreadable = False
-        self.dead = False  # whether the program that was to do something is gone
-        self.changes = 0
-
-    def write(self, path: str, data: bytes) -> None:
-        """As before; what is there for good is not written again."""
-        self._alive()
-        self.changes += 1
-        once = "/manifests/" in path or "/data/" in path
-        if once and path in self._seen:
-            raise Violation("numbers", f"{path} is written a second time")
-        super().write(path, data)
-
-    def delete(self, path: str) -> None:
-        """As before."""
-        self._alive()
-        self.changes += 1
-        super().delete(path)
-
-    def _alive(self) -> None:
-        if self.dead:  # nobody who cleans up is there any more, either
-            raise Crash("it is gone")
-
-    def read(self, path: str) -> bytes:
-        """As before, unless it cannot be."""
-        self._alive()
-        if self.unreadable:
-            raise disk_error("read", self.where(path), OSError(errno.EIO, os.strerror(errno.EIO)))
-        return super().read(path)
-
-    def look(self, path: str) -> bytes:
-        """The file, for who judges."""
-        return self._seen[path].data
-
-
-class Drawer(TwoPhaseSink[Any]):
-    """Output on a disk: `staged/<generation>/<name>`, which nobody sees, and `shown/<name>`."""
-
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
-        self.numbers = itertools.count()
-
-    def open(self, place: Place) -> TwoPhaseWriter[Any]:
-        """Of one worker."""
-        return _DrawerWriter(self, place)
-
-    def commit(self, token: Token) -> None:
-        """Write what is staged where it is seen, then take it away; a second time there is nothing to do."""
-        staged, shown = f"staged/{token}", f"shown/{token.replace('/', '-')}"
-        if self.disk.exists(shown):
-            self.disk.sync("shown")  # whoever has shown it may have died before that
-        elif self.disk.exists(staged):
-            self.disk.write(shown, self.disk.read(staged))
-        else:
-            raise Violation("output", f"{token} is to be shown, and is gone")
-        self.disk.delete(staged)
-
-    def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Show these, and throw away what older generations staged."""
-        for token in tokens:
-            self.commit(token)
-        for name in self.disk.list("staged"):
-            if int(name.partition("/")[0]) < generation:
-                self.disk.delete(f"staged/{name}")
-
-    def shown(self) -> Counter[tuple[int, ...]]:
-        """What everybody sees."""
-        names = self.disk.list("shown")
-        return Counter(x for name in names for x in pickle.loads(self.disk.look(f"shown/{name}")))
-
-
-class _DrawerWriter(TwoPhaseWriter[Any]):
-    def __init__(self, drawer: Drawer, place: Place) -> None:
-        self.drawer = drawer
-        self.place = place
-        self.items: list[Any] = []
-
-    def write(self, items: Sequence[Any]) -> None:
-        self.items += items
-
-    def prepare(self, snapshot: int) -> Token | None:
-        if not self.items:
-            return None
-        where = self.place
-        token = f"{where.generation}/{snapshot}-{where.worker}-{next(self.drawer.numbers)}"
-        self.drawer.disk.write(f"staged/{token}", pickle.dumps(self.items))
-        self.items = []
-        return token
-
-
-class PlainTable:
-    """A table that is quickly made; Parquet takes a hundred times as long, which most seeds do without."""
-
-    def __init__(self, step: str, version: int) -> None:
-        self.step, self.version = step, version
-        self.rows = 0
-        self.size = 0
-        self._blocks: list[bytes] = []
-
-    def add(
-        self,
-        hashes: Hashes,
-        keys: list[Any],
-        states: list[Any],
-        timers: list[list[Any]] | None = None,
-        ended: list[bool] | None = None,
-        deleted: list[bool] | None = None,
-    ) -> None:
-        """Encode rows at once."""
-        none: list[list[Any]] = [[]] * len(keys)
-        no = [False] * len(keys)
-        block = hashes.tolist(), keys, states, timers or none, ended or no, deleted or no
-        self._blocks.append(pickle.dumps(block))
-        self.rows += len(keys)
-
-    def finish(self) -> bytes:
-        """The file."""
-        return pickle.dumps((self.step, self.version, self._blocks))
-
-
-def read_plain(
-    data: bytes, mine: Callable[[Hashes], Any] | None = None, *_: Any, **options: Any
-) -> Rows:
-    """The rows of such a table."""
-    step, version, blocks = pickle.loads(data)
-    columns: list[list[Any]] = [[], [], [], [], [], []]
-    for block in map(pickle.loads, blocks):
-        for column, more in zip(columns, block, strict=True):
-            column += more
-    hashes = np.array(columns[0], dtype=np.uint64)
-    if mine is not None and len(hashes):
-        chosen = np.flatnonzero(mine(hashes))
-        hashes = hashes[chosen]
-        columns = [[column[row] for row in chosen.tolist()] for column in columns]
-    return Rows(step, version, hashes, *columns[1:])
+# ---------------------------------------------------------------- the simulation
 
 
 class SlowWorld(World):
@@ -247,9 +102,6 @@ class SlowWorld(World):
             for thing in things
             if random() < job.speed.get(getattr(thing, "__func__", None), 1.0)
         ]
-
-
-# ---------------------------------------------------------------- the simulation
 
 
 @dataclass(slots=True)
@@ -488,7 +340,8 @@ class Job:
             if draw() < self.keen[life.coordinator.moving]:
                 self._save(world)
         elif life.saving.phase in ("whole", "writing", "publishing") and draw() < self.spite:
-            self._lose_worker(world)
+            deed = self.chance.choice((self._lose_worker, self._lose_worker, self._lose_driver))
+            deed(world)
 
     def _meet_end_of_trouble(self) -> None:
         if self.steps >= self.trouble:
@@ -642,6 +495,7 @@ class Job:
                 self._strays += [work for _, work, _ in process.threads]
         for disk in self.disks:
             disk.dead = False
+            disk.hook = None
             if power:
                 disk.lose_power()
             else:
@@ -684,7 +538,7 @@ class Job:
         self._compare_shown(told, out)
         self._compare_collected(told, world, out)
 
-    def _state_of(self, runtimes: Iterator[Runtime] | Sequence[Runtime] | Any) -> sf.Content:
+    def _state_of(self, runtimes: Iterable[Runtime]) -> sf.Content:
         found: dict[str, dict[int, Any]] = {step: {} for step in SAVED}
         timers: dict[int, list[int]] = {}
         ended: set[int] = set()
@@ -736,6 +590,7 @@ class Job:
                 self._check_parts(manifest)
                 if number not in self._meaning:
                     self._meaning[number] = self._judge(manifest)
+                    self._try_to_load(manifest)
         if committed:
             self.counts["snapshots"] += len(there.keys() - self._committed)
             self._committed |= there.keys()
@@ -797,6 +652,30 @@ class Job:
         self._compare(at, content, wanted)
         self.counts["full" if manifest.full else "increments"] += 1
         return content, out
+
+    def _try_to_load(self, manifest: Manifest) -> None:
+        """What workers would begin with, if they were to load it now; whether they ever do or not."""
+        chance = random.Random(manifest.snapshot)
+        workers = chance.randint(1, 3)
+        placement = Placement.of(range(workers))
+        epochs = [0] * len(self.plan.stages)
+        outside = Outside(
+            *(lambda *_: None, lambda *_: None, lambda *_: None),
+            clock=lambda: self.now,
+        )
+        unreadable, self.disk.unreadable = self.disk.unreadable, False
+        runtimes = []
+        for worker in range(workers):
+            runtime = Runtime(
+                *(self.plan, worker, 0, placement, range(workers), epochs, outside, self.now),
+                self.reader,
+            )
+            names = {part.step: part.step for part in manifest.parts}
+            loading.load_at_once(runtime, self.reader, manifest.parts, names, placement)
+            runtimes.append(runtime)
+        self.disk.unreadable = unreadable
+        told = f"snapshot {manifest.snapshot}, loaded by {workers} workers"
+        self._compare(told, self._state_of(runtimes), self._meaning[manifest.snapshot][0])
 
     def _rows(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, ...]]:
         for part in manifest.parts:

@@ -1,11 +1,13 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Four parts, each a line or more of the table:
+Six parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
 3. the mutants: each production rule changed in one place must be found wrong;
-4. the simulator: seeded schedules of whole clusters; no violation.
+4. the simulator: seeded schedules of whole clusters; no violation;
+5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
+6. the mutants of saving and loading: each must be noticed by the jobs that crash.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -29,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
+from railgun.testing import crashes, saving_mutants
 from railgun.testing.mutants import MUTANTS
 from railgun.testing.report import Report, options
 from railgun.testing.scenarios import Scenario, configurations, every_script
@@ -43,7 +46,7 @@ class Size:
 
     `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
     ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
-    `schedules`, `large`: how many are simulated, of a small cluster and of a large one.
+    `schedules`, `large`: how many are simulated, of a small cluster and of a large one. `crashing`: jobs that crash.
     """
 
     name: str
@@ -51,11 +54,13 @@ class Size:
     hunting: int
     schedules: int
     large: int
+    crashing: int
 
 
-QUICK = Size("quick", 3_000_000, 60, 150, 0)
-DEFAULT = Size("default", 3_000_000, 400, 2_000, 200)
-EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000)
+QUICK = Size("quick", 3_000_000, 60, 150, 0, 100)
+DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000)
+EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000)
+CRASHES_AT_ONCE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ def families() -> list[Family]:
     ]
 
 
-# ---------------------------------------------------------------- the four parts, one piece of work each
+# ---------------------------------------------------------------- the parts, one piece of work each
 
 
 def explore(scenario: Scenario, limit: int) -> tuple[Scenario, int, int, bool, str]:
@@ -205,6 +210,18 @@ def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
     return outcome.tally(), told
 
 
+def run_crashes(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
+    """Some jobs that crash; the stories of those that fail."""
+    tally: Counter[str] = Counter()
+    told = []
+    for seed in seeds:
+        outcome = crashes.simulate(seed)
+        tally += outcome.tally()
+        if outcome.violation is not None:
+            told.append(outcome.story())
+    return tally, told
+
+
 # ---------------------------------------------------------------- the whole
 
 
@@ -232,13 +249,15 @@ class Prover:
                 yield done.result()
 
     def run(self) -> Report:
-        """All four parts."""
+        """All parts."""
         began = time.monotonic()
         try:
             self.production()
             self.original()
             self.mutants()
             self.simulations()
+            self.crashes()
+            self.saving_mutants()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -307,16 +326,23 @@ class Prover:
 
     def mutants(self) -> None:
         """Part 3."""
+        self.catch("mutants caught", [partial(hunt, name, self.size.hunting) for name in MUTANTS])
+
+    def saving_mutants(self) -> None:
+        """Part 6."""
+        jobs = [partial(saving_mutants.hunt, name) for name in saving_mutants.MUTANTS]
+        self.catch("mutants of saving caught", jobs)
+
+    def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
+        """Hunt mutants; all must be caught."""
         caught = 0
-        jobs = [partial(hunt, name, self.size.hunting) for name in MUTANTS]
         for name, how, what in self.work("mutants", jobs):
             if how:
                 caught += 1
                 self.console.print(f"caught: {name} [dim]({how}) {what[:90]}[/]", highlight=False)
             else:
                 self.console.print(f"[red]not caught:[/] {name}", highlight=False)
-        goal = f"= {len(MUTANTS)}"
-        self.report.check("mutants caught", caught, "mutants", goal, caught == len(MUTANTS))
+        self.report.check(called, caught, "mutants", f"= {len(jobs)}", caught == len(jobs))
 
     def simulations(self) -> None:
         """Part 4."""
@@ -339,6 +365,24 @@ class Prover:
         self.report.check("streams that ended in motion", totals["abrupt"], "streams")
         wrong = totals["violations"]
         self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
+
+    def crashes(self) -> None:
+        """Part 5."""
+        totals: Counter[str] = Counter()
+        seeds = range(self.size.crashing)
+        some = [seeds[at : at + CRASHES_AT_ONCE] for at in range(0, len(seeds), CRASHES_AT_ONCE)]
+        for tally, told in self.work("jobs that crash", [partial(run_crashes, s) for s in some]):
+            totals += tally
+            for story_told in told:
+                self.violation(story_told)
+        self.report.check("jobs that crash", totals["jobs"], f"jobs, {totals['runs']:,} runs")
+        kinds = f"snapshots, {totals['increments']:,} of what changed"
+        self.report.check("snapshots committed and read", totals["snapshots"], kinds)
+        self.report.check("generations loaded and compared", totals["generations"], "generations")
+        for what in ("workers lost", "drivers lost", "power lost"):
+            self.report.check(what, totals[what], "times", "> 0", totals[what] > 0)
+        wrong = totals["violations"]
+        self.report.check("jobs with a violation", wrong, "jobs", "= 0", wrong == 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -72,8 +72,8 @@ def make_items(chance: random.Random) -> list[list[Item]]:
                 items.append(Item(part, number, key, what, time, at))
                 session += what == "close"
             else:
-                key = kind + chance.randrange(5)
-                deleting = kind == DELETING and chance.random() < 0.4
+                key = kind + chance.randrange(5 if kind == PLAIN else 3)
+                deleting = kind == DELETING and chance.random() < 0.5
                 items.append(Item(part, number, key, "delete" if deleting else "add", time))
         parts.append(items)
     return parts

@@ -24,9 +24,9 @@ from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Token, TwoPhaseSink
 from railgun.snapshots.manifest import Manifest, Part, checksum
 from railgun.snapshots.store import Cleaned, SnapshotStore
-from railgun.testing import world
-from railgun.testing.crashes import Change, Drawer, Outcome, simulate
+from railgun.testing.crashes import Change, Outcome, simulate
 from railgun.testing.disks import Step
+from railgun.testing.drawer import Drawer
 from railgun.worker import loading
 from railgun.worker.loading import by_snapshot, read_mine, take_out
 from railgun.worker.runtime import Runtime
@@ -41,6 +41,8 @@ class Mutant:
 
     changes: Sequence[Change]
     without: Sequence[Step] = ()
+    hint: int = 0
+    """A seed that has noticed it."""
 
     def simulate(self, seed: int) -> Outcome:
         """One job with it."""
@@ -53,16 +55,20 @@ MUTANTS: dict[str, Mutant] = {}
 Make = Callable[[], list[Change]]
 
 
-def mutant(make: Make) -> Make:
-    """Register a mutant."""
-    assert make.__doc__ is not None
-    MUTANTS[make.__doc__.splitlines()[0].rstrip(".")] = Mutant(make())
-    return make
+def mutant(hint: int = 0) -> Callable[[Make], Make]:
+    """Register a mutant; for one that few seeds notice, one that does."""
+
+    def register(make: Make) -> Make:
+        assert make.__doc__ is not None
+        MUTANTS[make.__doc__.splitlines()[0].rstrip(".")] = Mutant(make(), hint=hint)
+        return make
+
+    return register
 
 
 def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
     """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
-    for seed in range(seeds):
+    for seed in (MUTANTS[name].hint, *range(seeds)):
         violation = MUTANTS[name].simulate(seed).violation
         if violation is not None:
             return name, f"crashes, seed {seed}", str(violation)
@@ -78,7 +84,7 @@ MUTANTS["The directory of a file is not synced"] = Mutant((), ("sync directory",
 # ---------------------------------------------------------------- the commit
 
 
-@mutant
+@mutant()
 def manifest_before_parts() -> list[Change]:
     """The manifest is written before the parts it names."""
     late: dict[int, list[tuple[str, bytes]]] = {}
@@ -100,7 +106,7 @@ def manifest_before_parts() -> list[Change]:
     return [(SnapshotStore, "write_part", write_part), (SnapshotStore, "commit", commit)]
 
 
-@mutant
+@mutant()
 def settled_before_the_manifest() -> list[Change]:
     """Workers are told that a snapshot is committed when its manifest is about to be written."""
     advance = Snapshots._advance_snapshot
@@ -114,7 +120,7 @@ def settled_before_the_manifest() -> list[Change]:
     return [(Snapshots, "_advance_snapshot", too_soon)]
 
 
-@mutant
+@mutant()
 def sink_commits_before_the_manifest() -> list[Change]:
     """Sinks show what they have prepared at once."""
     cut = Writing.cut
@@ -128,7 +134,7 @@ def sink_commits_before_the_manifest() -> list[Change]:
     return [(Writing, "cut", shows)]
 
 
-@mutant
+@mutant(hint=95)
 def generation_does_not_wait() -> list[Change]:
     """A generation begins while nobody knows whether the last manifest counts."""
     begin = Lifecycle._begin_generation
@@ -144,7 +150,7 @@ def generation_does_not_wait() -> list[Change]:
     return [(Lifecycle, "_begin_generation", begins)]
 
 
-@mutant
+@mutant(hint=210)
 def end_is_not_published() -> list[Change]:
     """What was prepared for the end of a flow is left to a driver that died."""
     return [(Storekeeper, "_publish", lambda self, finished: "")]
@@ -153,7 +159,7 @@ def end_is_not_published() -> list[Change]:
 # ---------------------------------------------------------------- what is saved
 
 
-@mutant
+@mutant()
 def changes_do_not_move() -> list[Change]:
     """A key that moves does not take along that it has changed."""
 
@@ -178,19 +184,19 @@ def _saving(other: Callable[[Changes, list[Any]], list[Any]]) -> list[Change]:
     return [(Changes, "_save", saves)]
 
 
-@mutant
+@mutant()
 def deleted_keys_forgotten() -> list[Change]:
     """That a key is deleted is not saved."""
     return _saving(lambda self, keys: [key for key in keys if key in self.operator.states])
 
 
-@mutant
+@mutant(hint=34)
 def leaving_without_parts() -> list[Change]:
     """A worker that leaves does not hand over which keys it has deleted."""
     return [(Changes, "deleted", lambda self: [])]
 
 
-@mutant
+@mutant()
 def leaving_without_tokens() -> list[Change]:
     """The output of a worker that leaves is forgotten."""
     farewell = Storekeeper.farewell
@@ -201,13 +207,13 @@ def leaving_without_tokens() -> list[Change]:
     return [(Storekeeper, "farewell", forgets)]
 
 
-@mutant
+@mutant(hint=73)
 def leaving_at_once() -> list[Change]:
     """A worker that leaves after the cut hands over what it did since to the manifest not written yet."""
     return [(Coordinator, "_held", lambda self: False)]
 
 
-@mutant
+@mutant(hint=96)
 def aborted_keys_forgotten() -> list[Change]:
     """What a snapshot that failed was to save is not saved again."""
 
@@ -217,7 +223,7 @@ def aborted_keys_forgotten() -> list[Change]:
     return [(Changes, "settle", settle)]
 
 
-@mutant
+@mutant(hint=96)
 def aborted_output_forgotten() -> list[Change]:
     """What sinks prepared for a snapshot that failed is not in the next one."""
     settle = Saver.settle
@@ -230,7 +236,7 @@ def aborted_output_forgotten() -> list[Change]:
     return [(Saver, "settle", settles)]
 
 
-@mutant
+@mutant()
 def not_preserved() -> list[Change]:
     """A key that changes while it waits to be saved is saved as it is later."""
 
@@ -240,7 +246,7 @@ def not_preserved() -> list[Change]:
     return [(Changes, "touch", touch)]
 
 
-@mutant
+@mutant()
 def not_preserved_when_it_leaves() -> list[Change]:
     """A key that leaves while it waits to be saved is not saved."""
     leave = Changes.leave
@@ -254,7 +260,7 @@ def not_preserved_when_it_leaves() -> list[Change]:
     return [(Changes, "leave", leaves)]
 
 
-@mutant
+@mutant(hint=73)
 def saved_where_it_comes() -> list[Change]:
     """A key that comes while a snapshot is saved is saved here too."""
     take = Keyed.take
@@ -292,19 +298,19 @@ def _without(column: int) -> list[Change]:
     return [(Changes, "_save", saves)]
 
 
-@mutant
+@mutant()
 def timers_not_saved() -> list[Change]:
     """Timers are not saved."""
     return _without(3)
 
 
-@mutant
+@mutant()
 def ends_not_saved() -> list[Change]:
     """That a key has ended is not saved."""
     return _without(4)
 
 
-@mutant
+@mutant()
 def barrier_not_aligned() -> list[Change]:
     """What one stage sends behind the barrier does not wait for the barriers of the others."""
     return [(Alignment, "waits", lambda self, origin: False)]
@@ -313,7 +319,7 @@ def barrier_not_aligned() -> list[Change]:
 # ---------------------------------------------------------------- what is loaded
 
 
-@mutant
+@mutant(hint=40)
 def deleted_wins() -> list[Change]:
     """A row that says a key is deleted wins over one that lives in the same snapshot."""
 
@@ -332,10 +338,10 @@ def deleted_wins() -> list[Change]:
                 take_out(runtime, step, rows)
         runtime.loaded()
 
-    return [(world, "load_at_once", load)]
+    return [(loading, "load_at_once", load)]
 
 
-@mutant
+@mutant()
 def wrong_order() -> list[Change]:
     """The newest parts are loaded first."""
 
@@ -346,14 +352,14 @@ def wrong_order() -> list[Change]:
     return [(loading, "by_snapshot", backwards)]
 
 
-@mutant
+@mutant()
 def recovers_without_tokens() -> list[Change]:
     """A generation begins without publishing what belongs to its snapshot."""
     recover = Saver.recover
     return [(Saver, "recover", lambda self, tokens: recover(self, []))]
 
 
-@mutant
+@mutant()
 def recovery_discards_first() -> list[Change]:
     """A sink that recovers throws away what was committed and not yet shown."""
 
@@ -367,7 +373,7 @@ def recovery_discards_first() -> list[Change]:
     return [(Drawer, "recover", recover)]
 
 
-@mutant
+@mutant()
 def nothing_discarded() -> list[Change]:
     """`Collect` keeps what came after the snapshot the flow goes back to."""
     return [(Collected, "go_back", lambda self, snapshot: None)]
@@ -376,7 +382,7 @@ def nothing_discarded() -> list[Change]:
 # ---------------------------------------------------------------- numbers and retention
 
 
-@mutant
+@mutant()
 def generation_not_kept() -> list[Change]:
     """Which generations were used is not written down."""
     write = SnapshotStore._write_counters
@@ -387,13 +393,13 @@ def generation_not_kept() -> list[Change]:
     return [(SnapshotStore, "_write_counters", forgets)]
 
 
-@mutant
+@mutant()
 def snapshot_not_kept() -> list[Change]:
     """That a snapshot begins is not written down."""
     return [(SnapshotStore, "begun", lambda self, snapshot, full, why: None)]
 
 
-@mutant
+@mutant()
 def increments_lose_their_base() -> list[Change]:
     """Retention drops parts that the newest snapshot builds upon."""
     clean = SnapshotStore.clean

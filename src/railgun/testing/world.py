@@ -27,7 +27,7 @@ from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
-from railgun.worker.loading import load_at_once
+from railgun.worker import loading
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.saver import Then, Work
 
@@ -125,7 +125,7 @@ class Process:
             runtime.saver.recover(list(load.tokens) if load is not None else [])
         if load is not None:
             assert world.store is not None
-            load_at_once(runtime, world.store, load.parts, load.names, start.placement)
+            loading.load_at_once(runtime, world.store, load.parts, load.names, start.placement)
         self.runtime = runtime
         self.tell(o.Ready(start.generation))
 
