@@ -185,7 +185,7 @@ class Lifecycle(Snapshots):
     @property
     def shown(self) -> State:
         """The state, for people."""
-        busy = self.coordinator is not None and self.coordinator.phase != "idle"
+        busy = self.coordinator is not None and not self.coordinator.at_rest
         return "rescaling" if self.state == "running" and (busy or self.wanted) else self.state
 
     # ------------------------------------------------------------ what follows
@@ -208,8 +208,7 @@ class Lifecycle(Snapshots):
             return self._begin_generation(now)
         if self._advance_snapshot(now):
             return True
-        idle = self.coordinator.phase == "idle" and self.coordinator.queued is None
-        if not idle:
+        if not self.coordinator.at_rest:
             return False
         if self._stopping and not self._drain:
             return self._last_snapshot(now)
@@ -329,8 +328,9 @@ class Lifecycle(Snapshots):
         if len(self.failures) > self.restarts:
             self._fail(f"{why} (failure {len(self.failures)} within {self.window // SECOND} s)")
             return
-        if self.coordinator is not None and self.coordinator.target is not None:
-            self.placement = self.coordinator.target
+        if self.coordinator is not None:
+            going = self.coordinator.queued or self.coordinator.target
+            self.placement = going or self.placement
         was_begun = self.coordinator is not None
         self.coordinator = None
         self._hurt = None

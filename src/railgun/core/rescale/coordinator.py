@@ -112,6 +112,11 @@ class Coordinator:
         self.snapshot_wanted: int | None = None
         self.out: list[Order] = []
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no rescale is under way, nor waits for a snapshot."""
+        return self.phase == "idle" and self.queued is None
+
     # ------------------------------------------------------------ what happens
 
     def rescale(self, placement: Placement) -> list[Order]:
@@ -159,8 +164,7 @@ class Coordinator:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way or asked for."""
-        quiet = self.phase == "idle" and self.queued is None
-        return quiet and not self.saving and self.snapshot_wanted is None
+        return self.at_rest and not self.saving and self.snapshot_wanted is None
 
     def _orders(self) -> list[Order]:
         while self._advance():
