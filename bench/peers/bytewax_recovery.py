@@ -35,6 +35,9 @@ from bench._workload import CORES
 from bench.peers.bytewax_sum import free_ports
 
 PARTS = 8
+PARTITIONS = (
+    100  # of the recovery store: with few, the time to load grows with the square of the keys
+)
 FILL = 5_000  # records at once while keys are brought in
 MOST = 5_000  # records at once afterwards
 LINGER = timedelta(milliseconds=2)
@@ -179,13 +182,13 @@ def committed(directory: str) -> tuple[int, int]:
             epochs += [epoch for (epoch,) in database.execute("SELECT commit_epoch FROM commits")]
             query = "SELECT count(DISTINCT state_key) FROM snaps WHERE step_id LIKE '%follow%'"
             keys += database.execute(query).fetchone()[0]
-    return min(epochs, default=0) if len(epochs) == CORES else 0, keys
+    return min(epochs, default=0), keys
 
 
 def lead(chosen: argparse.Namespace) -> Outage:
     """Start, kill, start again."""
     with tempfile.TemporaryDirectory(prefix="recovery-") as directory:
-        init_db_dir(Path(directory), CORES)
+        init_db_dir(Path(directory), chosen.partitions)
         running = start(chosen, directory)
         try:
             await_commits(chosen, directory, running)
@@ -230,6 +233,9 @@ def read_marks(process: subprocess.Popen[str]) -> dict[str, float]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError("a process has ended before it came to its first new output")
+        if not line.startswith("["):
+            print(line, end="", file=sys.stderr)
+            continue
         mark, at = json.loads(line)
         marks[mark] = at
     return marks
@@ -239,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of the recovery store")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
