@@ -1,6 +1,6 @@
 """From the kill of a worker to the first new output, beside peers; and a live rescale beside a stop and a load.
 
-Everyone has the state and the load of `_outage`, and is killed a second after something was saved.
+Everyone has the state and the load of `_outage`, and is killed soon after something was saved.
 
 - *Railgun*: one of two workers on local Spark gets SIGKILL. The other keeps its process; both go back to the snapshot.
 - *Bytewax*: both processes get SIGKILL and are started again at once, with its recovery partitions.

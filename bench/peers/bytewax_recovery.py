@@ -35,9 +35,8 @@ from bench._workload import CORES
 from bench.peers.bytewax_sum import free_ports
 
 PARTS = 8
-PARTITIONS = (
-    100  # of the recovery store: with few, the time to load grows with the square of the keys
-)
+HOT = 1_000  # keys of a part that get half of its records
+PARTITIONS = 100  # of the recovery store; with few it loads many times slower (docs/benchmarks.md)
 FILL = 5_000  # records at once while keys are brought in
 MOST = 5_000  # records at once afterwards
 LINGER = timedelta(milliseconds=2)
@@ -55,6 +54,7 @@ class Part(StatefulSourcePartition[Record, Position]):
     def __init__(self, number: int, keys: int, rate: float, position: Position | None) -> None:
         self.keys = keys // PARTS
         self.base = number * self.keys
+        self.hot = min(HOT, self.keys // 2)
         self.rate = rate / PARTS
         self.i, self.began = position or (0, 0)
         self.few = False
@@ -72,9 +72,12 @@ class Part(StatefulSourcePartition[Record, Position]):
         due = min(int((now - self.began) * self.rate / 1e6) + 1, j + MOST)
         self.few = due < j + MOST
         self.i = keys + max(due, j)
-        each, began = 1e6 / self.rate, self.began
+        each, began, hot, others = 1e6 / self.rate, self.began, self.hot, keys - self.hot
         return [
-            (str(base + x % keys), (2 + x // keys, began + int(x * each))) for x in range(j, due)
+            (str(base + hot + (x >> 1) % others), (2 + (x >> 1) // others, began + int(x * each)))
+            if x & 1
+            else (str(base + (x >> 1) % hot), (2 + (x >> 1) // hot, began + int(x * each)))
+            for x in range(j, due)
         ]
 
     def next_awake(self) -> datetime | None:
