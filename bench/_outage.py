@@ -1,9 +1,10 @@
 """What `recovery` asks of everyone: how long nothing new came after a kill, and where the time went.
 
 Everyone has the same state (`keys` keys of about 100 bytes each) and the same load offered, saves it
-with the means of the engine, and is killed a second after something was saved. The clock runs from
-the kill to the first output of a record that was not due before it. Nothing but the standard library
-is imported here: peers read this in environments of their own.
+with the means of the engine, and is killed soon after something was saved: a second, or for Spark at
+once. The clock runs from the kill to the first output of a record that was not due before it, for Spark
+to that of any micro-batch. Nothing but the standard library is imported here: peers read this in
+environments of their own.
 """
 
 from __future__ import annotations

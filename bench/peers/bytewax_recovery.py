@@ -35,6 +35,8 @@ from bench._workload import CORES
 from bench.peers.bytewax_sum import free_ports
 
 PARTS = 8
+HOT = 1_000  # keys of a part that get half of its records
+PARTITIONS = 100  # of the recovery store; with few it loads many times slower (docs/benchmarks.md)
 FILL = 5_000  # records at once while keys are brought in
 MOST = 5_000  # records at once afterwards
 LINGER = timedelta(milliseconds=2)
@@ -52,6 +54,7 @@ class Part(StatefulSourcePartition[Record, Position]):
     def __init__(self, number: int, keys: int, rate: float, position: Position | None) -> None:
         self.keys = keys // PARTS
         self.base = number * self.keys
+        self.hot = min(HOT, self.keys // 2)
         self.rate = rate / PARTS
         self.i, self.began = position or (0, 0)
         self.few = False
@@ -69,9 +72,12 @@ class Part(StatefulSourcePartition[Record, Position]):
         due = min(int((now - self.began) * self.rate / 1e6) + 1, j + MOST)
         self.few = due < j + MOST
         self.i = keys + max(due, j)
-        each, began = 1e6 / self.rate, self.began
+        each, began, hot, others = 1e6 / self.rate, self.began, self.hot, keys - self.hot
         return [
-            (str(base + x % keys), (2 + x // keys, began + int(x * each))) for x in range(j, due)
+            (str(base + hot + (x >> 1) % others), (2 + (x >> 1) // others, began + int(x * each)))
+            if x & 1
+            else (str(base + (x >> 1) % hot), (2 + (x >> 1) // hot, began + int(x * each)))
+            for x in range(j, due)
         ]
 
     def next_awake(self) -> datetime | None:
@@ -179,13 +185,13 @@ def committed(directory: str) -> tuple[int, int]:
             epochs += [epoch for (epoch,) in database.execute("SELECT commit_epoch FROM commits")]
             query = "SELECT count(DISTINCT state_key) FROM snaps WHERE step_id LIKE '%follow%'"
             keys += database.execute(query).fetchone()[0]
-    return min(epochs, default=0) if len(epochs) == CORES else 0, keys
+    return min(epochs, default=0), keys
 
 
 def lead(chosen: argparse.Namespace) -> Outage:
     """Start, kill, start again."""
     with tempfile.TemporaryDirectory(prefix="recovery-") as directory:
-        init_db_dir(Path(directory), CORES)
+        init_db_dir(Path(directory), chosen.partitions)
         running = start(chosen, directory)
         try:
             await_commits(chosen, directory, running)
@@ -230,6 +236,9 @@ def read_marks(process: subprocess.Popen[str]) -> dict[str, float]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError("a process has ended before it came to its first new output")
+        if not line.startswith("["):
+            print(line, end="", file=sys.stderr)
+            continue
         mark, at = json.loads(line)
         marks[mark] = at
     return marks
@@ -239,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of the recovery store")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
