@@ -159,36 +159,6 @@ def test_the_size_it_has_already_is_no_work() -> None:
     assert play.life.coordinator.target is None
 
 
-def saving_while_a_rescale_waits() -> Play:
-    play = Play()
-    play.life = Lifecycle(1, placement(2), saving=Saving(10 * SECOND))
-    play.running()
-    play.any(play.life.snapshot(play.now)).any(play.life.recorded(1, "", play.now))
-    assert play.life.saving.phase == "saving"
-    play.any(play.scale(3)).any(play.up(2, 3))
-    assert play.kinds()[-1] == "rescaling"
-    return play
-
-
-def test_a_rescale_that_waits_for_a_snapshot_is_under_way() -> None:
-    play = saving_while_a_rescale_waits()
-    assert play.shown == "rescaling"
-    for worker in (0, 1):
-        play.any(play.report(worker, o.Saved(1, 1)))
-    play.any(play.life.written(1, "", play.now))
-    assert play.shown == "rescaling"
-    assert play.life.coordinator is not None
-    assert play.life.coordinator.target == placement(3)
-
-
-def test_a_rescale_that_waits_for_a_snapshot_is_not_forgotten_when_a_worker_is_lost() -> None:
-    play = saving_while_a_rescale_waits()
-    play.any(play.down(1, 2))
-    assert play.life.placement == placement(3)
-    assert set(play.life.members) == {0, 1, 2}
-    assert not any(member.leaving for member in play.life.members.values())
-
-
 # ---------------------------------------------------------------- rule 4: rescales and the end
 
 

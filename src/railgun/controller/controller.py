@@ -365,7 +365,7 @@ class Controller:
         """The placement that will be, when all that was asked for is done."""
         life = self.lifecycle
         coordinator = life.coordinator
-        going = (coordinator.queued or coordinator.target) if coordinator is not None else None
+        going = coordinator.target if coordinator is not None else None
         return life.wanted or going or life.placement
 
     # ------------------------------------------------------------ orders

@@ -187,7 +187,7 @@ class Lifecycle(Snapshots):
     @property
     def shown(self) -> State:
         """The state, for people."""
-        busy = self.coordinator is not None and not self.coordinator.at_rest
+        busy = self.coordinator is not None and self.coordinator.phase != "idle"
         return "rescaling" if self.state == "running" and (busy or self.wanted) else self.state
 
     # ------------------------------------------------------------ what follows
@@ -332,9 +332,8 @@ class Lifecycle(Snapshots):
         if len(self.failures) > self.restarts:
             self._fail(f"{why} (failure {len(self.failures)} within {self.window // SECOND} s)")
             return
-        if self.coordinator is not None:
-            going = self.coordinator.queued or self.coordinator.target
-            self.placement = going or self.placement
+        if self.coordinator is not None and self.coordinator.target is not None:
+            self.placement = self.coordinator.target
         was_begun = self.coordinator is not None
         self.coordinator = None
         self._hurt = None

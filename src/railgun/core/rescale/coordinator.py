@@ -114,11 +114,6 @@ class Coordinator:
         self.unsettled = False  # whether the snapshot is one that `settled` will be said of
         self.out: list[Order] = []
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether no rescale is under way, nor waits for a snapshot."""
-        return self.phase == "idle" and self.queued is None
-
     # ------------------------------------------------------------ what happens
 
     def rescale(self, placement: Placement) -> list[Order]:
@@ -175,7 +170,8 @@ class Coordinator:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way or asked for."""
-        return self.at_rest and not self.saving and self.snapshot_wanted is None
+        quiet = self.phase == "idle" and self.queued is None
+        return quiet and not self.saving and self.snapshot_wanted is None
 
     def _orders(self) -> list[Order]:
         while self._advance():
