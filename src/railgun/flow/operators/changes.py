@@ -74,8 +74,10 @@ class Changes:
         self.flying |= self.changed
         self.changed = set()
         self._table, self._full, self._done = table, full, set()
-        every = chain.from_iterable(self.operator.store.census())
-        self._keys = every if full else iter(list(self.flying))
+        if full:
+            self._keys = chain.from_iterable(self.operator.store.census())
+        else:
+            self._keys = iter(list(self.flying))
 
     @property
     def saving(self) -> bool:
@@ -88,8 +90,7 @@ class Changes:
         if block:
             self.preserve(block)
         else:
-            self._table = None
-            self._done = set()
+            self.give_up()
 
     def preserve(self, keys: Collection[Any]) -> None:
         """Save those of these keys that are part of the snapshot and not saved yet, as they are."""
@@ -134,9 +135,9 @@ class Changes:
         self.flying = set()
 
     def give_up(self) -> None:
-        """What is not saved yet is not to be."""
+        """Nothing is left to be saved, or what is left is not to be."""
         self._table = None
-        self._keys = iter(())
+        self._keys, self._done = iter(()), set()
 
     # ------------------------------------------------------------ moving
 
