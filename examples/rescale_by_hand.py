@@ -11,6 +11,7 @@ from railgun.core.hashing import key_hash
 from railgun.core.placement import Placement
 from railgun.core.rescale import Distributor
 from railgun.core.rescale import messages as m
+from railgun.core.rescale.order import Order
 from railgun.testing.rows import Item, Rows
 
 ADA = key_hash("ada")
@@ -34,7 +35,8 @@ def feed(worker: int, event: m.Event) -> None:
                 links.append((worker, to, message))
             case m.Interrogate():
                 keys = Rows(Item(key, worker, 0) for key in counts[worker])
-                feed(worker, m.Interrogated(keys.hashes))
+                leaving = workers[worker].migration_now().leaving(worker, keys.hashes)
+                feed(worker, m.Interrogated(Order.of([keys.hashes[leaving]])))
             case m.Collect(parts):
                 states = [{k: counts[worker][k] for k in part.tolist()} for _, part in parts]
                 feed(worker, m.Collected(tuple(states)))

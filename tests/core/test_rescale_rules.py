@@ -32,6 +32,11 @@ def hashes(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return np.array(keys, dtype=np.uint64)
 
 
+def interrogated(*keys: int) -> m.Interrogated:
+    """The operators name these keys, in this order."""
+    return m.Interrogated(Order.of([hashes(*keys)]))
+
+
 def worker(number: int, downstream: int = 0) -> Playbook:
     """A worker of a cluster of three that is not in motion."""
     return Playbook(Distributor(number, F, [0, 1, 2], stage="s", downstream=downstream))
@@ -44,7 +49,7 @@ def home() -> Playbook:
 
 def collecting() -> Playbook:
     """Worker 0 with k1 in its whitelist, ready to move it."""
-    play = home().on(m.Interrogated(hashes(K1, K3)))
+    play = home().on(interrogated(K1))
     return play.gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
 
 
@@ -106,7 +111,7 @@ def test_rule_2_normal_processes() -> None:
 def test_rule_2_interrogate_records_and_processes() -> None:
     play = home()
     play.gets(1, m.Data(0, rows((K1, 1, 1))), "process k1#1@1")
-    play.on(m.Interrogated(hashes())).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
+    play.on(interrogated()).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
     play.on(m.Move(), "collect {k1} for 2")
 
 
@@ -134,7 +139,8 @@ def test_rule_2_what_is_neither_is_forwarded() -> None:
 
 
 def test_rule_3_interrogate_records_only_what_has_to_move() -> None:
-    play = home().on(m.Interrogated(hashes(K3)))
+    play = home().gets(1, m.Data(0, rows((K3, 1, 1))), "process k3#1@1")
+    play.on(interrogated())
     play.gets(1, m.Heard(1, MIN))
     play.gets(2, m.Heard(1, MIN), "→1 Done", "→2 Done", "→1 Flushed(0)", "→2 Flushed(0)")
 
@@ -158,7 +164,7 @@ def test_rule_4_keys_move_in_chunks_to_each_new_owner() -> None:
     new = Placement.of([0, 1, 2], keys={k: 1 + k % 2 for k in keys})
     play = Playbook(Distributor(0, old, [0, 1, 2]))
     play.on(m.Rescale(1, new), "report started 1", "interrogate")
-    play.on(m.Interrogated(hashes(*keys))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
+    play.on(interrogated(*keys)).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MIN))
     play.on(m.Move(3), "collect {k2} for 1, {k1 k3} for 2")
     play.on(
         m.Collected(({}, {})),
@@ -176,7 +182,7 @@ def test_rule_4_keys_leave_in_the_order_in_which_they_are_named() -> None:
     play = Playbook(Distributor(0, old, [0, 1]))
     play.on(m.Rescale(1, new), "report started 1", "interrogate")
     play.on(m.Local(rows((5, 0, 1), (2, 0, 1))), "process k5#1@0 k2#1@0")
-    play.on(m.Interrogated(hashes(3, 1, 4, 3, 2))).gets(1, m.Heard(1, MIN))
+    play.on(interrogated(3, 1, 4, 3, 2)).gets(1, m.Heard(1, MIN))
     play.on(m.Move(2), "collect {k3 k1} for 1")
     # k1 and k3 are on hold; k2, between them, is in the whitelist, and so is k5, which was not named.
     play.on(m.Local(rows((1, 0, 1), (2, 0, 2), (3, 0, 1), (5, 0, 2))), "process k2#2@0 k5#2@0")
@@ -199,7 +205,7 @@ def test_rule_4_the_driver_is_told_the_turns_of_what_leaves() -> None:
     new = Placement.of([0, 1, 2], keys={key: key % 3 for key in range(1, 7)})
     worker = Distributor(0, old, [0, 1, 2])
     worker.handle(m.Rescale(1, new))
-    worker.handle(m.Interrogated(hashes(5, 3, 1, 4, 5, 2)))  # k3 stays, k5 is named twice
+    worker.handle(interrogated(5, 1, 4, 5, 2))  # k3 stays, k5 is named twice
     for peer in (1, 2):
         worker.handle(m.Received(peer, m.Heard(1, MIN)))
     told = []
@@ -220,6 +226,9 @@ def test_the_first_time_a_key_is_named_counts(named: list[list[int]], asked: lis
     assert order.hashes.tolist() == wanted
     turns = [wanted.index(key) if key in wanted else -1 for key in asked]
     assert order.find(hashes(*asked)).tolist() == turns
+    late = order.then([hashes(*asked[:3]), hashes(*asked[3:])])
+    late.validate()
+    assert late.hashes.tolist() == list(dict.fromkeys([*wanted, *asked]))
 
 
 def test_rule_4_one_chunk_at_a_time() -> None:
@@ -385,14 +394,14 @@ def test_rule_11_a_home_with_keys_to_give_does_not_end() -> None:
 
 
 def test_rule_11_a_key_leaves_home_as_late_as_any_worker_had_come() -> None:
-    play = home().on(m.Interrogated(hashes(K1))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, 10))
+    play = home().on(interrogated(K1)).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, 10))
     [collect] = play.machine.handle(m.Move())
     assert isinstance(collect, m.Collect)
     assert collect.frontier == 10
 
 
 def test_rule_11_a_key_ends_at_home_if_its_new_owner_had_ended() -> None:
-    play = home().on(m.Interrogated(hashes(K1))).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MAX))
+    play = home().on(interrogated(K1)).gets(1, m.Heard(1, MIN)).gets(2, m.Heard(1, MAX))
     [collect] = play.machine.handle(m.Move())
     assert isinstance(collect, m.Collect)
     assert collect.frontier == MAX
@@ -408,9 +417,7 @@ def test_rule_11_a_stage_of_readers_has_one_frontier_that_stands_while_it_moves(
     play.gets(0, m.Emission(0, 4), "advance 4")
     play.on(m.Rescale(1, there), "→0 Heard", "report started 1", "interrogate")
     play.gets(0, m.Emission(0, 6))  # stands still
-    play.on(m.Interrogated(hashes())).gets(
-        0, m.Heard(1, MIN), "→0 Done", "→0 Flushed(1)", "→0 Relay(LAST)"
-    )
+    play.on(interrogated()).gets(0, m.Heard(1, MIN), "→0 Done", "→0 Flushed(1)", "→0 Relay(LAST)")
     play.gets(0, m.Relay(1, LAST))
     play.gets(0, m.Acquire(1, 1, hashes(K1), {K1: ({}, False, 0)}), "take {k1} [k1=]")
     play.on(m.Bound(6))  # k1 is to be read from time 6 on

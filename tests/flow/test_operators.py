@@ -12,6 +12,8 @@ from tests.flow.harness import Harness, Keys, through
 
 from railgun import FORGET, Collect, DeadLetter, Flow, Items, Stream
 from railgun.core.errors import KeyTypeError, ProtocolError
+from railgun.core.hashing import Hashes
+from railgun.core.rescale.order import Order
 from railgun.flow.errors import SinkError, SourceError, StepError
 from railgun.flow.operators.keyed import Leaving
 from railgun.flow.sink import Place, Sink, Writer
@@ -542,6 +544,13 @@ def leaving_of(*blocks: list[Any]) -> Leaving:
     return leaving
 
 
+def name(leaving: Leaving) -> Hashes:
+    """All are found: name their hashes."""
+    order = Order.of(leaving.found)
+    leaving.name(order)
+    return order.hashes
+
+
 def pop(leaving: Leaving, named: Any, *keys: Any) -> list[Any]:
     """What leaves with the hashes of these keys, when these hashes were named; those that were not come last."""
     names = named.tolist()
@@ -555,7 +564,7 @@ def pop(leaving: Leaving, named: Any, *keys: Any) -> list[Any]:
 def test_state_leaves_with_its_keys_and_arrives_whole() -> None:
     here, there = counting(["a", "b", "a", "c"]).keyed("s"), counting([]).keyed("s")
     noted = leaving_of(*here.census())
-    leaving = pop(noted, noted.name(), "a", "c")
+    leaving = pop(noted, name(noted), "a", "c")
     assert leaving == ["a", "c"]
     assert there.take(memoryview(here.collect(leaving))) == ["a", "c"]
     assert (here.states, there.states) == ({"b": 1}, {"a": 2, "c": 1})
@@ -563,7 +572,7 @@ def test_state_leaves_with_its_keys_and_arrives_whole() -> None:
 
 def test_keys_leave_in_the_order_they_were_found_in_and_only_in_that() -> None:
     noted = leaving_of(["d", "b"], ["a", "c"])
-    named = noted.name()
+    named = name(noted)
     assert named.tolist() == hashes_of(["d", "b", "a", "c"]).tolist()
     assert pop(noted, named, "a", "d") == ["d", "a"]  # one part of a chunk
     assert pop(noted, named, "b") == ["b"]  # the other
@@ -577,7 +586,7 @@ def test_keys_that_share_a_hash_move_together() -> None:
     here, there = counting([*twins, twins[0], "other"]).keyed("s"), counting([]).keyed("s")
     noted = leaving_of(*here.census())
     noted.note_late(hashes_of(twins), twins)  # told of twice, as keys are that come meanwhile
-    named = noted.name()
+    named = name(noted)
     assert named.tolist() == hashes_of([twins[0], "other"]).tolist()
     leaving = pop(noted, named, Twin("any"))
     assert sorted(t.name for t in leaving) == ["x", "y", "z"]
@@ -590,7 +599,7 @@ def test_keys_that_share_a_hash_move_together() -> None:
 def test_keys_that_come_late_leave_with_their_hash() -> None:
     noted = leaving_of(["a"])
     noted.note_late(hashes_of(["late"]), ["late"])  # while keys are counted: its hash is recorded
-    named = noted.name()
+    named = name(noted)
     twins = [Twin("x"), Twin("y")]
     noted.note_late(hashes_of(twins), twins)  # and when they leave: of a hash that waits
     assert pop(noted, named, "a", "late") == ["a", "late"]
@@ -603,7 +612,7 @@ def test_a_key_that_was_forgotten_after_it_was_counted_does_not_move() -> None:
     noted = leaving_of(["a", "b", "never"])
     del here.states["a"]
     there = counting([]).keyed("s")
-    leaving = pop(noted, noted.name(), "a", "b", "never")
+    leaving = pop(noted, name(noted), "a", "b", "never")
     there.take(memoryview(here.collect(leaving)))
     assert there.states == {"b": 1}
 

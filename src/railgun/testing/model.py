@@ -18,6 +18,7 @@ from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
+from railgun.core.rescale.order import Order
 from railgun.testing.rows import Item, Rows
 
 Counts = dict[int, int]
@@ -252,7 +253,9 @@ class ModelWorker:
             case m.Send(to, message):
                 self.outbox.append((to, index, message))
             case m.Interrogate():
-                self.ask(index, m.Interrogated(operator.keys()))
+                keys, migration = operator.keys(), stage.distributor.migration_now()
+                named = Order.of([keys[migration.leaving(self.worker, keys)]])
+                self.ask(index, m.Interrogated(named))
             case m.Collect(parts, frontier):
                 for _, hashes in parts:
                     self.pass_on(index, operator.fire(hashes))

@@ -95,17 +95,17 @@ class Result:
     story: Story
     restarts: int
 
-    def check(self, report: Report) -> None:
+    def check(self, report: Report, which: str = "") -> None:
         """What must be in any run: every record there, once, in order, and nothing restarted."""
         verdict = self.verdict
-        report.check("records", verdict.records, "records", "> 0", verdict.records > 0)
+        report.check(f"records{which}", verdict.records, "records", "> 0", verdict.records > 0)
         for name, count in (
             ("lost", verdict.lost),
             ("doubled", verdict.doubled),
             ("reordered", verdict.reordered),
             ("restarts", self.restarts),
         ):
-            report.check(name, count, "", "= 0", count == 0)
+            report.check(name + which, count, "", "= 0", count == 0)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from railgun.worker.loading import by_snapshot, read_mine, take_out
 from railgun.worker.runtime import Runtime
 from railgun.worker.saver import Saver
 
-SEEDS: Final = 400  # within which each is found
+SEEDS: Final = 600  # within which each is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def sink_commits_before_the_manifest() -> list[Change]:
     return [(Writing, "cut", shows)]
 
 
-@mutant(hint=95)
+@mutant(hint=132)
 def generation_does_not_wait() -> list[Change]:
     """A generation begins while nobody knows whether the last manifest counts."""
     begin = Lifecycle._begin_generation
@@ -150,7 +150,7 @@ def generation_does_not_wait() -> list[Change]:
     return [(Lifecycle, "_begin_generation", begins)]
 
 
-@mutant(hint=210)
+@mutant(hint=49)
 def end_is_not_published() -> list[Change]:
     """What was prepared for the end of a flow is left to a driver that died."""
     return [(Storekeeper, "_publish", lambda self, finished: "")]
@@ -190,7 +190,7 @@ def deleted_keys_forgotten() -> list[Change]:
     return _saving(lambda self, keys: [key for key in keys if key in self.operator.states])
 
 
-@mutant(hint=34)
+@mutant(hint=16)
 def leaving_without_parts() -> list[Change]:
     """A worker that leaves does not hand over which keys it has deleted."""
     return [(Changes, "deleted", lambda self: [])]
@@ -207,7 +207,7 @@ def leaving_without_tokens() -> list[Change]:
     return [(Storekeeper, "farewell", forgets)]
 
 
-@mutant(hint=73)
+@mutant(hint=68)
 def leaving_at_once() -> list[Change]:
     """A worker that leaves after the cut hands over what it did since to the manifest not written yet."""
     return [(Coordinator, "_held", lambda self: False)]
@@ -260,7 +260,7 @@ def not_preserved_when_it_leaves() -> list[Change]:
     return [(Changes, "leave", leaves)]
 
 
-@mutant(hint=73)
+@mutant(hint=429)
 def saved_where_it_comes() -> list[Change]:
     """A key that comes while a snapshot is saved is saved here too."""
     take = Keyed.take

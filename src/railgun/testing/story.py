@@ -52,8 +52,8 @@ def tell(thing: m.Event | m.Message | m.Command) -> str:
             return f"take {keys(hashes)} {compact(state)}".rstrip()
         case m.Drop(hashes):
             return f"drop {keys(hashes)}"
-        case m.Interrogated(hashes):
-            return f"interrogated {keys(hashes)}"
+        case m.Interrogated(named):
+            return f"interrogated {keys(named.hashes)}"
         case m.Rescale(epoch, placement):
             return f"rescale/{epoch} to {workers(placement.workers)}"
         case m.Fence(stage, _, home, chunk, owners):

@@ -358,6 +358,7 @@ class _Process:
                 calm=links.is_calm,
                 tell=self._tell,
                 mark=self._marker(start.generation),
+                keep=gc.freeze,
                 background=self._background(start),
             )
             runtime = Runtime(

@@ -42,8 +42,8 @@ FEW_MOVING: Final = 500  # records read at once while keys move: what is behind 
 RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
 LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
-COUNT_EVERY: Final = 4.0  # a piece of counting keys is done in one part of the time of this many
-MOVE_EVERY: Final = 2.0  # and a piece of moving them, if each who gives keys has one who takes them
+COUNT_EVERY: Final = 2.0  # a piece of counting keys is done in one part of the time of this many
+MOVE_EVERY: Final = 5.0  # and a piece of moving them, if each who gives keys has one who takes them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
 IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at first, and at most
 
@@ -76,6 +76,8 @@ class Outside:
     """Tell the controller."""
     mark: Callable[[int, str, int], None] = lambda stage, step, snapshot: None
     """Say that what goes to the driver from a stage's step from now on is not part of a snapshot."""
+    keep: Callable[[], None] = lambda: None
+    """What is in memory now is here to stay: the collector need not look through it."""
     background: Callable[[Work, Then], None] = at_once
     """Do something in another thread, then call the second function here with its result, or what it raised."""
 

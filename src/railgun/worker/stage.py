@@ -7,10 +7,10 @@ done in pieces, by `step`, between which records flow.
 
 from __future__ import annotations
 
-import gc
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,11 +20,11 @@ from railgun.core.alignment import Alignment
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.hashing import Hashes, hash_keys
-from railgun.core.placement import Placement
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
+from railgun.core.rescale.order import Order
 from railgun.flow.operators.keyed import Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
 from railgun.wire.rows import RowBatch
@@ -231,17 +231,18 @@ class StageRunner:
 
     @property
     def crowd(self) -> float:
-        """By how much to slow down where many give keys to few: to take one costs 0.4 of what it costs to give it."""
+        """By how much to slow down where many give keys to few: who takes them cannot say how fast."""
         migration = self.distributor.migration_now()
         old, new = set(migration.old.workers), set(migration.new.workers)
         givers, takers = old - new or old, new - old or new
-        return max(1.0, 0.4 * len(givers) / len(takers))
+        return max(1.0, len(givers) / len(takers))
 
     def _start_census(self) -> None:
         self.moved_keys = self.moved_bytes = self.moving_keys = self.taken_keys = 0
         self.longest_hold = 0
         self.leaving, self._counted = Leaving(), ()
-        self._census = self._blocks()
+        migration = self.distributor.migration_now()
+        self._census = self._blocks() if migration.any_leaves(self.distributor.worker) else iter(())
 
     def _blocks(self) -> Iterator[tuple[list[Any], tuple[Keyed, ...]]]:
         """The keys of all operators in blocks, and with each the operators that were counted before.
@@ -272,14 +273,23 @@ class StageRunner:
             self.leaving.note(hashes[rows], [keys[row] for row in rows])
             return
         self._census = None
-        self.handle(m.Interrogated(self.leaving.name()))
+        # To sort takes long, where keys are many: records flow meanwhile.
+        self.runtime.outside.background(partial(Order.of, self.leaving.found), self._name)
+
+    def _name(self, order: Order | None, error: Exception | None) -> None:
+        """All keys that have to move are found, and sorted."""
+        if order is None:
+            assert error is not None
+            raise error
+        self.leaving.name(order)
+        self.handle(m.Interrogated(order))
         if isinstance(self.distributor.phase, Collect):
             self.moving_keys = len(self.distributor.phase.order)
 
     def _moving(self, hashes: Hashes) -> NDArray[np.intp]:
         """Which of these keys have to move."""
-        new: Placement = self.distributor.migration_now().new
-        return np.flatnonzero(new.owners(hashes) != self.distributor.worker)
+        migration = self.distributor.migration_now()
+        return np.flatnonzero(migration.leaving(self.distributor.worker, hashes))
 
     def _note_new(self, batch: RowBatch) -> None:
         """Records that come while keys are counted may be of keys that are not there yet.
@@ -322,7 +332,7 @@ class StageRunner:
             at += _PART.size
             most = max(most, len(operator.take(view[at : at + length])))
             at += length
-        gc.freeze()  # state is here to stay: the collector need not look through it
+        self.runtime.outside.keep()
         self.taken_keys += most
         self.longest_hold = max(self.longest_hold, self.runtime.outside.clock() - sent)
 

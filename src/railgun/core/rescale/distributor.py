@@ -68,8 +68,8 @@ class Distributor(Machine):
             case m.Collected(states):
                 self._collecting().collected(self, states)
                 self._try_done()
-            case m.Interrogated(hashes):
-                self._interrogating().answer(self, hashes)
+            case m.Interrogated(named):
+                self._interrogating().answer(named)
                 self._try_collect()
             case m.Rescale(epoch, placement):
                 self._rescale(epoch, placement)
@@ -268,11 +268,11 @@ class Distributor(Machine):
         phase = self.phase
         if (
             isinstance(phase, Interrogate)
-            and phase.answered
             and self.heard.keys() >= set(self.peers)
+            and (order := phase.whitelist()) is not None
         ):
             reached = max([self.frontiers.told, *self.heard.values()])
-            self.go("operators answered, all have heard", phase.whitelist(), reached)
+            self.go("operators answered, all have heard", order, reached)
             self.raise_fence(
                 0, tuple(w for w in self.migration_now().new.workers if w != self.worker)
             )

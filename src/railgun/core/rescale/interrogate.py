@@ -23,32 +23,31 @@ if TYPE_CHECKING:
 class Interrogate(Phase):
     """Rule 2, "Interrogate": record the key in the whitelist, process."""
 
-    __slots__ = ("answered", "recorded")
+    __slots__ = ("named", "recorded")
     name = "interrogate"
 
     def __init__(self) -> None:
         self.recorded: list[Hashes] = []
-        self.answered = False
+        self.named: Order | None = None  # the operators' answer
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
         """Record the keys that have to move, and process."""
-        moving = self.moving(worker, batch.hashes)
-        if len(moving):
-            self.recorded.append(moving)
+        leaving = batch.hashes[worker.migration_now().leaving(worker.worker, batch.hashes)]
+        if len(leaving):
+            self.recorded.append(leaving)
         worker.process(batch)
 
-    def answer(self, worker: Machine, hashes: Hashes) -> None:
+    def answer(self, named: Order) -> None:
         """Take the operators' answer: it comes before what was recorded, most of which it names as well."""
-        self.answered = True
-        self.recorded.insert(0, self.moving(worker, hashes))
+        self.named = named
 
-    def moving(self, worker: Machine, hashes: Hashes) -> Hashes:
-        """Rule 3: only keys that live here now and will not."""
-        here = worker.migration_now().old.owners(hashes) == worker.worker
-        leaving = worker.migration_now().new.owners(hashes) != worker.worker
-        moving: Hashes = hashes[here & leaving]
-        return moving
-
-    def whitelist(self) -> Order:
+    def whitelist(self) -> Order | None:
         """All keys to move, in the order in which they leave: as the operators named them, then the others."""
-        return Order.of(self.recorded)
+        return None if self.named is None else self.named.then(self.recorded)
+
+    def validate(self, worker: Machine) -> None:
+        """Only keys that leave are named."""
+        if self.named is not None:
+            self.named.validate()
+            leaving = worker.migration_now().leaving(worker.worker, self.named.hashes)
+            assert bool(leaving.all()), "only keys that leave are named"

@@ -162,7 +162,7 @@ class Machine:
         return migration
 
     def _interrogating(self) -> Interrogate:
-        if not isinstance(self.phase, Interrogate) or self.phase.answered:
+        if not isinstance(self.phase, Interrogate) or self.phase.named is not None:
             raise ProtocolError(f"{self}: the operators answered, but were not asked")
         return self.phase
 

@@ -5,9 +5,9 @@ The driver of a `Distributor` has these duties:
 1. Feed events one at a time; carry out the returned commands in order before the next event.
 2. Keep links first-in-first-out, and give each message to the peer's distributor of the same stage, as
    `Received(sender, message)`.
-3. Answer `Interrogate` with `Interrogated`, naming every key that has state, and `Collect` with `Collected`. It
-   may take its time: the distributor copes with anything in between. Keys leave in the order in which they are named,
-   so name them as they lie in memory.
+3. Answer `Interrogate` with `Interrogated`, naming every key that has state and leaves (`Migration.leaving`), and
+   `Collect` with `Collected`. It may take its time: the distributor copes with anything in between. Keys leave in the
+   order in which they are named, so name them as they lie in memory. To sort many takes long: do it elsewhere.
 4. Give `Move` while `movable`; how many keys at once is the driver's choice (pace against time held).
 5. On `RaiseFence` pass the fence as `PassFence` to the distributor of each stage that follows, and carry each
    `Confirm` to the worker it names, as `Received(self, fenced)` for the distributor of that stage.
@@ -32,7 +32,7 @@ from typing import Any
 from railgun.core.batch import Batch
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
-from railgun.core.rescale.order import Turns
+from railgun.core.rescale.order import Order, Turns
 
 # ---------------------------------------------------------------- messages between workers
 
@@ -247,9 +247,9 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interrogated:
-    """The operators' answer: all keys that have state, in the order in which those that move are to leave."""
+    """The operators' answer: all keys that have state and leave, in the order in which they are to do so."""
 
-    hashes: Hashes
+    named: Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +300,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Interrogate:
-    """Ask the operators for all keys that have state."""
+    """Ask the operators for all keys that have state and leave."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collect:
     """Advance these keys to `frontier`, then take their state from the operators, part by part.
 
-    `turns`: of each part the places of its keys in the order in which all leave. If `Interrogated` named only keys that
-    have to move, each hash once, it is their place there; after them come those that were not named.
+    `turns`: of each part the places of its keys in the order in which all leave. It is that of `Interrogated`; after
+    those named there come those that were not.
     """
 
     parts: tuple[tuple[Worker, Hashes], ...]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale.arrivals import Arrivals
 from railgun.core.rescale.messages import Acquire
@@ -34,6 +38,18 @@ class Migration:
         self.arrivals = arrivals
         self.switched: set[Worker] = set()  # as a sender: homes it no longer sends to
         self.flushes: set[Worker] = set()  # as a home: senders that no longer send to it
+
+    def leaving(self, worker: Worker, hashes: Hashes) -> NDArray[np.bool_]:
+        """Rule 3: which of these keys live at this worker now, and will not."""
+        here = self.old.owners(hashes) == worker
+        leaving: NDArray[np.bool_] = here & (self.new.owners(hashes) != worker)
+        return leaving
+
+    def any_leaves(self, worker: Worker) -> bool:
+        """Whether any key at all can leave this worker."""
+        slots = (self.old.table() == worker) & (self.new.table() != worker)
+        pinned = np.array([key for key, _ in (*self.old.keys, *self.new.keys)], dtype=np.uint64)
+        return bool(slots.any()) or bool(self.leaving(worker, pinned).any())
 
     @property
     def all_switched(self) -> bool:

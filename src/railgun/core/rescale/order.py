@@ -10,6 +10,8 @@ beside each its turn:
 [7, 3, 5]
 >>> order.find(np.array([3, 4, 7], dtype=np.uint64)).tolist()
 [1, -1, 0]
+>>> order.then([np.array([5, 4, 9], dtype=np.uint64)]).hashes.tolist()
+[7, 3, 5, 4, 9]
 """
 
 from __future__ import annotations
@@ -48,6 +50,20 @@ class Order:
         counts = np.zeros(len(hashes), dtype=bool)
         counts[at] = True
         return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[at])
+
+    def then(self, late: Sequence[Hashes]) -> Order:
+        """And behind them those of these that are not among them."""
+        found = Order.of(late)
+        new = found.hashes[self.find(found.hashes) < 0]
+        if len(new) == 0:
+            return self
+        at = np.argsort(new)
+        places = np.searchsorted(self.sorted, new[at])
+        return Order(
+            np.concatenate((self.hashes, new)),
+            np.insert(self.sorted, places, new[at]),
+            np.insert(self.turns, places, len(self.hashes) + at),
+        )
 
     def __len__(self) -> int:
         return len(self.hashes)

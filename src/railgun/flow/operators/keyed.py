@@ -19,7 +19,7 @@ import numpy as np
 from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
-from railgun.core.rescale.order import Turns
+from railgun.core.rescale.order import Order, Turns
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.timers import Timers
@@ -63,11 +63,11 @@ class Leaving:
     by their hashes, and leave with them.
     """
 
-    __slots__ = ("_found", "_keys", "_more", "_named")
+    __slots__ = ("_keys", "_more", "_named", "found")
 
     def __init__(self) -> None:
-        self._found: list[Hashes] = []
-        self._named: Hashes = np.empty(0, dtype=np.uint64)  # those of the keys, once all are found
+        self.found: list[Hashes] = []  # those of the keys, until they are named
+        self._named: Hashes = np.empty(0, dtype=np.uint64)
         self._keys: list[Any] = []
         self._more: dict[int, dict[Any, None]] = {}
 
@@ -76,7 +76,7 @@ class Leaving:
 
     def note(self, hashes: Hashes, keys: list[Any]) -> None:
         """These keys were found; they have these hashes."""
-        self._found.append(hashes)
+        self.found.append(hashes)
         self._keys += keys
 
     def note_late(self, hashes: Hashes, keys: Sequence[Any]) -> None:
@@ -84,28 +84,19 @@ class Leaving:
         for number, key in zip(hashes.tolist(), keys, strict=True):
             self._more.setdefault(number, {})[key] = None
 
-    def name(self) -> Hashes:
-        """All are found: their hashes, each once."""
-        self._named = np.concatenate([self._named, *self._found])
-        self._found = []
-        ordered = np.sort(self._named)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            self._set_aside(twice)
-        return self._named
+    def name(self, order: Order) -> None:
+        """All are found, and their hashes are named in this order, which is `Order.of(found)`."""
+        if len(order) < len(self._keys):
+            self._set_aside(order)
+        self.found, self._named = [], order.hashes
 
-    def _set_aside(self, twice: Hashes) -> None:
-        """Of several keys with one of these hashes, which ascend, the first one stays where it is."""
-        at = np.minimum(np.searchsorted(twice, self._named), len(twice) - 1)
-        rows = np.flatnonzero(twice[at] == self._named)
-        stays = np.ones(len(self._named), dtype=bool)
-        seen: set[int] = set()
-        for row, number in zip(rows.tolist(), self._named[rows].tolist(), strict=True):
-            if number in seen:
-                self._more.setdefault(number, {})[self._keys[row]] = None
-                stays[row] = False
-            seen.add(number)
-        self._named = self._named[stays]
+    def _set_aside(self, order: Order) -> None:
+        """Of several keys with one hash the first one stays where it is."""
+        hashes = np.concatenate(self.found)
+        stays = np.zeros(len(hashes), dtype=bool)
+        stays[np.unique(order.find(hashes), return_index=True)[1]] = True
+        for row in np.flatnonzero(~stays).tolist():
+            self._more.setdefault(int(hashes[row]), {})[self._keys[row]] = None
         self._keys = list(compress(self._keys, stays.tolist()))
 
     def pop(self, hashes: Hashes, turns: Turns) -> list[Any]:
