@@ -135,7 +135,12 @@ class Recovering:
 
     def _running(self, job: Job, after: int = 0) -> float:
         """When the flow began to run; 0 if it has not."""
-        return next((event.at for event in job.events(after) if event.kind == "running"), 0.0)
+        for event in job.events(after):
+            if event.kind == "failed":
+                raise RecoveringError(f"the flow failed: {event.text}")
+            if event.kind == "running":
+                return event.at
+        return 0.0
 
     def _keys(self, job: Job) -> int:
         workers = [worker for worker in job.status()["workers"] if worker.get("stages")]

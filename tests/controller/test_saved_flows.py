@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -37,6 +38,7 @@ from railgun import FORGET, Collect, Event, Files, Flow, FlowFailedError, Genera
 from railgun.controller.controller import Controller
 from railgun.controller.storekeeper import FinishedError, Storekeeper
 from railgun.core import orders as o
+from railgun.flow.sink import Place, TwoPhaseWriter, Writer
 from railgun.job import Job, NotSavedError, Snapshots
 from railgun.snapshots.errors import DamagedError, DoesNotFitError, LockedError
 
@@ -214,6 +216,58 @@ def test_failures_that_come_again_go_back_to_the_snapshot_and_then_fail_with_the
     seen = output(out)
     assert all(number < 40 for _, number, _ in seen)
     assert len(seen) == len(set(map(tuple, seen)))
+
+
+class Crowded(Files):
+    """Files on a disk that is full while there is a file of this name beside them."""
+
+    def open(self, place: Place) -> Writer[Any]:
+        return Crowd(super().open(place), self.directory.parent / "full")
+
+
+class Crowd(TwoPhaseWriter[Any]):
+    def __init__(self, writer: Any, full: Path) -> None:
+        self.writer, self.full = writer, full
+
+    def write(self, items: Any) -> None:
+        if self.full.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out")
+        self.writer.write(items)
+
+    def cut(self, snapshot: int) -> Any:
+        return self.writer.cut(snapshot)
+
+    def prepare(self, snapshot: int) -> Any:
+        return self.writer.prepare(snapshot)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_sink_with_a_full_disk_sends_the_flow_back_and_then_ends_it_with_the_cause(
+    tmp_path: Path, passes: bool
+) -> None:
+    out = tmp_path / "out"
+    flow = Flow("tallies")
+    source = Generate(tallies.record, rate=4_000, partitions=tallies.PARTS)
+    records = flow.source(source, name="records").key_by(lambda item: item[0])
+    records.stateful_map(tally, initial=int, name="tally").sink(Crowded(out), name="out")
+    settings = PATIENT if passes else Settings(restarts=1)
+    with started(flow, snapshots=saved(tmp_path), settings=settings) as job:
+        committed(job)
+        (tmp_path / "full").touch()
+        if passes:
+            eventually(lambda: told(job, "restarting"), "it goes back")
+            (tmp_path / "full").unlink()
+            drained(job, out)
+            assert all("goes back to snapshot" in text for text in told(job, "restarting"))
+        else:
+            with pytest.raises(FlowFailedError, match=r"(?s)sink 'out': Crowded.write.*No space"):
+                job.wait(flows.DEADLINE)
 
 
 # ---------------------------------------------------------------- the program that started it
@@ -465,6 +519,10 @@ def as_dict(seen: str) -> dict[str, int]:
     return {"seen": int(seen)}
 
 
+def broken(seen: int) -> dict[str, int]:
+    raise ValueError(f"what is {seen}?")
+
+
 def changed(out: Path, **options: Any) -> Flow:
     flow = Flow("tallies")
     source = Generate(tallies.record, rate=4_000, partitions=tallies.PARTS)
@@ -494,6 +552,16 @@ def test_steps_are_renamed_upgraded_and_dropped_by_name_only(tmp_path: Path) -> 
         ):
             pass
     rename, drop = {"tally": "totals", "out": "files"}, frozenset(["more", "largest", "shown"])
+    upgraded = (
+        r"(?s)step 'totals': broken, one of its upgrades, raised for the saved state \d+ of key"
+    )
+    with (
+        started(
+            changed(out, upgrades=[broken]), snapshots=saved(tmp_path, rename=rename, drop=drop)
+        ) as job,
+        pytest.raises(FlowFailedError, match=upgraded),
+    ):
+        job.wait(flows.DEADLINE)
     newer = changed(out, upgrades=[as_text, as_dict])
     with started(newer, 3, snapshots=saved(tmp_path, rename=rename, drop=drop)) as job:
         committed(job)

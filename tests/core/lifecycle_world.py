@@ -17,10 +17,11 @@ from typing import Literal
 import pytest
 
 from railgun.core import orders as o
+from railgun.core.crew import SECOND
 from railgun.core.lifecycle import GRACE, LEAVE, Lifecycle, StaleWorkerError
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
-from railgun.core.saving import SECOND, Saving
+from railgun.core.saving import Saving
 
 Items = frozenset[int]
 Way = Literal["stop", "drain", "natural", "abort", "fail"]

@@ -6,9 +6,10 @@ import pytest
 from tests.core.lifecycle_play import Play, placement
 
 from railgun.core import orders as o
+from railgun.core.crew import SECOND
 from railgun.core.lifecycle import GRACE, HASTE, LEAVE, LifecycleError, StaleWorkerError
 from railgun.core.rescale import messages as m
-from railgun.core.snapshots import BACK_OFF, SECOND
+from railgun.core.snapshots import BACK_OFF
 
 # ---------------------------------------------------------------- rule 1: generations
 

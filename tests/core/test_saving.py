@@ -6,10 +6,11 @@ import pytest
 from tests.core.lifecycle_play import Play, placement, word
 
 from railgun.core import orders as o
+from railgun.core.crew import SECOND
 from railgun.core.lifecycle import GRACE, LEAVE, LifecycleError
 from railgun.core.rescale import messages as m
 from railgun.core.saving import TRIES, Phase, Saving
-from railgun.core.snapshots import BACK_OFF, LONGEST, SECOND
+from railgun.core.snapshots import BACK_OFF, LONGEST
 
 EVERY = 10 * SECOND
 UNDER_WAY: tuple[Phase, ...] = ("recording", "saving", "writing")

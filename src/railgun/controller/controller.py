@@ -22,12 +22,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from railgun.controller.collected import Collected
 from railgun.controller.inquiries import Inquiries
 from railgun.controller.launcher import Launcher
+from railgun.controller.ledger import Ledger
 from railgun.controller.metrics import Totals, nothing_moved, progress
 from railgun.controller.storekeeper import Storekeeper, told_of
 from railgun.core import orders as o
@@ -140,8 +140,7 @@ class Controller:
         self.totals = Totals()
         self.inquiries = Inquiries(plan, self.lifecycle, self._inquire)
         self._seen: dict[tuple[Worker, int], Seen] = {}
-        self._collected = Collected()
-        self._started = generation  # the last generation that was started
+        self._ledger = Ledger(self.lifecycle, storekeeper)
         self._move = nothing_moved()  # of the present rescale, or of the last
         self._moved_since = 0.0
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
@@ -237,7 +236,7 @@ class Controller:
 
     def collected(self, step: str) -> list[Any]:
         """What a `Collect` sink has got so far."""
-        return self._ask(lambda: self._collected.items(step))
+        return self._ask(lambda: self._ledger.collected.items(step))
 
     @property
     def last_event(self) -> int:
@@ -382,34 +381,14 @@ class Controller:
                 case o.Happened(kind, text):
                     self._happened(kind, text)
                 case o.Record() | o.Write() | o.GiveUp():
-                    self._keep(order)
+                    self._ledger.keep(order, self._soon, _now)
         if self.lifecycle.gone and not self._over.is_set():
             self._over.set()
 
-    def _keep(self, order: o.Record | o.Write | o.GiveUp) -> None:
-        """Let the storekeeper do it, and tell the machine when it is done."""
-        keeper, life = self.storekeeper, self.lifecycle
-        assert keeper is not None
-
-        def then(event: Callable[[int, str, int], list[o.Order]]) -> Callable[[str], None]:
-            def done(error: str) -> None:
-                if isinstance(order, o.Write) and not error:
-                    keeper.written()
-                self._obey(event(order.snapshot, error, _now()))
-
-            def from_thread(error: str) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
-                    self._loop.call_soon_threadsafe(done, error)
-
-            return from_thread
-
-        match order:
-            case o.Record():
-                keeper.record(order, then(life.recorded))
-            case o.Write():
-                keeper.write(order, life.generation, then(life.written))
-            case o.GiveUp():
-                keeper.give_up(order)
+    def _soon(self, then: Callable[[], list[o.Order]]) -> None:
+        """From any thread: let the machine hear of something, and do what it wants."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
+            self._loop.call_soon_threadsafe(lambda: self._obey(then()))
 
     def _inquire(self, worker: Worker, question: control.Look) -> bool:
         member = self.lifecycle.members.get(worker)
@@ -448,23 +427,9 @@ class Controller:
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
         seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
-        if isinstance(order, o.Start) and order.generation != self._started:
-            self._started = order.generation
-            self._collected.go_back(order.snapshot)
-            if self.storekeeper is not None:
-                self.storekeeper.new_generation(order.generation)
-        elif isinstance(order, o.Start) and self.lifecycle.coordinator is not None:
-            self._collected.join(worker, self.lifecycle.coordinator.snapshot)
-        if seen is None or seen.connection is None:
-            return
-        if self.storekeeper is not None:
-            if isinstance(order, o.Start) and order.snapshot is not None:
-                seen.connection.send(Messages.encode(self.storekeeper.load()))
-            elif isinstance(order, o.Settled) and order.committed:
-                first = self.lifecycle.coordinator
-                if first is not None and worker == first.members[0]:
-                    order = replace(order, tokens=self.storekeeper.orphans())
-        seen.connection.send(Messages.encode(order))
+        for message in self._ledger.sent(worker, order):
+            if seen is not None and seen.connection is not None:
+                seen.connection.send(Messages.encode(message))
 
     # ------------------------------------------------------------ workers
 
@@ -535,23 +500,15 @@ class Controller:
                 if generation == self.lifecycle.generation:
                     seen.metrics = metrics
                     self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
-            case control.Items(generation, stage, step, items):
-                if generation == self.lifecycle.generation:
-                    self._collected.add((worker, stage), step, items)
             case control.Found():
                 self.inquiries.answered(message)
-            case control.Mark(generation, stage, step, snapshot):
-                if generation == self.lifecycle.generation:
-                    self._collected.mark((worker, stage), step, snapshot)
             case _:
-                if self.storekeeper is not None and message.generation == self.lifecycle.generation:
-                    if isinstance(message, o.Saved):
-                        self.storekeeper.saved(worker, message)
-                    elif isinstance(message, o.Farewell):
-                        self.storekeeper.farewell(message)
-                if isinstance(message, o.Report) and isinstance(message.report, m.Completed):
-                    self._moved(seen, self.plan.stages[message.stage].name)
-                self._obey(self.lifecycle.reported(worker, message, _now()))
+                report = self._ledger.heard(worker, message)
+                if report is None:
+                    return
+                if isinstance(report, o.Report) and isinstance(report.report, m.Completed):
+                    self._moved(seen, self.plan.stages[report.stage].name)
+                self._obey(self.lifecycle.reported(worker, report, _now()))
 
     def _moved(self, seen: Seen, stage: str) -> None:
         """A worker is through with a stage's move; the figures it sent last are those of the move."""

@@ -261,9 +261,8 @@ class Storekeeper:
         manifest = self.manifest
         if manifest is None:
             return None
-        names = {part.step: part.step for part in manifest.parts}
         where = (self._source_url, self.source.flow)
-        return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, names, where)
+        return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, where)
 
     # ------------------------------------------------------------ what the machine wants
 

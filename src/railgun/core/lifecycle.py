@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railgun.core.crew import HASTE, LEAVE, Member, StaleWorkerError
+from railgun.core.crew import HASTE, LEAVE, SECOND, Member, StaleWorkerError
 from railgun.core.orders import (
     Address,
     Begin,
@@ -51,7 +51,7 @@ from railgun.core.orders import (
 )  # fmt: skip
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import coordinator as c
-from railgun.core.snapshots import BACK_OFF, LONGEST, SECOND, LifecycleError, Snapshots, State
+from railgun.core.snapshots import BACK_OFF, LONGEST, LifecycleError, Snapshots, State
 
 __all__ = ["GRACE", "HASTE", "LEAVE", "Lifecycle", "LifecycleError", "Member", "StaleWorkerError"]
 

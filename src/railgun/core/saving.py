@@ -34,7 +34,6 @@ from railgun.core.placement import Worker
 
 Phase = Literal["none", "recording", "waiting", "saving", "whole", "writing", "publishing"]
 TRIES: Final = 3
-SECOND: Final = 1_000_000
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from railgun.core.crew import Crew
+from railgun.core.crew import SECOND, Crew
 from railgun.core.errors import RailgunError
 from railgun.core.orders import (
     GiveUp,
@@ -24,7 +24,6 @@ from railgun.core.rescale import messages as m
 from railgun.core.saving import TRIES, Saving
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-SECOND = 1_000_000
 BACK_OFF = SECOND // 2  # before the second restart; doubled for each further one,
 LONGEST = 16 * SECOND  # up to this
 

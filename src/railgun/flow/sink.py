@@ -81,7 +81,9 @@ Rules of the interface:
    commits these tokens, then throws away what *older* generations of this step have staged or prepared. A process of
    an older generation may still be running: whatever it does then must do no harm.
 7. `close` throws away what was written after the last `prepare`, and leaves alone what was prepared.
-8. An exception from any of these sends the flow back to its last snapshot, so retry inside what can be retried.
+8. An exception from any of these ends the flow, unless it is an `OSError`, or was caused by one, which may pass (a full
+   disk, a network that is down; not a missing file or permission): that sends the flow back to its last snapshot, and
+   ends it only when it comes again and again. So retry inside what can be retried.
 
 Duties of whoever drives a sink:
 

@@ -568,7 +568,7 @@ class Job:
         _same("output", f"{told}: shown", self._shown, out)
 
     def _compare_collected(self, told: str, world: World, out: Counter[tuple[int, ...]]) -> None:
-        there = Counter(world.collected.items("shown"))
+        there = Counter(world.ledger.collected.items("shown"))
         _same("Collect", f"{told}: collected", there, out - self._base)
 
     def _look_at_disk(self, committed: bool = True) -> None:
@@ -670,8 +670,7 @@ class Job:
                 *(self.plan, worker, 0, placement, range(workers), epochs, outside, self.now),
                 self.reader,
             )
-            names = {part.step: part.step for part in manifest.parts}
-            loading.load_at_once(runtime, self.reader, manifest.parts, names, placement)
+            loading.load_at_once(runtime, self.reader, manifest.parts, placement)
             runtimes.append(runtime)
         self.disk.unreadable = unreadable
         told = f"snapshot {manifest.snapshot}, loaded by {workers} workers"

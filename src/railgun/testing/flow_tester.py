@@ -177,7 +177,7 @@ class FlowTester:
 
     def collected(self, step: str) -> list[Any]:
         """What a `Collect` sink has got."""
-        return self.world.collected.items(step)
+        return self.world.ledger.collected.items(step)
 
     @property
     def dead_letters(self) -> list[DeadLetter]:

@@ -5,7 +5,7 @@ Each is a function that returns what to put in the place of what; its docstring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -327,11 +327,10 @@ def deleted_wins() -> list[Change]:
         runtime: Runtime,
         store: SnapshotStore,
         parts: Sequence[Part],
-        names: Mapping[str, str],
         placement: Placement,
     ) -> None:
-        for group in by_snapshot(parts, names):
-            read = [(names[p.step], read_mine(runtime, store, p, placement)) for p in group]
+        for group in by_snapshot(parts):
+            read = [(p.step, read_mine(runtime, store, p, placement)) for p in group]
             for step, rows in read:
                 runtime.load(step, take_out(runtime, step, rows))
             for step, rows in read:
@@ -345,7 +344,7 @@ def deleted_wins() -> list[Change]:
 def wrong_order() -> list[Change]:
     """The newest parts are loaded first."""
 
-    def backwards(parts: Sequence[Part], names: Mapping[str, str]) -> Iterator[list[Part]]:
+    def backwards(parts: Sequence[Part]) -> Iterator[list[Part]]:
         found = sorted(parts, key=attrgetter("snapshot"), reverse=True)
         return ([part] for part in found)
 

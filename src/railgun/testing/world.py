@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from railgun.controller.collected import Collected
+from railgun.controller.ledger import Ledger
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core import orders as o
 from railgun.core.errors import RailgunError
@@ -22,7 +22,7 @@ from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.saving import Saving
-from railgun.flow.errors import StepError
+from railgun.flow.errors import would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
@@ -125,7 +125,7 @@ class Process:
             runtime.saver.recover(list(load.tokens) if load is not None else [])
         if load is not None:
             assert world.store is not None
-            loading.load_at_once(runtime, world.store, load.parts, load.names, start.placement)
+            loading.load_at_once(runtime, world.store, load.parts, start.placement)
         self.runtime = runtime
         self.tell(o.Ready(start.generation))
 
@@ -161,7 +161,7 @@ class Process:
         if runtime is not None:
             with contextlib.suppress(Exception):
                 runtime.close()
-        final = isinstance(error, StepError)  # it would come again
+        final = would_come_again(error, self.world.store is not None)
         self.tell(o.Failed(self.generation, str(error) or repr(error), final))
 
     def tell(self, report: Any) -> None:
@@ -215,7 +215,6 @@ class World:
         self.store: SnapshotStore | None = None if keeper is None else keeper.store
         self.processes: dict[Worker, Process] = {}
         self.links: dict[tuple[Worker, Worker], deque[tuple[int, bytes]]] = {}
-        self.collected = Collected()
         self.happened: list[o.Happened] = []
         self.activity = 0
         self.life_now = 0
@@ -225,15 +224,15 @@ class World:
         self._coming: list[tuple[Worker, int]] = []
         self._todo: deque[Worker] = deque()
         self._idle = False
-        self._started = 0
         self._ticks = 0
-        saving = Saving(None) if keeper is None else keeper.saving
+        saving, generation = Saving(None), 0
         if keeper is not None:
             keeper.submit = self._store_work.append
-            self._started = keeper.generation
+            saving, generation = keeper.saving, keeper.generation
         self.life = Lifecycle(
-            len(plan.stages), Placement.of(range(workers)), saving=saving, generation=self._started
+            len(plan.stages), Placement.of(range(workers)), saving=saving, generation=generation
         )
+        self.ledger = Ledger(self.life, keeper)
         self.do(self.life.start(self.life_now))
 
     @property
@@ -262,47 +261,13 @@ class World:
                     self._send_order(worker, what)
                 case o.Happened():
                     self.happened.append(order)
-                case o.Record():
-                    assert self.keeper is not None
-                    self.keeper.record(order, partial(self._kept, order))
-                case o.Write():
-                    assert self.keeper is not None
-                    self.keeper.write(order, self.life.generation, partial(self._kept, order))
-                case o.GiveUp():
-                    assert self.keeper is not None
-                    self.keeper.give_up(order)
-
-    def _kept(self, order: o.Record | o.Write, error: str) -> None:
-        assert self.keeper is not None
-        if isinstance(order, o.Record):
-            self.do(self.life.recorded(order.snapshot, error, self.life_now))
-        else:
-            if not error:
-                self.keeper.written()
-            self.do(self.life.written(order.snapshot, error, self.life_now))
+                case o.Record() | o.Write() | o.GiveUp():
+                    self.ledger.keep(order, lambda then: self.do(then()), lambda: self.life_now)
 
     def _send_order(self, worker: Worker, order: o.WorkerOrder) -> None:
-        process = self.processes[worker]
-        if isinstance(order, o.Start):
-            if order.generation != self._started:
-                self._started = order.generation
-                self.collected.go_back(order.snapshot)
-                self.links.clear()
-                if self.keeper is not None:
-                    self.keeper.new_generation(order.generation)
-            elif self.life.coordinator is not None:
-                self.collected.join(worker, self.life.coordinator.snapshot)
-            if order.snapshot is not None:
-                assert self.keeper is not None
-                load = self.keeper.load()
-                assert load is not None
-                process.orders.append(load)
-        elif isinstance(order, o.Settled) and order.committed:
-            assert self.keeper is not None
-            assert self.life.coordinator is not None
-            if worker == self.life.coordinator.members[0]:
-                order = o.Settled(order.generation, order.snapshot, True, self.keeper.orphans())
-        process.orders.append(order)
+        if isinstance(order, o.Start) and order.generation != self.ledger.started:
+            self.links.clear()
+        self.processes[worker].orders.extend(self.ledger.sent(worker, order))
 
     # ------------------------------------------------------------ what workers do
 
@@ -317,21 +282,9 @@ class World:
     def hear(self, process: Process) -> None:
         """The controller hears the next report of a worker."""
         report = process.reports.popleft()
-        current = report.generation == self.life.generation
-        match report:
-            case control.Items(_, stage, step, items):
-                if current:
-                    self.collected.add((process.worker, stage), step, items)
-                return
-            case control.Mark(_, stage, step, snapshot):
-                if current:
-                    self.collected.mark((process.worker, stage), step, snapshot)
-                return
-            case o.Saved() if current and self.keeper is not None:
-                self.keeper.saved(process.worker, report)
-            case o.Farewell() if current and self.keeper is not None:
-                self.keeper.farewell(report)
-        self.do(self.life.reported(process.worker, report, self.life_now))
+        heard = self.ledger.heard(process.worker, report)
+        if heard is not None:
+            self.do(self.life.reported(process.worker, heard, self.life_now))
 
     def gone(self, process: Process, why: str) -> None:
         """A process has ended."""
@@ -361,7 +314,7 @@ class World:
 
     def _full_links(self) -> Iterator[tuple[Worker, Worker]]:
         for (sender, to), queue in self.links.items():
-            while queue and queue[0][0] < self._started:
+            while queue and queue[0][0] < self.ledger.started:
                 queue.popleft()  # from one who had not heard yet that its generation is over
             if not queue:
                 continue

@@ -25,12 +25,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next `Start` begins with: files, oldest first, what sinks prepared, and what steps are called now."""
+    """What the next `Start` begins with: files, oldest first, and what sinks prepared, by what steps are called now."""
 
     snapshot: int
     parts: tuple[Any, ...]
     tokens: tuple[Any, ...]
-    names: dict[str, str]
     store: tuple[str, str] = ("", "")
 
 

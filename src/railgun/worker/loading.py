@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import compress, groupby
 from operator import attrgetter, not_
@@ -32,7 +32,6 @@ async def load_parts(
     runtime: Runtime,
     store: SnapshotStore,
     parts: Sequence[Part],
-    names: Mapping[str, str],
     placement: Placement,
     threads: Executor,
 ) -> None:
@@ -41,15 +40,13 @@ async def load_parts(
     from railgun.snapshots.table import no_collection  # Arrow: only who loads waits for it
 
     with no_collection():
-        for group in by_snapshot(parts, names):
+        for group in by_snapshot(parts):
             alive = []
             for part in group:
                 rows = await loop.run_in_executor(
                     threads, read_mine, runtime, store, part, placement
                 )
-                # The file has the name that the step had when it was written.
-                step = names[part.step]
-                alive.append((step, take_out(runtime, step, rows)))
+                alive.append((part.step, take_out(runtime, part.step, rows)))
             for step, rows in alive:
                 runtime.load(step, rows)
                 await asyncio.sleep(0)
@@ -58,26 +55,20 @@ async def load_parts(
 
 
 def load_at_once(
-    runtime: Runtime,
-    store: SnapshotStore,
-    parts: Sequence[Part],
-    names: Mapping[str, str],
-    placement: Placement,
+    runtime: Runtime, store: SnapshotStore, parts: Sequence[Part], placement: Placement
 ) -> None:
     """The same, here and now."""
-    for group in by_snapshot(parts, names):
-        read = [(part, read_mine(runtime, store, part, placement)) for part in group]
-        steps = [names[part.step] for part in group]
-        alive = [take_out(runtime, step, rows) for step, (_, rows) in zip(steps, read, strict=True)]
-        for step, rows in zip(steps, alive, strict=True):
+    for group in by_snapshot(parts):
+        read = [(part.step, read_mine(runtime, store, part, placement)) for part in group]
+        for step, rows in [(step, take_out(runtime, step, rows)) for step, rows in read]:
             runtime.load(step, rows)
     runtime.loaded()
 
 
-def by_snapshot(parts: Sequence[Part], names: Mapping[str, str]) -> Iterator[list[Part]]:
-    """The files to read, of one snapshot after the other; those of steps that are no more are left out."""
-    wanted = sorted((part for part in parts if part.step in names), key=attrgetter("snapshot"))
-    return (list(group) for _, group in groupby(wanted, key=attrgetter("snapshot")))
+def by_snapshot(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """The files to read, of one snapshot after the other."""
+    ordered = sorted(parts, key=attrgetter("snapshot"))
+    return (list(group) for _, group in groupby(ordered, key=attrgetter("snapshot")))
 
 
 def take_out(runtime: Runtime, step: str, rows: Rows) -> Rows:

@@ -27,7 +27,7 @@ from railgun.core import orders
 from railgun.core.errors import RailgunError
 from railgun.core.placement import Worker
 from railgun.core.rescale import messages as m
-from railgun.flow.errors import StepError
+from railgun.flow.errors import StepError, would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.store import SnapshotStore
@@ -136,7 +136,7 @@ class _Process:
         self.links: dict[int, _Links] = {}  # by generation
         self.start: orders.Start | None = None
         self.store: SnapshotStore | None = None
-        self.load = control.Load(-1, (), (), {})
+        self.load = control.Load(-1, (), ())
         self.joins: list[orders.Tell] = []
         self.pressing = False
         self.told_ended = False
@@ -402,7 +402,6 @@ class _Process:
                         runtime,
                         SnapshotStore(*load.store),
                         load.parts,
-                        load.names,
                         start.placement,
                         self.threads,
                     )
@@ -612,7 +611,7 @@ class _Process:
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
-        final = isinstance(error, StepError)  # it would come again
+        final = would_come_again(error, self.store is not None)
         step = error.step if isinstance(error, StepError) else ""
         told = (
             str(error)

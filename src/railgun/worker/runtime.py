@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core import orders
 from railgun.core.frontier import MIN
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
-from railgun.flow.operators.keyed import Keyed, Rows
+from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Setting
 from railgun.flow.operators.reading import BATCH
 from railgun.flow.operators.writing import Writing
@@ -35,6 +35,9 @@ from railgun.state.disk import Disk
 from railgun.wire.rows import RowBatch
 from railgun.worker.saver import Saver, Then, Work
 from railgun.worker.stage import StageRunner
+
+if TYPE_CHECKING:
+    from railgun.snapshots.table import Rows
 
 TICK: Final = 20_000  # µs between two looks at the clocks of sources
 FEW: Final = 256  # records; when sources bring fewer, they are read again after LINGER only

@@ -58,7 +58,6 @@ class Saver:
         self._save: _Save | None = None
         self._last = 0  # the number of the last snapshot that began here
         self._prepared: list[SinkPart] = []  # and not known to be published
-        self._publishing = 0
         self.new_table: type[TableWriter]
 
     def watch(self) -> None:
@@ -179,10 +178,8 @@ class Saver:
             return
         self._prepared += order.tokens
         tokens = list(self._prepared)
-        self._publishing += 1
 
         def published(_: object, error: Exception | None) -> None:
-            self._publishing -= 1
             if error is not None:
                 raise error
             self._prepared = [token for token in self._prepared if token not in tokens]

@@ -19,32 +19,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, compress, islice
 from operator import not_
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from railgun.core.hashing import Hashes, hash_keys
+from railgun.core.hashing import hash_keys
 
 if TYPE_CHECKING:
     from railgun.flow.operators.keyed import Keyed
+    from railgun.snapshots.table import TableWriter
 
 BLOCK: Final = 500
 _NONE: Final = object()
-
-
-class Table(Protocol):
-    """Where rows are saved; they are encoded at once, for they go on changing."""
-
-    rows: int
-
-    def add(
-        self,
-        hashes: Hashes,
-        keys: list[Any],
-        states: list[Any],
-        timers: list[list[Any]] | None = None,
-        ended: list[bool] | None = None,
-        deleted: list[bool] | None = None,
-    ) -> None:
-        """Add rows."""
 
 
 class Changes:
@@ -56,7 +40,7 @@ class Changes:
         self.operator = operator
         self.changed: set[Any] = set()
         self.flying: set[Any] = set()  # that had changed when the snapshot not settled yet was cut
-        self._table: Table | None = None
+        self._table: TableWriter | None = None
         self._full = False
         self._keys: Iterator[Any] = iter(())
         self._done: set[Any] = set()
@@ -69,7 +53,7 @@ class Changes:
 
     # ------------------------------------------------------------ a snapshot
 
-    def cut(self, table: Table, full: bool) -> None:
+    def cut(self, table: TableWriter, full: bool) -> None:
         """This is the moment the snapshot is of."""
         self.flying |= self.changed
         self.changed = set()

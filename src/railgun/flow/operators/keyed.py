@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import is_
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,40 +20,20 @@ from railgun.core.errors import ProtocolError
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.order import Order, Turns
+from railgun.flow.errors import UpgradeError
 from railgun.flow.operators.changes import Changes
-from railgun.flow.operators.operator import Operator, Setting
+from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
 from railgun.flow.operators.timers import Timers
 from railgun.state.store import MemoryStore, blocks
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
+if TYPE_CHECKING:
+    from railgun.snapshots.table import Rows
+
 BLOCK: Final = 2_048
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
-
-
-class Rows(Protocol):
-    """Saved rows of one operator."""
-
-    @property
-    def version(self) -> int:
-        """Of the form the states have."""
-
-    @property
-    def keys(self) -> list[Any]:
-        """The keys."""
-
-    @property
-    def states(self) -> list[Any]:
-        """Their states."""
-
-    @property
-    def timers(self) -> list[list[Any]]:
-        """Their timers."""
-
-    @property
-    def ended(self) -> list[bool]:
-        """Whether they have ended."""
 
 
 class Leaving:
@@ -170,7 +150,7 @@ class Keyed(Operator):
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
         keys, states = rows.keys, rows.states
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
-            states = list(map(upgrade, states))
+            states = self._upgraded(upgrade, keys, states)
         self._put(keys, states)
         if self.timers:
             for key in keys:
@@ -179,6 +159,19 @@ class Keyed(Operator):
             self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
         self.ended.difference_update(keys)
         self.ended.update(compress(keys, rows.ended))
+
+    def _upgraded(
+        self, upgrade: Callable[[Any], Any], keys: list[Any], states: list[Any]
+    ) -> list[Any]:
+        made: list[Any] = []
+        try:
+            made.extend(map(upgrade, states))
+        except Exception as error:
+            at = len(made)
+            raise UpgradeError(
+                self.step, name_of(upgrade), shorten(keys[at]), shorten(states[at]), tell(error)
+            ) from error
+        return made
 
     def _put(self, keys: list[Any], states: list[Any]) -> None:
         """In place of what older rows said."""

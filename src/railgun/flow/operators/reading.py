@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
-from railgun.flow.errors import SourceError
+from railgun.flow.errors import SourceError, may_pass
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting, shorten, tell, without
 from railgun.flow.source import Reader, Source
@@ -76,7 +76,9 @@ class Reading(Keyed):
 
     def _failed(self, what: str, partition: Any, position: Any, error: Exception) -> SourceError:
         where = f"{type(self.source).__name__}.{what}"
-        return SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
+        failed = SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
+        failed.passing = may_pass(error)
+        return failed
 
     def read(self, now: int, most: int = BATCH) -> int:
         """Let the parts read in turn, until there are enough records; how many there are."""

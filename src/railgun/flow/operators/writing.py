@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from railgun.flow.errors import SinkError
+from railgun.flow.errors import SinkError, may_pass
 from railgun.flow.operators.operator import Operator, Setting, shorten, tell
 from railgun.flow.sink import Place, Sink, Token, TwoPhaseWriter, Writer
 from railgun.wire.rows import RowBatch
@@ -79,4 +79,7 @@ class Writing(Operator):
         return token
 
     def _failed(self, what: str, error: Exception, record: str = "") -> SinkError:
-        return SinkError(self.step, f"{type(self.sink).__name__}.{what}", "", record, tell(error))
+        where = f"{type(self.sink).__name__}.{what}"
+        failed = SinkError(self.step, where, "", record, tell(error))
+        failed.passing = may_pass(error)
+        return failed

@@ -1,0 +1,100 @@
+"""What goes along with the orders of the lifecycle machine and the reports of workers: snapshots and collected items.
+
+The machine knows numbers: it orders workers to start with snapshot 7, and hears that they have saved it. The *ledger*
+adds what is in it: with `Start` goes the list of files to load, with `Settled` the output of workers that have left;
+what a worker saved goes to the storekeeper, what it collected to the items. It has no sockets and no threads: the
+controller uses it, and so does the simulation of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from railgun.controller.collected import Collected
+from railgun.controller.storekeeper import Storekeeper
+from railgun.core import orders as o
+from railgun.core.lifecycle import Lifecycle
+from railgun.core.placement import Worker
+from railgun.wire import control
+
+
+class Ledger:
+    """The books of one job."""
+
+    def __init__(self, life: Lifecycle, keeper: Storekeeper | None) -> None:
+        self.life = life
+        self.keeper = keeper
+        self.collected = Collected()
+        self.started = life.generation  # the last generation that was started
+
+    def sent(self, worker: Worker, order: o.WorkerOrder) -> Iterator[o.WorkerOrder | control.Load]:
+        """The machine has an order for a worker: what is to be sent, which may be gone before it arrives."""
+        coordinator = self.life.coordinator
+        if isinstance(order, o.Start):
+            if order.generation != self.started:
+                self.started = order.generation
+                self.collected.go_back(order.snapshot)
+                if self.keeper is not None:
+                    self.keeper.new_generation(order.generation)
+            elif coordinator is not None:
+                self.collected.join(worker, coordinator.snapshot)
+            load = None if self.keeper is None or order.snapshot is None else self.keeper.load()
+            if load is not None:
+                yield load
+        elif isinstance(order, o.Settled) and order.committed:
+            assert self.keeper is not None
+            if coordinator is not None and worker == coordinator.members[0]:
+                order = replace(order, tokens=self.keeper.orphans())
+        yield order
+
+    def keep(
+        self,
+        order: o.Record | o.Write | o.GiveUp,
+        soon: Callable[[Callable[[], list[o.Order]]], None],
+        now: Callable[[], int],
+    ) -> None:
+        """Let the storekeeper do it; `soon` is called when it is done, by any thread, with how to tell the machine."""
+        assert self.keeper is not None
+
+        def done(error: str) -> None:
+            soon(partial(self._kept, order, error, now))
+
+        match order:
+            case o.Record():
+                self.keeper.record(order, done)
+            case o.Write():
+                self.keeper.write(order, self.life.generation, done)
+            case o.GiveUp():
+                self.keeper.give_up(order)
+
+    def _kept(
+        self, order: o.Record | o.Write | o.GiveUp, error: str, now: Callable[[], int]
+    ) -> list[o.Order]:
+        assert self.keeper is not None
+        if isinstance(order, o.Record):
+            return self.life.recorded(order.snapshot, error, now())
+        if not error:
+            self.keeper.written()
+        return self.life.written(order.snapshot, error, now())
+
+    def heard(
+        self, worker: Worker, report: o.WorkerReport | control.Items | control.Mark
+    ) -> o.WorkerReport | None:
+        """A worker reports: put down what is for the books, and give what the machine is to hear."""
+        current = report.generation == self.life.generation
+        match report:
+            case control.Items(_, stage, step, items):
+                if current:
+                    self.collected.add((worker, stage), step, items)
+                return None
+            case control.Mark(_, stage, step, snapshot):
+                if current:
+                    self.collected.mark((worker, stage), step, snapshot)
+                return None
+            case o.Saved() if current and self.keeper is not None:
+                self.keeper.saved(worker, report)
+            case o.Farewell() if current and self.keeper is not None:
+                self.keeper.farewell(report)
+        return report
