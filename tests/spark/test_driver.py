@@ -135,3 +135,31 @@ def test_a_second_interrupt_interrupts_and_the_old_handler_comes_back() -> None:
             signal.raise_signal(signal.SIGINT)
     assert asked == ["drain"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.spark
+def test_what_is_sent_to_the_whole_group_stops_the_flow_with_a_last_snapshot(
+    tmp_path: Path,
+) -> None:
+    flow = ROOT / "examples" / "wordcount.py"
+    command = [sys.executable, "-m", "railgun", "run", flow]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"RAILGUN_JOBS": str(tmp_path / "jobs")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        told = ""
+        for told in process.stdout:
+            if told.startswith("running"):
+                break
+        assert told.startswith("running on 2 workers"), process.communicate()
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    assert "stopping: a last snapshot" in out
+    assert "finished: stopped; everything is saved, in snapshot 1" in out
+    assert (err, process.returncode) == ("", 0)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -142,7 +142,8 @@ def opened(
         yield used
     finally:
         if not was_active:
-            used.stop()
+            with suppress(Py4JError, OSError):  # it may be gone
+                used.stop()
 
 
 @contextmanager
@@ -232,7 +233,10 @@ def _start(conf: SparkConf) -> SparkSession:
             raise SparkStartError(f"Spark did not start: {error}") from error
     relay = Relay()
     try:
-        gateway = launch_gateway(conf, {"stderr": relay.entry})  # type: ignore[no-untyped-call]
+        # In a session of its own: what is sent to all of ours, as `timeout` does and terminals do, would end the JVM
+        # while workers still save. It ends with its standard input, whatever becomes of this process.
+        options = {"stderr": relay.entry, "start_new_session": True}
+        gateway = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
         relay.close_entry()
         made = SparkSession(SparkContext(conf=conf, gateway=gateway))
     except (PySparkException, Py4JError, OSError) as error:
