@@ -1,0 +1,1 @@
+"""The messaging node: streams on disk, and those who publish to them and read them."""

@@ -1,0 +1,223 @@
+"""Group commit: many publishers, one write and one sync.
+
+Rules:
+
+1. What is submitted to a log is committed in the order of submission. A log is committed by one thread at a time;
+   several logs by several threads.
+2. A thread takes all that waits for a log (up to `most_bytes`, at least one), appends it in one write, and syncs once.
+   What comes meanwhile is the next group: the slower the disk, the larger the groups.
+3. Only then `done(None)` is called for each, in order; or with the error, which reaches all of the group. A batch that
+   does not fit in the log (`OrderError`, `BatchError`) is its submitter's own error: the others are taken without it.
+4. With a `Stamp`, offsets, epoch and time are written into the batches here, just before they are appended, and can be
+   read from them in `done`. So if a disk is full, those who come later get the offsets that were not used. Without one,
+   whoever has given offsets has to give them anew after an error.
+5. `run` is called once a group, from the thread, with a function that calls all of its `done`; a node gives
+   `loop.call_soon_threadsafe`. An error in a `done` is logged, and hinders nobody.
+6. `close` takes nothing more, and returns when all that was submitted is done. The logs stay open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from railgun.core.errors import RailgunError
+from railgun.node.errors import ClosedError, LogFailedError, OrderError
+from railgun.node.log import StreamLog
+from railgun.wire.records import BatchError, head
+
+Done = Callable[[RailgunError | None], None]
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """What can be committed to: a `StreamLog`, a `GroupLog`."""
+
+    def append(self, batches: Sequence[Any], /) -> Any:
+        """Write all of these or none."""
+        ...
+
+    def sync(self) -> Any:
+        """Let them be there for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What is written into batches besides their offsets."""
+
+    epoch: int
+    now: int
+
+
+@dataclass(slots=True)
+class _Job:
+    batches: Sequence[Any]
+    done: Done
+    stamp: Stamp | None
+    size: int
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """What waits for one log."""
+
+    log: Log
+    jobs: deque[_Job] = field(default_factory=deque)
+
+
+class Committer:
+    """See the rules of the module.
+
+    >>> import tempfile
+    >>> from railgun.node.disk import NodeDisk
+    >>> from railgun.wire.records import build
+    >>> log, _ = StreamLog.open(NodeDisk(tempfile.mkdtemp()), "orders")
+    >>> committer, told = Committer(), []
+    >>> for payload in (b"a", b"b"):
+    ...     committer.submit(log, [build([payload])], told.append, Stamp(epoch=1, now=1_000))
+    >>> committer.close()
+    >>> told, log.durable_end
+    ([None, None], 2)
+    >>> log.close()
+    """
+
+    def __init__(
+        self,
+        threads: int = 2,
+        run: Callable[[Callable[[], None]], object] | None = None,
+        most_bytes: int = 16 << 20,
+    ) -> None:
+        self._run = run
+        self._most = most_bytes
+        self._changed = threading.Condition()
+        self._lines: dict[int, _Line] = {}  # by the id of the log, which the line keeps alive
+        self._ready: deque[_Line] = deque()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"railgun-commit-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self, log: Log, batches: Sequence[Any], done: Done, stamp: Stamp | None = None
+    ) -> None:
+        """Commit these as soon as may be; `done` is called once, with None or what went wrong."""
+        job = _Job(batches, done, stamp, sum(map(len, batches)))
+        with self._changed:
+            if self._closed:
+                raise ClosedError("the committer is closed: the node is about to end")
+            line = self._lines.get(id(log))
+            if line is None:
+                line = self._lines[id(log)] = _Line(log)
+                self._ready.append(line)
+                self._changed.notify()
+            line.jobs.append(job)
+
+    def close(self) -> None:
+        """Take nothing more, and wait until all is done. May be called again, and by several threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ready:
+                    if self._closed and not self._lines:
+                        self._changed.notify_all()
+                        return
+                    self._changed.wait()
+                line = self._ready.popleft()
+                jobs = self._take(line)
+            told = self._commit(line.log, jobs)
+            self._tell(told)
+            del jobs, told
+            with self._changed:
+                if line.jobs:
+                    self._ready.append(line)
+                    if len(self._ready) > 1:  # one is for this thread
+                        self._changed.notify()
+                else:
+                    del self._lines[id(line.log)]
+                    if self._closed and not self._lines:
+                        self._changed.notify_all()
+
+    def _take(self, line: _Line) -> list[_Job]:
+        jobs = [line.jobs.popleft()]
+        size = jobs[0].size
+        while line.jobs and size + line.jobs[0].size <= self._most:
+            job = line.jobs.popleft()
+            jobs.append(job)
+            size += job.size
+        return jobs
+
+    def _commit(self, log: Log, jobs: list[_Job]) -> list[tuple[Done, RailgunError | None]]:
+        try:
+            alone = self._append(log, jobs)
+            log.sync()
+        except RailgunError as error:
+            return [(job.done, error) for job in jobs]
+        except Exception as error:  # a bug, but nobody may wait for ever
+            _LOG.exception("a commit has failed in a way nobody has thought of")
+            failed = LogFailedError(f"a commit has failed: {error!r}. This is an error of Railgun.")
+            return [(job.done, failed) for job in jobs]
+        return [(job.done, alone.get(n)) for n, job in enumerate(jobs)]
+
+    def _append(self, log: Log, jobs: list[_Job]) -> dict[int, RailgunError]:
+        """Append all at once; if some do not fit, one by one. Those that did not, by their number."""
+        if len(jobs) > 1:
+            try:
+                base = log.end if isinstance(log, StreamLog) else 0
+                for job in jobs:
+                    base = _stamp(log, job, base)
+                log.append([batch for job in jobs for batch in job.batches])
+                return {}
+            except (OrderError, BatchError):
+                pass  # nothing was written
+        wrong: dict[int, RailgunError] = {}
+        for n, job in enumerate(jobs):
+            try:
+                _stamp(log, job, log.end if isinstance(log, StreamLog) else 0)
+                log.append(job.batches)
+            except (OrderError, BatchError) as error:
+                wrong[n] = error
+            except RailgunError as error:  # those before it are written, and will be synced
+                wrong.update(dict.fromkeys(range(n, len(jobs)), error))
+                break
+        return wrong
+
+    def _tell(self, told: list[tuple[Done, RailgunError | None]]) -> None:
+        def tell() -> None:
+            for done, error in told:
+                try:
+                    done(error)
+                except Exception:
+                    _LOG.exception("what was to be done after a commit has failed")
+
+        if self._run is None:
+            tell()
+            return
+        try:
+            self._run(tell)
+        except Exception:  # the loop is closed: nobody is there to be told
+            _LOG.exception("nobody could be told of %d commits", len(told))
+
+
+def _stamp(log: Log, job: _Job, base: int) -> int:
+    """Stamp the batches of a job, if they are to be; the offset after them."""
+    if job.stamp is not None:
+        assert isinstance(log, StreamLog), "only batches of a stream are stamped"
+        return log.stamp(job.batches, job.stamp.epoch, job.stamp.now, base)
+    if isinstance(log, StreamLog):
+        return base + sum(head(batch).count for batch in job.batches)
+    return base

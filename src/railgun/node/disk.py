@@ -1,0 +1,243 @@
+"""The disk of a node: files that grow at their end, and what may be relied on.
+
+Rules:
+
+1. `File.write` adds all of its pieces at the end, or raises; then a part of them may be there, and the caller cuts it
+   off.
+2. What was written before `File.sync` began is there after a power cut, once it has returned. If it raises, nobody
+   knows what is there, and a second sync would not tell: the system may have thrown away what it could not write.
+3. Names are for good (`create`, `rename`, `remove`) once `sync_directory` has returned. Without it each of them may
+   come about or not, in any order. A rename happens wholly or not at all.
+4. `File.read` may be called by any thread while another one writes. A file that is closed while it is read, is closed
+   when the last reader has left it.
+5. Errors are those of the system (`OSError`); what they mean is said by those who know what the file is.
+6. Paths are relative, with `/`, and stay inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from railgun.node.errors import StorageError
+from railgun.wire.records import Bytes
+
+_MOST_PIECES: Final = 1024  # of one writev; what every system takes
+_fdatasync: Final = getattr(os, "fdatasync", os.fsync)
+
+
+class File(Protocol):
+    """An open file."""
+
+    def size(self) -> int:
+        """How many bytes it has."""
+        ...
+
+    def write(self, pieces: Sequence[Bytes]) -> None:
+        """Add these at the end."""
+        ...
+
+    def sync(self) -> None:
+        """What is written is there for good."""
+        ...
+
+    def read(self, at: int, size: int) -> bytes:
+        """These bytes; fewer where the file ends."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut it off there."""
+        ...
+
+    def close(self) -> None:
+        """Leave it."""
+        ...
+
+
+class Disk(Protocol):
+    """Files by their names."""
+
+    def make_directory(self, path: str) -> None:
+        """A directory that is there for good, also if it was there before."""
+        ...
+
+    def create(self, path: str) -> File:
+        """A new file, empty; in place of one that is there."""
+        ...
+
+    def open(self, path: str) -> File:
+        """A file that is there."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """The names of the files in a directory, in order; none if there is no directory."""
+        ...
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another name, in place of what has it."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Take a file away; no error if there is none."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """The names in this directory are there for good."""
+        ...
+
+    def where(self, path: str) -> str:
+        """The name of a file for people."""
+        ...
+
+
+class NodeDisk:
+    """A directory of this machine.
+
+    >>> import tempfile
+    >>> disk = NodeDisk(tempfile.mkdtemp())
+    >>> disk.make_directory("orders")
+    >>> file = disk.create("orders/a")
+    >>> file.write([b"hel", b"lo"])
+    >>> file.sync()
+    >>> disk.sync_directory("orders")
+    >>> disk.list("orders"), file.read(1, 100)
+    (['a'], b'ello')
+    >>> file.close()
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+
+    def __repr__(self) -> str:
+        return f"NodeDisk({str(self.root)!r})"
+
+    def where(self, path: str) -> str:
+        """The name of a file for people."""
+        return str(self._at(path))
+
+    def make_directory(self, path: str) -> None:
+        """A directory, and those above it; each is known for good to the one it lies in."""
+        target = self._at(path)
+        made = [self.root, *(self.root / above for above in reversed(Path(path).parents[:-1]))]
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        for directory in dict.fromkeys([*made, target]):
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+            _sync(directory.parent)  # also if it was there: whoever made it may not have got so far
+
+    def create(self, path: str) -> File:
+        """A new file."""
+        return _NodeFile(os.open(self._at(path), _FLAGS | os.O_CREAT | os.O_TRUNC, 0o666))
+
+    def open(self, path: str) -> File:
+        """A file that is there."""
+        return _NodeFile(os.open(self._at(path), _FLAGS))
+
+    def list(self, path: str) -> list[str]:
+        """The names of the files in a directory."""
+        try:
+            with os.scandir(self._at(path)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file())
+        except FileNotFoundError:
+            return []
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another name."""
+        os.replace(self._at(path), self._at(to))
+
+    def remove(self, path: str) -> None:
+        """Take a file away."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._at(path))
+
+    def sync_directory(self, path: str) -> None:
+        """The names in this directory are there for good."""
+        _sync(self._at(path))
+
+    def _at(self, path: str) -> Path:
+        return self.root / check_path(path)
+
+
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+
+
+class _NodeFile:
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._closed = False
+
+    def size(self) -> int:
+        return os.fstat(self._number).st_size
+
+    def write(self, pieces: Sequence[Bytes]) -> None:
+        for start in range(0, len(pieces), _MOST_PIECES):
+            some = pieces[start : start + _MOST_PIECES]
+            written = os.writev(self._number, some)
+            if written != sum(map(len, some)):
+                self._rest(some, written)
+
+    def _rest(self, pieces: Sequence[Bytes], written: int) -> None:
+        """The system took a part: a signal came, or there was room for no more."""
+        left = memoryview(b"".join(pieces))[written:]
+        while left:
+            left = left[os.write(self._number, left) :]
+
+    def sync(self) -> None:
+        _fdatasync(self._number)
+
+    def read(self, at: int, size: int) -> bytes:
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.EBADF, "the file is closed")
+            self._readers += 1
+        try:
+            data = os.pread(self._number, size, at)
+            if 0 < len(data) < size:  # the end, or the most that one call gives
+                pieces = [data]
+                while data and sum(map(len, pieces)) < size:
+                    done = sum(map(len, pieces))
+                    data = os.pread(self._number, size - done, at + done)
+                    pieces.append(data)
+                return b"".join(pieces)
+            return data
+        finally:
+            with self._lock:
+                self._readers -= 1
+                last = self._closed and not self._readers
+            if last:
+                os.close(self._number)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._number, size)
+
+    def close(self) -> None:
+        with self._lock:
+            now = not self._closed and not self._readers
+            self._closed = True
+        if now:
+            os.close(self._number)
+
+
+def check_path(path: str) -> str:
+    """A path that stays inside of its disk."""
+    if any(piece in ("", ".", "..") for piece in path.split("/")) or "\0" in path:
+        raise StorageError(f"{path!r} is no path inside of the directory of a node")
+    return path
+
+
+def _sync(directory: Path) -> None:
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # there is no such thing on this disk
+            raise
+    finally:
+        os.close(number)

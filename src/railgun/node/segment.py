@@ -1,0 +1,212 @@
+"""Segments: the files of a stream, and how one is read from a byte of it.
+
+Rules:
+
+1. A segment is a file of record batches, one after the other, with marks between some (see `railgun.node.tail`). Its
+   name is the offset of its first message, in 20 digits, and `.log`.
+2. A `Walk` gives only batches that are whole, whose checksums fit, and whose offsets follow one another. It stops where
+   that is not so, and says what it found there.
+3. An index has an entry for about every 64 KiB: offset, byte, time. It is in memory while the segment is in use, and
+   beside it in an `.idx` file once the segment is not written any more. It says nothing that a scan of the
+   segment does not say; one that is absent, broken, or of another size of the segment is made anew.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from railgun.node.disk import File
+from railgun.node.tail import MARK, MARK_SIZE, read_mark
+from railgun.wire.records import HEADER, BatchError, Head, head
+
+CHUNK: Final = 1 << 20
+_NAME: Final = re.compile(r"([0-9]{20})\.log")
+_INDEX: Final = struct.Struct("<4sIQQQqqQQ")
+_MAGIC: Final = b"RGI1"
+
+
+def log_name(base: int) -> str:
+    """The name of the segment that begins with this offset.
+
+    >>> log_name(12)
+    '00000000000000000012.log'
+    """
+    return f"{base:020}.log"
+
+
+def index_name(base: int) -> str:
+    """The name of its index."""
+    return f"{base:020}.idx"
+
+
+def base_of(name: str) -> int | None:
+    """The offset in the name of a segment; None for other files."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+class Walk:
+    """Batch after batch in some bytes of a segment.
+
+    When it has ended, `position` and `offset` are where the next batch would begin. Either `problem` says why there is
+    none, or `need` says how many bytes from there on it takes to see it.
+    """
+
+    __slots__ = ("_data", "need", "offset", "position", "problem")
+
+    def __init__(self, data: bytes, position: int, offset: int) -> None:
+        self._data = data
+        self.position = position
+        self.offset = offset
+        self.need = 0
+        self.problem = ""
+
+    def __iter__(self) -> Iterator[tuple[int, Head, memoryview]]:
+        data, view, start, size = self._data, memoryview(self._data), self.position, len(self._data)
+        at = 0
+        while True:
+            left = size - at
+            if data[at : at + 4] == MARK:
+                if left < MARK_SIZE:
+                    self.need = MARK_SIZE
+                    return
+                if read_mark(data, at, start + at) != self.offset:
+                    self.problem = "a mark that does not belong here"
+                    return
+                at += MARK_SIZE
+                self.position = start + at
+                continue
+            if left < HEADER:
+                self.need = HEADER
+                return
+            try:
+                found = head(data, at)
+            except BatchError as error:
+                self.problem = str(error).replace(f" at byte {at}", "")
+                return
+            if found.base != self.offset:
+                self.problem = f"a batch from {found.base}"
+                return
+            if left < found.size:
+                self.need = found.size
+                return
+            batch = view[at : at + found.size]
+            if zlib.crc32(batch[HEADER:]) != found.body_crc:
+                self.problem = "a batch whose checksum differs"
+                return
+            begin = start + at
+            at += found.size
+            self.position = start + at
+            self.offset += found.count
+            yield begin, found, batch
+
+
+@dataclass(slots=True)
+class Index:
+    """Where batches of a segment begin."""
+
+    every: int
+    offsets: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def add(self, offset: int, position: int, time: int) -> None:
+        """A batch begins there; one in so many is remembered.
+
+        >>> index = Index(every=100)
+        >>> for n in range(10):
+        ...     index.add(offset=n, position=60 * n, time=1000 + n)
+        >>> index.offsets, index.find(5), index.before(1006)
+        ([0, 2, 4, 6, 8], (4, 240), 4)
+        """
+        if not self.positions or position - self.positions[-1] >= self.every:
+            self.offsets.append(offset)
+            self.positions.append(position)
+            self.times.append(time)
+
+    def find(self, offset: int) -> tuple[int, int]:
+        """The last offset that is known and not above this one, and its byte."""
+        at = max(0, bisect_right(self.offsets, offset) - 1)
+        return self.offsets[at], self.positions[at]
+
+    def before(self, time: int) -> int:
+        """An offset that is known, and before all that were stored at that time or later."""
+        return self.offsets[max(0, bisect_left(self.times, time) - 1)]
+
+
+@dataclass(slots=True)
+class Segment:
+    """What is known of one file."""
+
+    base: int
+    size: int = 0
+    end: int = 0
+    first_time: int = 0
+    last_time: int = 0
+    epoch: int = 0
+    index: Index | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no message in it."""
+        return self.end == self.base
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a scan has found: the good part, how much there is, and what is wrong behind it."""
+
+    segment: Segment
+    index: Index
+    size: int
+    problem: str
+
+
+def scan(file: File, base: int, every: int) -> Scan:
+    """Read a whole segment."""
+    segment, index = Segment(base, end=base), Index(every)
+    segment.index = index
+    size, want, problem = file.size(), CHUNK, ""
+    while segment.size < size and not problem:
+        walk = Walk(file.read(segment.size, want), segment.size, segment.end)
+        for position, found, _ in walk:
+            index.add(found.base, position, found.time)
+            if segment.empty:
+                segment.first_time = found.time
+            segment.end, segment.last_time, segment.epoch = found.end, found.time, found.epoch
+        segment.size, problem = walk.position, walk.problem
+        want = max(CHUNK, walk.need)
+        if not problem and segment.size + walk.need > size > segment.size:
+            problem = "a batch that is cut short"
+    return Scan(segment, index, size, problem)
+
+
+def pack_index(segment: Segment, index: Index) -> bytes:
+    """An index as a file."""
+    columns = (index.offsets, index.positions, index.times)
+    body = b"".join(np.array(column, dtype="<i8").tobytes() for column in columns)
+    numbers = (segment.base, segment.end, segment.size, segment.first_time, segment.last_time)
+    data = bytearray(_INDEX.pack(_MAGIC, 0, *numbers, segment.epoch, len(index.offsets)) + body)
+    struct.pack_into("<I", data, 4, zlib.crc32(memoryview(data)[8:]))
+    return bytes(data)
+
+
+def unpack_index(data: bytes, base: int, size: int, every: int) -> Segment | None:
+    """A segment of that size by its index; None if the index is not one of it."""
+    if len(data) < _INDEX.size:
+        return None
+    magic, crc, told, end, length, first, last, epoch, count = _INDEX.unpack_from(data)
+    if (magic, told, length) != (_MAGIC, base, size) or zlib.crc32(memoryview(data)[8:]) != crc:
+        return None
+    if len(data) != _INDEX.size + 24 * count or not count:
+        return None
+    columns = np.frombuffer(data, "<i8", 3 * count, _INDEX.size).reshape(3, count).tolist()
+    return Segment(base, size, end, first, last, epoch, Index(every, *columns))

@@ -1,0 +1,157 @@
+"""The growing end of a file, and the marks that tell what was there for good.
+
+After a power cut the end of a file may be missing, zeros, or have holes, and what lies behind a hole may be whole. A
+disk that rots looks the same. The first is no loss, for nothing of it was acknowledged, and is cut off; the second is
+a loss, and cutting would make it a larger one. Marks tell them apart:
+
+1. Whatever is written first after a sync begins with a mark. It says: *all before me was synced when I was written*.
+2. So bad bytes with a mark anywhere behind them were there for good, and are damaged. Bad bytes without one were
+   written after the last sync that anybody built on, and may be cut off.
+3. A mark knows at which byte of its file it lies, so that bytes of a message are not taken for one.
+4. Also the close of a file writes a mark. The one thing left in doubt is the last group before a crash: if it rots
+   before it is read again, it looks torn.
+
+Errors:
+
+5. No room: what was partly written is cut off, and that is synced; then `NoSpaceError`, and the file goes on.
+6. A write or a sync that fails otherwise, or a cut that fails: `LogFailedError`, now and for ever.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from railgun.node.disk import File
+from railgun.node.errors import FULL, LogFailedError, NoSpaceError
+from railgun.wire.records import Bytes
+
+MARK: Final = b"RGSM"
+MARK_SIZE: Final = 24
+
+_MARK: Final = struct.Struct("<4sIQQ")
+_CHUNK: Final = 1 << 20
+
+
+def mark(number: int, position: int) -> bytes:
+    """A mark for that byte of a file; the number is what the file counts.
+
+    >>> read_mark(mark(7, 1000), 0, 1000)
+    7
+    >>> read_mark(mark(7, 1000), 0, 1001) is None
+    True
+    """
+    rest = struct.pack("<QQ", number, position)
+    return MARK + struct.pack("<I", zlib.crc32(rest)) + rest
+
+
+def read_mark(data: Bytes, at: int, position: int) -> int | None:
+    """The number of the mark at `at`, if there is one that belongs at that byte of the file."""
+    if len(data) - at < MARK_SIZE:
+        return None
+    magic, crc, number, told = _MARK.unpack_from(data, at)
+    if magic != MARK or told != position:
+        return None
+    return int(number) if zlib.crc32(data[at + 8 : at + MARK_SIZE]) == crc else None
+
+
+def has_mark(file: File, position: int) -> bool:
+    """Whether there is a mark at that byte of a file or behind it."""
+    while data := file.read(position, _CHUNK):
+        at = data.find(MARK)
+        while at >= 0:
+            if read_mark(data, at, position + at) is not None:
+                return True
+            at = data.find(MARK, at + 1)
+        if len(data) < MARK_SIZE:
+            break
+        position += len(data) - MARK_SIZE + 1
+        if len(data) < _CHUNK:
+            break
+    return False
+
+
+class Tail:
+    """Writes at the end of a file. One thread at a time; `what` names the file in errors."""
+
+    def __init__(self, file: File, what: str, size: int) -> None:
+        self.file = file
+        self.what = what
+        self.size = size
+        """Bytes written."""
+        self.durable = size
+        """Bytes there for good."""
+        self.failed: LogFailedError | None = None
+        self._marked = -1
+
+    def check(self) -> None:
+        """Raise what has made an end of it."""
+        if self.failed is not None:
+            raise LogFailedError(str(self.failed)) from self.failed
+
+    def append(self, pieces: Sequence[Bytes], number: int) -> int:
+        """Write these, after a mark if one is due; where the first one begins."""
+        self.check()
+        if self.size and self.size == self.durable != self._marked:
+            pieces = [mark(number, self.size), *pieces]
+            lead = MARK_SIZE
+        else:
+            lead = 0
+        try:
+            self.file.write(pieces)
+        except OSError as error:
+            self._undo(error)
+        if lead:
+            self._marked = self.size + lead
+        begin = self.size + lead
+        self.size += sum(map(len, pieces))
+        return begin
+
+    def _undo(self, error: OSError) -> None:
+        if error.errno not in FULL:
+            self.fail("written", error)
+        try:
+            self.file.truncate(self.size)
+            self.file.sync()
+        except OSError as second:
+            self.fail("cut off after the disk was full", second)
+        self.durable = self.size
+        raise NoSpaceError(
+            f"{self.what}: the disk is full ({error.strerror or error}). Nothing was stored, and all that was stored "
+            "can be read. Make room, or let streams keep less (max age, max bytes); then publish again."
+        ) from error
+
+    def sync(self) -> None:
+        """All that was written is there for good."""
+        self.check()
+        size = self.size
+        if size == self.durable:
+            return
+        try:
+            self.file.sync()
+        except OSError as error:
+            self.fail("synced", error)
+        self.durable = size
+
+    def fail(self, verb: str, error: OSError) -> None:
+        """From now on there is only this error."""
+        self.failed = LogFailedError(
+            f"{self.what} could not be {verb}: {error.strerror or error}. Nobody knows what of the last writes is on "
+            "disk, so it takes no more. What was acknowledged can be read. Look after the disk, then restart the node."
+        )
+        raise self.failed from error
+
+    def close(self, number: int) -> None:
+        """Sync, mark, and leave the file; no error for what can be done without."""
+        try:
+            if self.failed is None:
+                self.sync()
+                try:
+                    self.append([], number)
+                    self.sync()
+                except NoSpaceError:
+                    pass
+        finally:
+            self.file.close()
