@@ -37,7 +37,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush, nlargest
+from heapq import heappop, nlargest
 
 from railgun.core.delivery.explain import Explanation, explain
 from railgun.core.delivery.invariants import check
@@ -211,7 +211,7 @@ class Group(Letters):
         for first, end, flight in claims:
             longer = Flight(flight.delivery, flight.epoch, now + wait, flight.reason)
             party.flights.set(first, end, longer)
-            heappush(self.timers, Timer(now + wait, first, end, member))
+            self.set_timer(Timer(now + wait, first, end, member))
         return told
 
     def _claim(
@@ -308,7 +308,7 @@ class Group(Letters):
     def tick(self, now: int) -> list[Command]:
         """Delays that are over end; what was with a member longer than `ack_wait` is taken back."""
         self.look_at_clock(now)
-        told: list[Command] = []
+        expired: dict[Member, int] = {}  # the lowest that was taken back
         while self.timers and self.timers[0].at <= now:
             _, first, end, member = heappop(self.timers)
             if not member:
@@ -317,18 +317,23 @@ class Group(Letters):
                         self.delayed.remove(low, high)
                         self.waiting.set(low, high, standing)
             elif member in self.members:
-                told += self._expire(self.members[member], first, end, now)
+                lowest = self._expire(self.members[member], first, end, now)
+                expired[member] = min(lowest, expired.get(member, FAR))
+        told: list[Command] = []
+        for member, lowest in expired.items():
+            if lowest < FAR:
+                told += self._recall(self.members[member], lowest)
         return told + self._tell_missed()
 
-    def _expire(self, party: Party, first: int, end: int, now: int) -> list[Command]:
-        """Rule 3: a delivery that was not answered in time came to nothing."""
-        lowest = None
+    def _expire(self, party: Party, first: int, end: int, now: int) -> int:
+        """Rule 3: a delivery that was not answered in time came to nothing. The lowest of those taken back."""
+        lowest = FAR
         for low, high, flight in party.flights.pieces(first, end):
             if flight.expires is not None and flight.expires <= now:
                 party.flights.remove(low, high)
                 self.give_back(low, high, flight, "no answer within ack_wait")
-                lowest = low if lowest is None else lowest
-        return [] if lowest is None else self._recall(party, lowest)
+                lowest = min(low, lowest)
+        return lowest
 
     # --- Looking ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ Those from `next` to `end` were never looked at. Each place is a few `Ranges`, s
 that are together is moving one. Every move is also written to `unsaved`, which is what `changes` tells.
 
 Time is what the caller says. Timers lie in one heap and are not taken out when what they were for is gone: a timer
-that finds nothing to do does nothing.
+that finds nothing to do does nothing, and when there are many of those, all are made anew.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from railgun.core.delivery.saved import (
 )
 
 FAR: Final = 1 << 62  # beyond every offset
+FEW: Final = 1024  # timers that are not worth a look
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class State:
     __slots__ = (
         "active",
         "config",
+        "crowd",
         "delayed",
         "end",
         "epoch",
@@ -150,6 +152,7 @@ class State:
         self.spent: Ranges[Standing] = Ranges()
         self.proposed: dict[int, Proposal] = {}
         self.timers: list[Timer] = []
+        self.crowd = FEW  # how many timers are too many
         self.seen: int | None = None  # the last time we were told
         self.next = saved.end
         self._take_up(saved)
@@ -180,7 +183,7 @@ class State:
             self.spent.set(first, end, standing)
         elif standing.until and (self.seen is None or standing.until > self.seen):
             self.delayed.set(first, end, standing)
-            heappush(self.timers, Timer(standing.until, first, end))
+            self.set_timer(Timer(standing.until, first, end))
         else:
             self.waiting.set(first, end, standing)
 
@@ -191,7 +194,7 @@ class State:
         delivery = was.count + 1
         party.flights.set(first, end, Flight(delivery, self.epoch, expires, was.reason))
         if expires is not None:
-            heappush(self.timers, Timer(expires, first, end, party.name))
+            self.set_timer(Timer(expires, first, end, party.name))
         self.unsaved.set(first, end, Standing(delivery, was.reason))
         return Deliver(party.name, first, end, delivery, self.epoch)
 
@@ -245,22 +248,38 @@ class State:
         """Notice a clock that went back: nothing waits longer than it was to wait, counted from now."""
         back = self.seen is None or now < self.seen
         self.seen = now
-        if not back or not (self.timers or self.delayed):
-            return
+        if back and self.timers:
+            self._set_back(now)
+
+    def _set_back(self, now: int) -> None:
+        """The clock has gone back to this."""
         for first, end, standing in list(self.delayed):
             if standing.until > now + standing.delay:
                 sooner = replace(standing, until=now + standing.delay)
                 self.delayed.set(first, end, sooner)
                 self.unsaved.set(first, end, sooner)
-        self.timers = [Timer(standing.until, low, high) for low, high, standing in self.delayed]
         wait = self.config.ack_wait
-        if wait is not None:
-            for party in self.members.values():
-                for first, end, flight in list(party.flights):
-                    expires = min(flight.expires or 0, now + wait)
-                    party.flights.set(first, end, replace(flight, expires=expires))
-                    self.timers.append(Timer(expires, first, end, party.name))
-        heapify(self.timers)
+        for party in self.members.values():
+            for first, end, flight in list(party.flights):
+                if wait is not None and flight.expires is not None and flight.expires > now + wait:
+                    party.flights.set(first, end, replace(flight, expires=now + wait))
+        self._set_timers()
+
+    def set_timer(self, timer: Timer) -> None:
+        """Look at some messages at a time. When most timers are for nothing, all are made anew."""
+        heappush(self.timers, timer)
+        if len(self.timers) > self.crowd:
+            self._set_timers()
+
+    def _set_timers(self) -> None:
+        timers = [Timer(standing.until, first, end) for first, end, standing in self.delayed]
+        for party in self.members.values():
+            for first, end, flight in party.flights:
+                if flight.expires is not None:
+                    timers.append(Timer(flight.expires, first, end, party.name))
+        heapify(timers)
+        self.timers = timers
+        self.crowd = max(FEW, 2 * len(timers))
 
     def _idle(self, timer: Timer) -> bool:
         """Whether there is nothing to do at this time for what the timer was for."""
