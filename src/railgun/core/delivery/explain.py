@@ -1,0 +1,70 @@
+"""Why a group receives nothing: the question operators ask at night, answered from the state.
+
+The first cause that fits is told; the figures beside it show the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from railgun.core.delivery.messages import Member
+from railgun.core.delivery.state import FAR, State
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a group is doing. `code` is for machines, `text` for people."""
+
+    code: str
+    text: str
+    floor: int  # the lowest offset that is not settled
+    end: int  # of the stream
+    members: int
+    active: Member | None
+    credit: int  # free, of those that receive
+    in_flight: int
+    ready: int  # waiting or new
+    delayed: int
+    letters: int  # waiting to be written
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"
+
+
+def explain(state: State, blocked: int, now: int) -> Explanation:
+    """Why nothing is delivered, or that something is."""
+    parties = list(state.members.values())
+    receivers = parties if not state.config.exclusive else [p for p in parties if p is state.active]
+    credit = sum(max(0, party.free) for party in receivers)
+    in_flight = sum(party.flights.total for party in parties)
+    ready = state.waiting.total + state.end - state.next
+    letters = state.spent.total + len(state.proposed)
+    has_room = f"{in_flight} messages are in flight"
+    until = min((standing.until for _, _, standing in state.delayed), default=now)
+    delay = f"{state.delayed.total} messages are delayed, the first for {max(0, until - now)} µs"
+    writing = f"{letters} messages wait for their letters to be written"
+    if not parties:
+        code, text = "NO_MEMBERS", "no consumer has joined the group"
+    elif blocked != FAR:
+        code = "PAUSED"
+        what = delay if state.delayed.first == blocked else writing
+        text = f"exclusive, and nothing from offset {blocked} on is delivered: {what}"
+    elif ready and not credit:
+        code = "NO_CREDIT"
+        text = f"{ready} messages are ready, and no member has free credit; {has_room}"
+    elif ready:
+        code, text = "READY", f"{ready} messages are ready and will be delivered; {has_room}"
+    elif state.delayed:
+        code, text = "DELAYED", delay
+    elif letters:
+        code, text = "LETTERS", writing
+    elif in_flight:
+        code, text = "WAITING_FOR_ACKS", f"{has_room}, and there are no others"
+    else:
+        code, text = "AT_END", f"the group has finished with everything up to {state.end}"
+    active = state.active.name if state.active is not None else None
+    return Explanation(
+        code, text, state.floor, state.end, len(parties), active, credit, in_flight, ready,
+        state.delayed.total, letters, state.epoch,
+    )  # fmt: skip

@@ -1,0 +1,356 @@
+"""One group of one persistent stream: who gets which message, and what becomes of it.
+
+Rules:
+
+1. **At least once.** Every offset from where the group began ends acked, buried as a dead letter, or missed (the
+   stream does not have it any more), which is told. Until then it is with one member, or it will be delivered.
+2. **Acks** are for messages in flight with the member that acks, by their delivery number and epoch. All else in an
+   ack, a nack or `in_progress` is `Stale` and changes nothing; the rest of the same request counts. Each message on
+   its own.
+3. **Counts.** The n-th counted delivery has the number n. A nack, a dead member, an `ack_wait` that is over, and
+   the end of the node count; a graceful leave, a recall and a seek do not.
+4. **Credit** is how many messages a member may have in flight. An ack or nack frees it; delayed messages use none.
+   A lower credit takes nothing back.
+5. **Who gets what.** The lowest offset first, so redeliveries come before new messages. Members get shares that
+   level their free credit; of equals, the one that was served longest ago is first. No member ever waits for
+   another.
+6. **Delays** are at most a day. They end by the clock that `tick` is told. If that clock went back (or it is
+   another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
+   is true of `ack_wait`. An ack that comes after `ack_wait`, but before the message was taken back, counts.
+7. **Exclusive groups** have one active member, the one that joined first; the others stand by. It receives in
+   stream order: while an offset is delayed, or a letter is being written for it, nothing above it is delivered. A
+   nack or an `ack_wait` that is over recalls all above it that the member has, so that they come again after it.
+   When the active member leaves, its messages are released, and then the next one is active.
+8. **Epochs** rise when a member becomes the active one, when messages are taken back in an exclusive group, and
+   with each seek. Within an epoch of an exclusive group, offsets rise and none is delivered twice.
+9. **Seek** only if no other member is live. Everything below is settled, everything from there on is new, counts
+   are forgotten, nothing counts as acked, and what the member has is recalled.
+10. **Trim.** What nobody has below the first offset is missed. What a member has there it may still ack; if it
+    comes back instead, it is missed. What is missed while there is no member is told to the next that joins, even
+    after a restart.
+11. **Restart.** The members are gone, so all that was in flight was delivered and is released. If the stream ends
+    before where the group was (its tail was lost), what the group knew of those offsets is void: they will be other
+    messages.
+12. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, nlargest
+
+from railgun.core.delivery.explain import Explanation, explain
+from railgun.core.delivery.invariants import check
+from railgun.core.delivery.letters import Letters
+from railgun.core.delivery.messages import (
+    DAY,
+    FRESH,
+    LONGEST_REASON,
+    BadCreditError,
+    BadDelayError,
+    Command,
+    Deliver,
+    Flight,
+    GroupBusyError,
+    HandedOver,
+    Joined,
+    Member,
+    MemberExistsError,
+    Missed,
+    NotMemberError,
+    OffsetRangeError,
+    Recalled,
+    Receipt,
+    Stale,
+    Standing,
+)
+from railgun.core.delivery.saved import Sought
+from railgun.core.delivery.shares import shares
+from railgun.core.delivery.state import FAR, Party, Timer
+
+Claim = tuple[int, int, Flight]
+
+
+class Group(Letters):
+    """One group of one persistent stream.
+
+    >>> from railgun.core.delivery import Group, GroupConfig, Receipt
+    >>> group = Group(GroupConfig(), None, start=0, first=0, end=5)
+    >>> _ = group.join("ann", now=0), group.grant("ann", 3, now=0)
+    >>> group.take(now=1)
+    [Deliver(member='ann', first=0, end=3, delivery=1, epoch=0)]
+    >>> group.nack("ann", [Receipt(1, 2, 1, 0)], delay=0, reason="not today", now=2)
+    []
+    >>> group.ack("ann", [Receipt(0, 3, 1, 0)], now=3)
+    [Stale(first=1, end=2, delivery=1, epoch=0)]
+    >>> for deliver in group.take(now=4):
+    ...     (deliver.first, deliver.end, deliver.delivery)
+    (1, 2, 2)
+    (3, 5, 1)
+    """
+
+    __slots__ = ()
+
+    # --- The stream -------------------------------------------------------------------------------
+
+    def appended(self, end: int, now: int) -> None:
+        """The stream has messages up to here."""
+        if end < self.end:
+            raise OffsetRangeError(f"the stream ends at {self.end}, and cannot end at {end}")
+        self.look_at_clock(now)
+        self.end = end
+
+    def trimmed(self, first: int, now: int) -> list[Command]:
+        """The stream begins here. What the group has missed by that."""
+        if not self.first <= first <= self.end:
+            span = f"{self.first} to {self.end}"
+            raise OffsetRangeError(f"the stream has {span}, and cannot begin at {first}")
+        self.look_at_clock(now)
+        self._drop_below(first)
+        return self._tell_missed()
+
+    # --- Members ----------------------------------------------------------------------------------
+
+    def join(self, member: Member, now: int) -> list[Command]:
+        """A consumer comes, without credit: `Joined` first, and what it has to know."""
+        if not member:
+            raise NotMemberError("a member needs a name")
+        if member in self.members:
+            raise MemberExistsError(f"{member!r} is a member already: it has to leave first")
+        self.look_at_clock(now)
+        told: list[Command] = [Missed(first, end) for first, end, _ in self.untold]
+        self.untold.clear()
+        self.members[member] = Party(member)
+        told += self._hand_over()
+        receives = self.active is None or self.active.name == member
+        return [Joined(member, self.floor, self.why, receives), *told]
+
+    def leave(self, member: Member, graceful: bool, now: int) -> list[Command]:
+        """A consumer goes; its messages are released at once."""
+        party = self.party(member)
+        self.look_at_clock(now)
+        del self.members[member]
+        reason = None if graceful else f"consumer {member} has gone"
+        for first, end, flight in party.flights:
+            self.give_back(first, end, flight, reason)
+        if self.active is party:
+            self.active = None
+        return [*self._tell_missed(), *self._hand_over()]
+
+    def grant(self, member: Member, credit: int, now: int) -> None:
+        """A member may have so many messages in flight."""
+        party = self.party(member)
+        if credit < 0:
+            raise BadCreditError(f"a credit of {credit} for {member!r}: it must be at least 0")
+        self.look_at_clock(now)
+        party.credit = credit
+
+    def seek(self, offset: int, now: int, member: Member | None = None) -> list[Command]:
+        """Begin anew at an offset, if nobody but `member` is there."""
+        others = [name for name in self.members if name != member]
+        if others:
+            raise GroupBusyError(f"{len(others)} other members are live: {', '.join(others[:5])}")
+        if not self.first <= offset <= self.end:
+            span = f"{self.first} to {self.end}"
+            raise OffsetRangeError(f"the stream has {span}, and not {offset}")
+        self.look_at_clock(now)
+        told: list[Command] = []
+        for party in self.members.values():
+            told += [Recalled(party.name, first, end) for first, end, _ in party.flights]
+            party.flights.clear()
+        for place in (self.settled, self.waiting, self.delayed, self.spent, self.unsaved):
+            place.clear()
+        self.proposed.clear()
+        self.timers.clear()
+        self.floor = self.next = offset
+        self.highest = -1
+        self.epoch += 1
+        self.why = "sought"
+        self.voids = [Sought(offset, self.epoch)]
+        return told
+
+    def _hand_over(self) -> list[Command]:
+        """Rule 7: who joined first is active, once nobody is."""
+        if not self.config.exclusive or self.active is not None or not self.members:
+            return []
+        self.active = next(iter(self.members.values()))
+        self.epoch += 1
+        return [HandedOver(self.active.name, self.epoch)]
+
+    # --- What members say of their messages -------------------------------------------------------
+
+    def ack(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        """A member has finished with these. What of it is stale."""
+        _, claims, told = self._claim(member, receipts, now)
+        for first, end, _ in claims:
+            self.settle(first, end)
+            self.highest = max(self.highest, end - 1)
+        return told
+
+    def nack(
+        self, member: Member, receipts: Sequence[Receipt], delay: int, reason: str, now: int
+    ) -> list[Command]:
+        """A member cannot do with these: they are to come again, after a delay. What of it is stale."""
+        if not 0 <= delay <= DAY:
+            raise BadDelayError(f"a delay of {delay} µs: it must be from 0 to a day")
+        party, claims, told = self._claim(member, receipts, now)
+        until = now + delay if delay else 0
+        for first, end, flight in claims:
+            standing = Standing(flight.delivery, reason[:LONGEST_REASON], until, delay)
+            self.put_back(first, end, standing)
+        if claims:
+            told += self._recall(party, min(first for first, _, _ in claims))
+        return told + self._tell_missed()
+
+    def in_progress(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        """A member is at work with these: `ack_wait` begins anew. What of it is stale."""
+        party, claims, told = self._claim(member, receipts, now, keep=True)
+        wait = self.config.ack_wait
+        if wait is None:
+            return told
+        for first, end, flight in claims:
+            longer = Flight(flight.delivery, flight.epoch, now + wait, flight.reason)
+            party.flights.set(first, end, longer)
+            self.set_timer(Timer(now + wait, first, end, member))
+        return told
+
+    def _claim(
+        self, member: Member, receipts: Sequence[Receipt], now: int, *, keep: bool = False
+    ) -> tuple[Party, list[Claim], list[Command]]:
+        """Rule 2: what of these the member has, which is taken from it unless it is to keep it, and what is stale."""
+        party = self.party(member)
+        for receipt in receipts:
+            receipt.check()
+        self.look_at_clock(now)
+        claims: list[Claim] = []
+        told: list[Command] = []
+        for receipt in receipts:
+            at, delivery, epoch = receipt.first, receipt.delivery, receipt.epoch
+            for claim in party.flights.pieces(receipt.first, receipt.end):
+                first, end, flight = claim
+                if flight.delivery != delivery or flight.epoch != epoch:
+                    continue
+                claims.append(claim)
+                if not keep:
+                    party.flights.remove(first, end)
+                if at < first:
+                    told.append(Stale(at, first, delivery, epoch))
+                at = end
+            if at < receipt.end:
+                told.append(Stale(at, receipt.end, delivery, epoch))
+        return party, claims, told
+
+    def _recall(self, party: Party, lowest: int) -> list[Command]:
+        """Rule 7: in an exclusive group, what the member has above an offset that came back comes again after it."""
+        if not self.config.exclusive:
+            return []
+        self.epoch += 1
+        told: list[Command] = []
+        for first, end, flight in party.flights.remove(lowest, FAR):
+            self.give_back(first, end, flight, None)
+            told.append(Recalled(party.name, first, end))
+        return told
+
+    # --- Delivering -------------------------------------------------------------------------------
+
+    def take(self, now: int) -> list[Deliver]:
+        """Give out as much as credit allows."""
+        self.look_at_clock(now)
+        told: list[Deliver] = []
+        below = self.blocked()
+        ready = self.waiting.total if below == FAR else len_below(self.waiting.pieces(0, below))
+        if below == FAR:
+            ready += self.end - self.next
+        if not ready:
+            return told
+        for party, share in self._shares(ready):
+            self.turn += 1
+            party.turn = self.turn
+            while share:
+                first, end, standing = self._lowest(share, below)
+                share -= end - first
+                deliver = self.hand_out(party, first, end, standing, now)
+                if told and _continues(told[-1], deliver):
+                    first = told.pop().first
+                    deliver = Deliver(party.name, first, end, deliver.delivery, self.epoch)
+                told.append(deliver)
+        return told
+
+    def blocked(self) -> int:
+        """Rule 7: in an exclusive group, nothing from here on is delivered; else this is far away."""
+        if not self.config.exclusive:
+            return FAR
+        lows = [place.first for place in (self.delayed, self.spent)]
+        lows.append(min(self.proposed, default=None))
+        return min((low for low in lows if low is not None), default=FAR)
+
+    def _shares(self, ready: int) -> list[tuple[Party, int]]:
+        """Rule 5: who gets how many of the messages that are ready, the first of them first."""
+        parties: Iterable[Party] = self.members.values()
+        if self.config.exclusive:
+            parties = () if self.active is None else (self.active,)
+        able = [party for party in parties if party.free > 0]
+        able = nlargest(min(ready, len(able)), able, key=lambda party: (party.free, -party.turn))
+        given = shares([party.free for party in able], ready)
+        return [(party, share) for party, share in zip(able, given, strict=True) if share]
+
+    def _lowest(self, most: int, below: int) -> tuple[int, int, Standing]:
+        """Take the lowest messages that are ready."""
+        piece = self.waiting.pop(most, below)
+        if piece is not None:
+            return piece
+        first = self.next
+        self.next = min(first + most, self.end)
+        return first, self.next, FRESH
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> list[Command]:
+        """Delays that are over end; what was with a member longer than `ack_wait` is taken back."""
+        self.look_at_clock(now)
+        expired: dict[Member, int] = {}  # the lowest that was taken back
+        while self.timers and self.timers[0].at <= now:
+            _, first, end, member = heappop(self.timers)
+            if not member:
+                for low, high, standing in self.delayed.pieces(first, end):
+                    if standing.until <= now:
+                        self.delayed.remove(low, high)
+                        self.waiting.set(low, high, standing)
+            elif member in self.members:
+                lowest = self._expire(self.members[member], first, end, now)
+                expired[member] = min(lowest, expired.get(member, FAR))
+        told: list[Command] = []
+        for member, lowest in expired.items():
+            if lowest < FAR:
+                told += self._recall(self.members[member], lowest)
+        return told + self._tell_missed()
+
+    def _expire(self, party: Party, first: int, end: int, now: int) -> int:
+        """Rule 3: a delivery that was not answered in time came to nothing. The lowest of those taken back."""
+        lowest = FAR
+        for low, high, flight in party.flights.pieces(first, end):
+            if flight.expires is not None and flight.expires <= now:
+                party.flights.remove(low, high)
+                self.give_back(low, high, flight, "no answer within ack_wait")
+                lowest = min(low, lowest)
+        return lowest
+
+    # --- Looking ----------------------------------------------------------------------------------
+
+    def explain(self, now: int) -> Explanation:
+        """Why the group receives nothing, or what it is doing."""
+        return explain(self, self.blocked(), now)
+
+    def validate(self) -> None:
+        """Raise if the state contradicts itself; for tests."""
+        check(self)
+
+
+def len_below(pieces: Iterable[tuple[int, int, object]]) -> int:
+    """How many offsets these are."""
+    return sum(end - first for first, end, _ in pieces)
+
+
+def _continues(one: Deliver, other: Deliver) -> bool:
+    """Whether both are one delivery."""
+    return one.member == other.member and one.end == other.first and one.delivery == other.delivery

@@ -1,0 +1,339 @@
+"""What every rule of a group works with: where each message is, and the few verbs that move messages.
+
+A message that was ever looked at is in exactly one place::
+
+    settled     acked, buried or missed: below `floor`, or in `settled` above it
+    in flight   with one member, in its `flights`
+    waiting     to be delivered, the lowest first
+    delayed     until a time
+    spent       delivered as often as may be; it waits for its letter to be asked for
+    proposed    as a dead letter; it waits for `buried` or `kept`
+
+Those from `next` to `end` were never looked at. Each place is a few `Ranges`, so that moving a thousand messages
+that are together is moving one. Every move is also written to `unsaved`, which is what `changes` tells.
+
+Time is what the caller says. Timers lie in one heap and are not taken out when what they were for is gone: a timer
+that finds nothing to do does nothing, and when there are many of those, all are made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from railgun.core.delivery.messages import (
+    FRESH,
+    LONGEST_REASON,
+    Command,
+    Deliver,
+    Flight,
+    GroupConfig,
+    Member,
+    Missed,
+    NotMemberError,
+    OffsetRangeError,
+    Rule,
+    Standing,
+    Why,
+)
+from railgun.core.delivery.ranges import Ranges
+from railgun.core.delivery.saved import (
+    Change,
+    Cut,
+    Saved,
+    Settled,
+    Sought,
+    Stands,
+    Unsettled,
+    Untold,
+    settle,
+)
+
+FAR: Final = 1 << 62  # beyond every offset
+FEW: Final = 1024  # timers that are not worth a look
+
+
+@dataclass(slots=True)
+class Party:
+    """One member: what it may have, and what it has."""
+
+    name: Member
+    credit: int = 0
+    turn: int = 0  # when it was served last, in turns
+    flights: Ranges[Flight] = field(default_factory=Ranges)
+
+    @property
+    def free(self) -> int:
+        """How many more messages it may have."""
+        return self.credit - self.flights.total
+
+
+class Timer(NamedTuple):
+    """When to look at some messages: those of a member, or the delayed ones."""
+
+    at: int
+    first: int
+    end: int
+    member: Member = ""  # "": delayed ones
+
+
+class Proposal(NamedTuple):
+    """A letter that was proposed, and how its message stood before."""
+
+    standing: Standing
+    rule: Rule
+
+
+class State:
+    """Where the messages of one group are."""
+
+    __slots__ = (
+        "active",
+        "config",
+        "crowd",
+        "delayed",
+        "end",
+        "epoch",
+        "first",
+        "floor",
+        "highest",
+        "members",
+        "missed",
+        "next",
+        "proposed",
+        "seen",
+        "settled",
+        "spent",
+        "timers",
+        "told",
+        "turn",
+        "unsaved",
+        "untold",
+        "voids",
+        "waiting",
+        "why",
+    )  # fmt: skip
+
+    def __init__(
+        self, config: GroupConfig, saved: Saved | None, start: int, first: int, end: int
+    ) -> None:
+        if not 0 <= first <= end:
+            raise OffsetRangeError(f"no stream begins at {first} and ends at {end}")
+        if saved is None and not first <= start <= end:
+            raise OffsetRangeError(f"the start {start} is not in the stream: {first} to {end}")
+        self.config = config
+        self.first = first  # of the stream
+        self.end = end  # of the stream
+        self.why: Why = "start" if saved is None else "tracked"
+        # What was not told to the log yet.
+        self.voids: list[Change] = []  # what makes void what was told before
+        self.unsaved: Ranges[Standing | None] = Ranges()  # None: settled
+        if saved is None:
+            saved = Saved(floor=start)
+            self.voids.append(Sought(start, 0))
+        else:
+            saved = saved.copy()
+            if saved.end > end or saved.highest >= end:
+                self.voids.append(Cut(end))
+                saved.apply(Cut(end))
+        self.floor = saved.floor  # all below are settled
+        self.settled = saved.done  # above the floor
+        self.epoch = saved.epoch
+        self.highest = saved.highest  # acked, since the group began
+        self.untold = saved.untold  # missed while nobody was there
+        self.told = (self.epoch, self.highest, list(self.untold))
+        self.missed: Ranges[None] = Ranges()  # in the present step
+        self.members: dict[Member, Party] = {}  # in the order they joined
+        self.active: Party | None = None  # who receives, in an exclusive group
+        self.turn = 0
+        self.waiting: Ranges[Standing] = Ranges()
+        self.delayed: Ranges[Standing] = Ranges()
+        self.spent: Ranges[Standing] = Ranges()
+        self.proposed: dict[int, Proposal] = {}
+        self.timers: list[Timer] = []
+        self.crowd = FEW  # how many timers are too many
+        self.seen: int | None = None  # the last time we were told
+        self.next = saved.end
+        self._take_up(saved)
+        self._drop_below(first)
+        self._tell_missed()
+
+    def _take_up(self, saved: Saved) -> None:
+        """Put what was saved where it belongs; gaps between are as new."""
+        if self.floor < self.next:
+            self.waiting.set(self.floor, self.next, FRESH)
+        for first, end, _ in saved.done:
+            self.waiting.remove(first, end)
+        for first, end, standing in saved.open:
+            self.waiting.remove(first, end)
+            self.place(first, end, standing)
+
+    # --- Moves ------------------------------------------------------------------------------------
+
+    def settle(self, first: int, end: int) -> None:
+        """The group has finished with these; they are in no other place any more."""
+        self.floor = settle(self.settled, self.floor, first, end)
+        self.unsaved.set(first, end, None)
+
+    def place(self, first: int, end: int, standing: Standing) -> None:
+        """Messages that nobody has are put where their standing says."""
+        most = self.config.max_deliveries
+        if most is not None and standing.count >= most:
+            self.spent.set(first, end, standing)
+        elif standing.until and (self.seen is None or standing.until > self.seen):
+            self.delayed.set(first, end, standing)
+            self.set_timer(Timer(standing.until, first, end))
+        else:
+            self.waiting.set(first, end, standing)
+
+    def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
+        """Messages that wait, or are new, go to a member."""
+        wait = self.config.ack_wait
+        expires = None if wait is None else now + wait
+        delivery = was.count + 1
+        party.flights.set(first, end, Flight(delivery, self.epoch, expires, was.reason))
+        if expires is not None:
+            self.set_timer(Timer(expires, first, end, party.name))
+        self.unsaved.set(first, end, Standing(delivery, was.reason))
+        return Deliver(party.name, first, end, delivery, self.epoch)
+
+    def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
+        """Messages that a member had are nobody's. `reason` None: the delivery does not count."""
+        if reason is None:
+            standing = Standing(flight.delivery - 1, flight.reason)
+        else:
+            standing = Standing(flight.delivery, reason[:LONGEST_REASON])
+        self.put_back(first, end, standing)
+
+    def put_back(self, first: int, end: int, standing: Standing) -> None:
+        """Messages are nobody's, and stand like this; those that the stream has lost meanwhile are missed."""
+        if first < self.first:
+            self.miss(first, min(end, self.first))
+            first = self.first
+        if first < end:
+            self.place(first, end, standing)
+            self.unsaved.set(first, end, standing)
+
+    def miss(self, first: int, end: int) -> None:
+        """The stream does not have these any more."""
+        self.settle(first, end)
+        self.missed.set(first, end, None)
+
+    def _drop_below(self, first: int) -> None:
+        """The stream begins here: what nobody has below it is missed."""
+        self.first = first
+        for place in (self.waiting, self.delayed, self.spent):
+            for low, high, _ in place.remove(0, first):
+                self.miss(low, high)
+        for offset in sorted(offset for offset in self.proposed if offset < first):
+            del self.proposed[offset]
+            self.miss(offset, offset + 1)
+        if self.next < first:
+            self.miss(self.next, first)
+            self.next = first
+
+    def _tell_missed(self) -> list[Command]:
+        """What was missed in this step. Nobody there: who joins next is told, too."""
+        told: list[Command] = [Missed(first, end) for first, end, _ in self.missed]
+        if not self.members:
+            for first, end, _ in self.missed:
+                self.untold.set(first, end, None)
+        self.missed.clear()
+        return told
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def look_at_clock(self, now: int) -> None:
+        """Notice a clock that went back: nothing waits longer than it was to wait, counted from now."""
+        back = self.seen is None or now < self.seen
+        self.seen = now
+        if back and self.timers:
+            self._set_back(now)
+
+    def _set_back(self, now: int) -> None:
+        """The clock has gone back to this."""
+        for first, end, standing in list(self.delayed):
+            if standing.until > now + standing.delay:
+                sooner = replace(standing, until=now + standing.delay)
+                self.delayed.set(first, end, sooner)
+                self.unsaved.set(first, end, sooner)
+        wait = self.config.ack_wait
+        for party in self.members.values():
+            for first, end, flight in list(party.flights):
+                if wait is not None and flight.expires is not None and flight.expires > now + wait:
+                    party.flights.set(first, end, replace(flight, expires=now + wait))
+        self._set_timers()
+
+    def set_timer(self, timer: Timer) -> None:
+        """Look at some messages at a time. When most timers are for nothing, all are made anew."""
+        heappush(self.timers, timer)
+        if len(self.timers) > self.crowd:
+            self._set_timers()
+
+    def _set_timers(self) -> None:
+        timers = [Timer(standing.until, first, end) for first, end, standing in self.delayed]
+        for party in self.members.values():
+            for first, end, flight in party.flights:
+                if flight.expires is not None:
+                    timers.append(Timer(flight.expires, first, end, party.name))
+        heapify(timers)
+        self.timers = timers
+        self.crowd = max(FEW, 2 * len(timers))
+
+    def _idle(self, timer: Timer) -> bool:
+        """Whether there is nothing to do at this time for what the timer was for."""
+        if not timer.member:
+            delayed = self.delayed.pieces(timer.first, timer.end)
+            return all(standing.until > timer.at for _, _, standing in delayed)
+        party = self.members.get(timer.member)
+        flights = () if party is None else party.flights.pieces(timer.first, timer.end)
+        return all(flight.expires is None or flight.expires > timer.at for _, _, flight in flights)
+
+    def deadline(self) -> int | None:
+        """When `tick` is to be called, if nothing happens before."""
+        while self.timers and self._idle(self.timers[0]):
+            heappop(self.timers)
+        return self.timers[0].at if self.timers else None
+
+    # --- What survives ----------------------------------------------------------------------------
+
+    def party(self, member: Member) -> Party:
+        """The member of that name."""
+        party = self.members.get(member)
+        if party is None:
+            raise NotMemberError(f"{member!r} is not a member of this group: it has to join first")
+        return party
+
+    def save(self) -> Saved:
+        """All that survives."""
+        saved = Saved(self.floor, self.settled.copy(), Ranges(), self.epoch, self.highest)
+        saved.untold = self.untold.copy()
+        for place in (self.waiting, self.delayed, self.spent):
+            for first, end, standing in place:
+                if standing != FRESH:
+                    saved.open.set(first, end, standing)
+        for party in self.members.values():
+            for first, end, flight in party.flights:
+                saved.open.set(first, end, Standing(flight.delivery, flight.reason))
+        for offset, proposal in self.proposed.items():
+            if proposal.standing != FRESH:
+                saved.open.set(offset, offset + 1, proposal.standing)
+        return saved
+
+    def changes(self) -> list[Change]:
+        """What the log of the group has to append, to know what `save` would tell now."""
+        epoch, highest, untold = self.told
+        told: list[Change] = self.voids
+        if (epoch, highest) != (self.epoch, self.highest):
+            told.append(Stands(self.epoch, self.highest))
+        for first, end, standing in self.unsaved:
+            told.append(
+                Settled(first, end) if standing is None else Unsettled(first, end, standing)
+            )
+        if untold != (now_untold := list(self.untold)):
+            told.append(Untold(tuple((first, end) for first, end, _ in now_untold)))
+        self.told = (self.epoch, self.highest, now_untold)
+        self.voids = []
+        self.unsaved.clear()
+        return told
