@@ -1,0 +1,307 @@
+"""One group of a persistent stream at work: the driver of `core.delivery.Group`.
+
+Rules:
+
+1. Whatever happens to a group is looked at together, once in a turn of the event loop: `tick`, `take`, `letters`, in
+   this order. So a thousand acks cost one look.
+2. What a tracked group must not forget goes to the group log, `LAZY` seconds after it came up at the latest. Who asked
+   to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
+   again: at least once.
+3. What an exclusive group hands out goes out when the log has its epoch.
+4. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from railgun.core.delivery import (
+    Bury,
+    Change,
+    Command,
+    Cut,
+    Deliver,
+    Explanation,
+    Group,
+    GroupConfig,
+    Joined,
+    Missed,
+    Receipt,
+    Saved,
+    Settled,
+    Sought,
+    Stale,
+    Standing,
+    Stands,
+    Unsettled,
+    Untold,
+)
+from railgun.core.errors import RailgunError
+from railgun.node.grouplog import Fold
+
+if TYPE_CHECKING:
+    from railgun.node.persistent import Persistent
+
+LAZY: Final = 0.05
+RETRY: Final = 1.0
+SECOND: Final = 1_000_000
+Told = Callable[[RailgunError | None], None]
+
+
+class Consumer(Protocol):
+    """Who gets what a group hands out."""
+
+    name: str
+
+    def deliver(self, delivers: list[Deliver]) -> None:
+        """Send these."""
+
+    def tell(self, command: Command) -> None:
+        """Say what it has to know: `Missed`, `Recalled`."""
+
+
+class GroupDriver:
+    """A group, its members, and its part of the group log."""
+
+    def __init__(
+        self,
+        stream: Persistent,
+        name: str,
+        config: GroupConfig,
+        saved: Saved | None,
+        start: int,
+        tracked: bool,
+    ) -> None:
+        self.stream = stream
+        self.name = name
+        self.tracked = tracked
+        self.group = Group(config, saved, start, stream.log.first, stream.log.durable_end)
+        self.consumers: dict[str, Consumer] = {}
+        self._awaited: list[Told] = []  # who waits for the log
+        self._looking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._lazy: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    # ------------------------------------------------------------ members
+
+    def join(self, consumer: Consumer, credit: int, seek: int | None) -> Joined:
+        """A consumer comes; `seek`: to begin there, if nobody else is here."""
+        now = self.stream.now()
+        told = self.group.join(consumer.name, now)
+        self.consumers[consumer.name] = consumer
+        try:
+            if seek is not None:
+                told += self.group.seek(seek, now, consumer.name)
+            self.group.grant(consumer.name, credit, now)
+        except RailgunError:
+            self.leave(consumer.name, graceful=True)
+            raise
+        joined = told[0]
+        assert isinstance(joined, Joined)
+        self._tell(told[1:])
+        self.look()
+        if seek is None:
+            return joined
+        return Joined(joined.member, self.group.floor, "sought", joined.receives)
+
+    def leave(self, member: str, graceful: bool) -> None:
+        """A consumer goes."""
+        if self.consumers.pop(member, None) is not None:
+            self._tell(self.group.leave(member, graceful, self.stream.now()))
+            self.look()
+
+    # ------------------------------------------------------------ what members say
+
+    def ack(self, member: str, receipts: Sequence[Receipt], told: Told | None) -> list[Stale]:
+        """These are done; `told` is called when that is safe. What of it is stale."""
+        return self._said(self.group.ack(member, receipts, self.stream.now()), told)
+
+    def nack(
+        self, member: str, receipts: Sequence[Receipt], delay: int, reason: str, told: Told | None
+    ) -> list[Stale]:
+        """These are to come again."""
+        now = self.stream.now()
+        return self._said(self.group.nack(member, receipts, delay, reason, now), told)
+
+    def in_progress(
+        self, member: str, receipts: Sequence[Receipt], told: Told | None
+    ) -> list[Stale]:
+        """These are being worked on."""
+        return self._said(self.group.in_progress(member, receipts, self.stream.now()), told)
+
+    def _said(self, commands: list[Command], told: Told | None) -> list[Stale]:
+        stale = [command for command in commands if isinstance(command, Stale)]
+        self._tell([command for command in commands if not isinstance(command, Stale)])
+        if told is not None:
+            self._awaited.append(told)
+        self.look()
+        return stale
+
+    # ------------------------------------------------------------ what the stream says
+
+    def appended(self, end: int) -> None:
+        """There is more."""
+        self.group.appended(end, self.stream.now())
+        self.look()
+
+    def trimmed(self, first: int) -> None:
+        """The oldest messages are gone."""
+        self._tell(self.group.trimmed(first, self.stream.now()))
+        self.look()
+
+    def seek(self, offset: int) -> None:
+        """Begin anew there; refused while anybody is here."""
+        self._tell(self.group.seek(offset, self.stream.now()))
+        self.look()
+
+    def explain(self) -> Explanation:
+        """Why it receives nothing, or what it is doing."""
+        return self.group.explain(self.stream.now())
+
+    # ------------------------------------------------------------ looking
+
+    def look(self) -> None:
+        """See to it, soon."""
+        if not self._looking and not self.ended:
+            self._looking = True
+            self.stream.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if self.ended:
+            return
+        now, group = self.stream.now(), self.group
+        deadline = group.deadline()
+        if deadline is not None and deadline <= now:
+            self._tell(group.tick(now))
+        out: dict[str, list[Deliver]] = {}
+        for deliver in group.take(now):
+            out.setdefault(deliver.member, []).append(deliver)
+        if group.config.exclusive and self.tracked and out:
+            self._save(lambda error: self._send(out))
+        else:
+            self._send(out)
+            if self._awaited:
+                self._save()
+            elif self.tracked and self._lazy is None:
+                self._lazy = self.stream.loop.call_later(LAZY, self._save)
+        for bury in group.letters(now, self.stream.time_of):
+            self.stream.bury(self, bury)
+        self._set_timer(now)
+
+    def _set_timer(self, now: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.group.deadline()
+        if self.group.config.max_age is not None:
+            deadline = min(deadline or now + SECOND, now + SECOND)
+        if deadline is not None:
+            delay = max(0.0, (deadline - now) / SECOND)
+            self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+
+    def _send(self, out: dict[str, list[Deliver]]) -> None:
+        for member, delivers in out.items():
+            consumer = self.consumers.get(member)
+            if consumer is not None:
+                consumer.deliver(delivers)
+
+    def _tell(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            member = getattr(command, "member", None)
+            if isinstance(command, Missed):
+                for consumer in self.consumers.values():
+                    consumer.tell(command)
+            elif member in self.consumers:
+                self.consumers[member].tell(command)
+
+    # ------------------------------------------------------------ what is kept
+
+    def _save(self, then: Told | None = None) -> None:
+        """Write what has changed to the log of groups."""
+        if self._lazy is not None:
+            self._lazy.cancel()
+            self._lazy = None
+        awaited, self._awaited = self._awaited, []
+        if then is not None:
+            awaited.append(then)
+
+        def done(error: RailgunError | None) -> None:
+            for told in awaited:
+                told(error)
+
+        changes = self.group.changes() if self.tracked else []
+        if changes:
+            self.stream.keep([(self.name, pack(changes))], done)
+        elif awaited:
+            done(None)
+
+    def buried(self, bury: Bury, error: RailgunError | None) -> None:
+        """A dead letter is where it belongs, or could not be brought there."""
+        if self.ended:
+            return
+        now = self.stream.now()
+        if error is None:
+            self.group.buried(bury.offset, now)
+            self.look()
+        else:
+            self.group.kept(bury.offset, now)
+            self.stream.loop.call_later(RETRY, self.look)
+
+    def end(self) -> None:
+        """Keep what there is to keep; nothing happens after that."""
+        if not self.ended:
+            self._save()
+            self.ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+
+# ---------------------------------------------------------------- changes as bytes
+
+_KINDS: Final[dict[str, Any]] = {
+    "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Untold, "c": Cut,
+}  # fmt: skip
+_LETTERS: Final = {kind: letter for letter, kind in _KINDS.items()}
+
+
+def pack(changes: Sequence[Change]) -> bytes:
+    """Changes of a group, for its log.
+
+    >>> pack([Settled(3, 9)])
+    b'[["d",3,9]]'
+    >>> fold.apply(None, pack([Sought(3, 1), Settled(3, 9)])).floor
+    9
+    """
+    told = [[_LETTERS[type(change)], *astuple(change)] for change in changes]
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def unpack(data: bytes) -> list[Change]:
+    """Changes as they were."""
+    found: list[Change] = []
+    for letter, *fields in json.loads(data):
+        if letter == "o":
+            fields[2] = Standing(*fields[2])
+        elif letter == "u":
+            fields = [tuple((first, end) for first, end in fields[0])]
+        found.append(_KINDS[letter](*fields))
+    return found
+
+
+def _apply(saved: Saved | None, data: bytes) -> Saved:
+    saved = saved or Saved()
+    for change in unpack(data):
+        saved.apply(change)
+    return saved
+
+
+fold: Final = Fold[Saved](
+    _apply, lambda saved: pack(saved.changes()), lambda data: _apply(None, data)
+)
+"""How the state of a group comes from its log."""

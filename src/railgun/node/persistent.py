@@ -1,0 +1,357 @@
+"""A persistent stream at work: its log, the IDs it remembers, its groups.
+
+Rules:
+
+1. A publish is answered when it is on disk. Publishes are stored in the order in which they came, but for those that
+   wait for a twin: a message with the ID of one that is being written waits for what becomes of it.
+2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
+   others of the same publish are stored.
+3. Groups see what is on disk, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
+from railgun.core.delivery import Bury, Joined
+from railgun.core.errors import RailgunError
+from railgun.node.commit import Committer, Stamp
+from railgun.node.disk import Disk
+from railgun.node.errors import TrimmedError
+from railgun.node.grouplog import GroupLog
+from railgun.node.groups import Consumer, GroupDriver, fold
+from railgun.node.log import LogConfig, StreamLog
+from railgun.node.settings import SECOND, StreamSettings
+from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
+
+EPOCH: Final = 1
+
+
+class GroupKindError(RailgunError):
+    """A group is exclusive or it is not, for all its members."""
+
+    code: ClassVar[str] = "GROUP_KIND"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a publish."""
+
+    base: int
+    count: int
+    refused: tuple[tuple[int, str, int], ...] = ()
+    """Index, code, offset of the message that has the ID."""
+
+
+Answer = Callable[[Stored | RailgunError], None]
+
+
+@dataclass(slots=True)
+class _Publish:
+    batches: list[bytearray]
+    ids: list[bytes | None]
+    ticket: int
+    answer: Answer
+
+
+class Persistent:
+    """One persistent stream."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: StreamSettings,
+        disk: Disk,
+        directory: str,
+        committer: Committer,
+        loop: asyncio.AbstractEventLoop,
+        graves: Callable[[Persistent], Persistent],
+        log_config: LogConfig | None = None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.loop = loop
+        self._committer = committer
+        self._graves = graves  # where its dead letters go
+        self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
+        self._group_log, self._saved = GroupLog.open(disk, f"{directory}/groups", fold)
+        self.groups: dict[str, GroupDriver] = {}
+        self._box: IdBox | None = None
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, _Publish] = {}
+        self._told = False
+        self._anonymous = itertools.count(1)
+        self._times: tuple[int, int, int] = (0, 0, 0)  # of the batch that was asked for last
+        for group in list(self._saved):
+            self._driver(group, False, 0, 0)
+
+    def now(self) -> int:
+        """The time (µs)."""
+        return time.time_ns() // 1000
+
+    # ------------------------------------------------------------ publishing
+
+    def publish(self, batches: list[bytearray], answer: Answer) -> None:
+        """Store these, which have been looked at; `answer` is called when they are safe."""
+        if any(head(batch).flags & HAS_IDS for batch in batches):
+            ids = [found for batch in batches for found in Records(batch).ids()]
+            self._try(_Publish(batches, ids, next(self._tickets), answer))
+        else:
+            self._commit(batches, partial(self._stored, batches, answer, ()))
+
+    def _commit(
+        self, batches: list[bytearray], done: Callable[[RailgunError | None], None]
+    ) -> None:
+        try:
+            self._committer.submit(self.log, batches, done, Stamp(EPOCH, self.now()))
+        except RailgunError as error:
+            self.loop.call_soon(done, error)
+
+    def _stored(
+        self,
+        batches: Sequence[Bytes],
+        answer: Answer,
+        refused: tuple[tuple[int, str, int], ...],
+        error: RailgunError | None,
+    ) -> None:
+        if error is not None:
+            answer(error)
+            return
+        base, end = head(batches[0]).base, head(batches[-1]).end
+        answer(Stored(base, end - base, refused))
+        if not self._told:
+            self._told = True
+            self.loop.call_soon(self._appended)
+
+    def _appended(self) -> None:
+        self._told = False
+        end = self.log.durable_end
+        for driver in list(self.groups.values()):
+            driver.appended(end)
+
+    # ------------------------------------------------------------ IDs
+
+    @property
+    def box(self) -> IdBox:
+        """The IDs; when one is needed for the first time, they are read from the end of the log."""
+        if self._box is None:
+            made = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids)
+            for batch in self.log.batches_since(self.log.last_time - made.box):
+                if head(batch).flags & HAS_IDS:
+                    records = Records(batch)
+                    made.restore(records.ids(), records.base, records.time)
+            self._box = made
+        return self._box
+
+    def _try(self, publish: _Publish) -> None:
+        box, ids = self.box, publish.ids
+        verdicts = box.check(ids, self.now())
+        if any(isinstance(verdict, Twin) for verdict in verdicts):
+            box.begin(ids, publish.ticket)
+            self._waiting[publish.ticket] = publish
+            return
+        fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
+        if len(fresh) == len(ids):
+            batches = publish.batches
+        elif fresh:
+            batches = [_chosen(publish.batches, fresh)]
+        else:
+            publish.answer(Stored(0, 0, self._refused(verdicts, {})))
+            return
+        box.begin([ids[n] for n in fresh], publish.ticket)
+        self._commit(batches, partial(self._tried, publish, batches, fresh, verdicts))
+
+    def _tried(
+        self,
+        publish: _Publish,
+        batches: list[bytearray],
+        fresh: list[int],
+        verdicts: list[Any],
+        error: RailgunError | None,
+    ) -> None:
+        if error is not None:
+            again = self.box.failed(publish.ticket)
+            refused: tuple[tuple[int, str, int], ...] = ()
+        else:
+            first = head(batches[0])
+            again = self.box.accepted(publish.ticket, first.base, first.time)
+            refused = self._refused(verdicts, {n: first.base + at for at, n in enumerate(fresh)})
+        self._stored(batches, publish.answer, refused, error)
+        for ticket in again:
+            self._try(self._waiting.pop(ticket))
+
+    def _refused(
+        self, verdicts: Sequence[Any], offsets: dict[int, int]
+    ) -> tuple[tuple[int, str, int], ...]:
+        known = "OK" if self.settings.duplicates == "ok" else "DUPLICATE_ID"
+        told = []
+        for index, verdict in enumerate(verdicts):
+            match verdict:
+                case Duplicate(offset):
+                    told.append((index, known, offset))
+                case Repeat(other):
+                    first = offsets.get(other)
+                    if first is None:  # the one it repeats was refused itself
+                        first = next((o for n, _, o in told if n == other), 0)
+                    told.append((index, known, first))
+                case PoolFull():
+                    told.append((index, verdict.code, 0))
+        return tuple(told)
+
+    # ------------------------------------------------------------ consuming
+
+    def subscribe(
+        self,
+        consumer: Consumer,
+        group: str,
+        *,
+        exclusive: bool,
+        ack_wait: int,
+        credit: int,
+        start: int | None,
+        seek: int | None,
+    ) -> tuple[GroupDriver, Joined]:
+        """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end)."""
+        first, end = self.log.first, self.log.durable_end
+        begin = end if start is None else max(first, start)
+        driver = self.groups.get(group) if group else None
+        if driver is None:
+            name = group or f"#{next(self._anonymous)}"
+            driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
+        elif driver.consumers and driver.group.config.exclusive != exclusive:
+            kind = "exclusive" if driver.group.config.exclusive else "shared"
+            raise GroupKindError(f"the group {group!r} of {self.name!r} is {kind}, and has members")
+        elif not driver.consumers:
+            driver.group.config = self.settings.group(exclusive, ack_wait)
+        try:
+            joined = driver.join(consumer, credit, seek)
+        except RailgunError:
+            if not group:
+                self.forget(driver)
+            raise
+        return driver, joined
+
+    def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
+        """A consumer goes; a group that is not tracked goes with it."""
+        driver.leave(member, graceful)
+        if not driver.tracked and not driver.consumers:
+            self.forget(driver)
+
+    def _driver(self, name: str, exclusive: bool, ack_wait: int, start: int) -> GroupDriver:
+        config = self.settings.group(exclusive, ack_wait)
+        saved, tracked = self._saved.pop(name, None), not name.startswith("#")
+        driver = self.groups[name] = GroupDriver(self, name, config, saved, start, tracked)
+        return driver
+
+    def forget(self, driver: GroupDriver) -> None:
+        """A group is no more."""
+        driver.end()
+        self.groups.pop(driver.name, None)
+
+    def keep(
+        self, changes: list[tuple[str, bytes]], done: Callable[[RailgunError | None], None]
+    ) -> None:
+        """Write changes of groups to their log."""
+        try:
+            self._committer.submit(self._group_log, changes, done)
+        except RailgunError as error:
+            done(error)
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, first: int, end: int, most_bytes: int) -> tuple[list[Bytes], int]:
+        """Batches of messages from `first` on and before `end`, and the offset after them."""
+        batches: list[Bytes] = []
+        following = first
+        for batch in self.log.read(first, most_bytes):
+            found = head(batch)
+            if found.base >= end:
+                break
+            following = min(found.end, end)
+            batches.append(cut(batch, max(found.base, first), following))
+            if following == end:
+                break
+        return batches, following
+
+    def time_of(self, offset: int) -> int:
+        """When a message was stored."""
+        first, end, stored = self._times
+        if not first <= offset < end:
+            found = head(self.log.read(max(offset, self.log.first), 1)[0])
+            first, end, stored = self._times = (found.base, found.end, found.time)
+        return stored
+
+    def bury(self, driver: GroupDriver, bury: Bury) -> None:
+        """Bring a message to the dead letters; its ID there sees to it that it comes once."""
+        try:
+            (batch,), _ = self.read(bury.offset, bury.offset + 1, 1)
+        except (TrimmedError, ValueError):
+            self.loop.call_soon(driver.buried, bury, None)  # there is nothing left to bury
+            return
+        except RailgunError as error:
+            self.loop.call_soon(driver.buried, bury, error)
+            return
+        records = Records(batch)
+        told = {
+            "stream": self.name,
+            "offset": str(bury.offset),
+            "id": (records.id(0) or b"").decode("utf-8", "replace"),
+            "group": driver.name,
+            "deliveries": str(bury.deliveries),
+            "reason": bury.reason,
+            "rule": bury.rule,
+            "time": str(records.time),
+        }
+        key = f"{driver.name}/{bury.offset}".encode()[:255]
+        letter = build([records.payload(0)], [key], [json.dumps(told).encode()])
+
+        def answer(stored: Stored | RailgunError) -> None:
+            driver.buried(bury, stored if isinstance(stored, RailgunError) else None)
+
+        self._graves(self).publish([letter], answer)
+
+    # ------------------------------------------------------------ keeping, ending
+
+    def trim(self) -> int:
+        """Take away what is too old or too much, in any thread; the first offset there is then."""
+        settings = self.settings
+        if settings.max_age is None and settings.max_bytes is None:
+            return self.log.first
+        age = None if settings.max_age is None else int(settings.max_age * SECOND)
+        return self.log.trim(age, settings.max_bytes, self.now())
+
+    def trimmed(self) -> None:
+        """Tell the groups what is gone."""
+        first = self.log.first
+        for driver in list(self.groups.values()):
+            if first > driver.group.first:
+                driver.trimmed(first)
+
+    def end(self) -> None:
+        """Let the groups write what they have to; nothing happens after that."""
+        for driver in list(self.groups.values()):
+            driver.end()
+
+    def close(self) -> None:
+        """Leave the files; when the committer has done its work."""
+        self.log.close()
+        self._group_log.close()
+
+
+def _chosen(batches: Sequence[Bytes], rows: Sequence[int]) -> bytearray:
+    """One batch of some messages of several."""
+    payloads, ids, headers = [], [], []
+    for batch in batches:
+        records = Records(batch)
+        payloads += records.payloads()
+        ids += records.ids()
+        headers += records.all_headers()
+    return build([payloads[n] for n in rows], [ids[n] for n in rows], [headers[n] for n in rows])

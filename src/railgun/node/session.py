@@ -1,0 +1,445 @@
+"""A session: one client's connection to a node, and everything it asks for.
+
+Rules:
+
+1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes that
+   are no frame end the session; nothing ends the node.
+2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
+3. What is sent in one turn of the event loop goes out together. A consumer gets no more than its credit, and what waits
+   in the socket is bounded: messages are read from disk when there is room for them.
+4. A publisher that is faster than the disk is not read until what it has sent is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from google.protobuf.message import Message
+
+from railgun.core.delivery import Command, Deliver, Missed, Receipt, Stale
+from railgun.core.errors import RailgunError
+from railgun.core.topics import check_topic
+from railgun.node.groups import GroupDriver, Told
+from railgun.node.node import Ephemeral, Node
+from railgun.node.persistent import Persistent, Stored
+from railgun.node.settings import SECOND, check_name
+from railgun.wire.commands import Blob, Frame, FrameError, FrameReader, encode
+from railgun.wire.connection import Connection
+from railgun.wire.proto import streams_pb2 as p
+from railgun.wire.records import Bytes, check, cut, head, split
+
+SILENCE: Final = 20.0
+MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
+ROOM: Final = 1 << 20  # bytes that wait in a socket
+PIECE: Final = 256 << 10  # bytes read at once
+TIMEOUT: Final = 30 * SECOND  # for a response, if nothing is said
+LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
+
+
+class RequestError(RailgunError):
+    """What was asked for cannot be done with this stream."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Wire(Connection):
+    """A connection that tells when there is room again."""
+
+    resumed: Callable[[], None] = staticmethod(lambda: None)
+
+    def resume_writing(self) -> None:
+        """What waited has gone."""
+        self.resumed()
+
+
+class Consumer:
+    """A subscription of a session to a persistent stream."""
+
+    def __init__(self, session: Session, channel: int, name: str, stream: Persistent) -> None:
+        self.session = session
+        self.channel = channel
+        self.name = name
+        self.stream = stream
+        self.driver: GroupDriver | None = None
+        self.outbox: deque[Deliver] = deque()
+
+    def deliver(self, delivers: list[Deliver]) -> None:
+        """Send these, when there is room."""
+        self.outbox.extend(delivers)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        while self.outbox and self.session.room:
+            ranges: list[p.Range] = []
+            blobs: list[Blob] = []
+            size, epoch = 0, self.outbox[0].epoch
+            while self.outbox and size < PIECE and self.outbox[0].epoch == epoch:
+                deliver = self.outbox.popleft()
+                try:
+                    batches, end = self.stream.read(deliver.first, deliver.end, PIECE - size)
+                except RailgunError as error:
+                    self.session.lose(self, error)
+                    return
+                count = end - deliver.first
+                ranges.append(p.Range(first=deliver.first, count=count, delivery=deliver.delivery))
+                blobs += batches
+                size += sum(map(len, batches))
+                if end < deliver.end:
+                    self.outbox.appendleft(replace(deliver, first=end))
+            self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
+
+    def tell(self, command: Command) -> None:
+        """What it has to know."""
+        match command:
+            case Missed(first, end):
+                self.session.send(p.Missed(first=first, end=end), (), self.channel)
+            case _ if getattr(command, "end", None) is not None:  # recalled: what was not sent is not sent
+                self.outbox.clear()
+
+    def leave(self, graceful: bool) -> None:
+        """It goes."""
+        if self.driver is not None:
+            self.stream.leave(self.driver, self.name, graceful)
+
+
+class Listener:
+    """A subscription of a session to an ephemeral stream."""
+
+    def __init__(self, session: Session, channel: int, name: str, stream: Ephemeral) -> None:
+        self.session = session
+        self.channel = channel
+        self.name = name
+        self.stream = stream
+
+    def leave(self, graceful: bool) -> None:
+        """It goes."""
+        self.stream.exchange.leave(self)
+
+
+class Session:
+    """One client."""
+
+    _numbers: ClassVar[int] = 0
+
+    def __init__(self, node: Node, connection: Wire) -> None:
+        Session._numbers += 1
+        self.name = f"{connection.who.get('name') or 'client'}-{Session._numbers}"
+        self.node = node
+        self.connection = connection
+        self.heard = time.monotonic()
+        self.subscriptions: dict[int, Consumer | Listener] = {}
+        self._reader = FrameReader()
+        self._out: list[Blob] = []
+        self._waits = 0  # bytes in _out
+        self._unstored = 0
+        self._paused = False
+        connection.transport.set_write_buffer_limits(high=ROOM)
+        connection.resumed = self._resumed
+
+    # ------------------------------------------------------------ sending
+
+    @property
+    def room(self) -> bool:
+        """Whether more than answers may be sent."""
+        return self._waits + self.connection.unsent < ROOM
+
+    def send(self, command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
+        """Send a frame, with the others of this turn."""
+        pieces = encode(command, blobs, channel)
+        if not self._out:
+            self.node.loop.call_soon(self._go)
+        self._out += pieces
+        self._waits += sum(map(len, pieces))
+
+    def _go(self) -> None:
+        out, self._out, self._waits = self._out, [], 0
+        if not self.connection.transport.is_closing():
+            self.connection.transport.write(b"".join(out) if len(out) > 1 else out[0])
+        if self.room:
+            self._resumed()
+
+    def _resumed(self) -> None:
+        for subscription in list(self.subscriptions.values()):
+            if isinstance(subscription, Consumer):
+                subscription.flush()
+
+    def fail(self, request: int, error: Exception, channel: int = 0) -> None:
+        """Say what is wrong."""
+        code = getattr(error, "code", "BAD_REQUEST")
+        self.send(p.Failed(request=request, code=code, text=str(error)[:2000]), (), channel)
+
+    # ------------------------------------------------------------ receiving
+
+    def received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self.heard = time.monotonic()
+        try:
+            for frame in self._reader.feed(data):
+                try:
+                    self._do(frame)
+                except FrameError:
+                    raise
+                except RailgunError as error:
+                    self.fail(getattr(frame.command, "request", 0), error, frame.channel)
+        except FrameError as error:
+            self.fail(0, error)
+            self._go()
+            self.connection.close(error)
+
+    def _do(self, frame: Frame) -> None:
+        command = frame.command
+        match command:
+            case p.Publish():
+                self._publish(command, frame.blob)
+            case p.Ack() | p.Nack() | p.InProgress():
+                self._answered(frame.channel, command)
+            case p.Grant():
+                self._grant(frame.channel, command.credit)
+            case p.Respond():
+                self._respond(command, frame.blob)
+            case p.Subscribe():
+                self._subscribe(frame.channel, command)
+            case p.Unsubscribe():
+                subscription = self.subscriptions.pop(frame.channel, None)
+                if subscription is not None:
+                    subscription.leave(graceful=True)
+                self.send(p.Unsubscribed(request=command.request), (), frame.channel)
+            case p.Admin():
+                self._administer(command)
+            case p.Ping():
+                self.send(p.Pong(number=command.number))
+            case p.Pong():
+                pass
+            case _:
+                raise FrameError(f"{type(command).__name__} is not for a node to hear")
+
+    # ------------------------------------------------------------ publishing
+
+    def _publish(self, command: p.Publish, blob: bytearray) -> None:
+        stream = self.node.get(command.stream)
+        batches = split(blob)
+        if not batches:
+            raise RequestError("BAD_REQUEST", "a publish without messages")
+        for batch in batches:
+            check(batch)
+        if isinstance(stream, Ephemeral):
+            self._scatter(stream, command, batches)
+            return
+        if command.topic or command.response:
+            what = "topics" if command.topic else "responses"
+            raise RequestError(
+                "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
+            )
+        self._unstored += len(blob)
+        if self._unstored > MOST_UNSTORED and not self._paused:
+            self._paused = True
+            self.connection.transport.pause_reading()
+        stream.publish(batches, partial(self._stored, command.request, len(blob)))  # type: ignore[arg-type]
+
+    def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
+        self._unstored -= size
+        if self._paused and self._unstored <= MOST_UNSTORED // 2:
+            self._paused = False
+            with contextlib.suppress(RuntimeError):
+                self.connection.transport.resume_reading()
+        if isinstance(outcome, RailgunError):
+            self.fail(request, outcome)
+            return
+        refused = [p.Refused(index=n, code=code, offset=o) for n, code, o in outcome.refused]
+        self.send(
+            p.Published(request=request, base=outcome.base, stored=outcome.count, refused=refused)
+        )
+
+    def _scatter(self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]) -> None:
+        """Publish to whoever listens."""
+        check_topic(command.topic)
+        name, count = command.response, sum(head(batch).count for batch in batches)
+        if name:
+            self._await_response(command, count)
+        routing = stream.exchange.publish(self, command.topic, count)
+        if name and not routing.sent:
+            self.node.responses.close(name)
+            code = "CONSUMERS_BUSY" if routing.matched else "NO_CONSUMERS"
+            self.send(p.Response(request=command.request, code=code))
+            return
+        told = p.Deliver(topic=command.topic, response=name)
+        for send in routing.sends:
+            send.member.session.send(
+                told, _some(batches, send.first, send.end, count), send.member.channel
+            )
+        for loss in routing.losses:
+            for member in loss.members:
+                member.session.send(p.Lost(count=loss.count), (), member.channel)
+        if not name:
+            self.send(p.Published(request=command.request, matched=routing.matched))
+
+    # ------------------------------------------------------------ responses
+
+    def _await_response(self, command: p.Publish, count: int) -> None:
+        if count != 1:
+            raise RequestError("BAD_REQUEST", f"a request is one message, not {count}")
+        check_name(command.response)
+        timeout = command.timeout or TIMEOUT
+        if timeout > LONGEST_TIMEOUT:
+            raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
+        now = time.time_ns() // 1000
+        name = command.response
+        self.node.responses.open(name, (self, command.request), now + timeout)
+        self.node.loop.call_later(timeout / SECOND, self.node_expired)
+
+    def node_expired(self) -> None:
+        """Some responses have not come in time: say so."""
+        for _, (session, request) in self.node.responses.expired(time.time_ns() // 1000):
+            session.send(p.Response(request=request, code="RS_TIMEOUT"))
+
+    def _respond(self, command: p.Respond, blob: bytearray) -> None:
+        if check(blob).count != 1:
+            raise RequestError("BAD_REQUEST", "a response is one message")
+        session, request = self.node.responses.answer(command.response)
+        session.send(p.Response(request=request), [blob])
+        self.send(p.Responded(request=command.request))
+
+    # ------------------------------------------------------------ consuming
+
+    def _subscribe(self, channel: int, command: p.Subscribe) -> None:
+        if not channel or channel in self.subscriptions:
+            raise RequestError("BAD_CHANNEL", f"channel {channel} is taken: choose another")
+        if command.group:
+            check_name(command.group)
+        stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
+        if isinstance(stream, Ephemeral):
+            listener = Listener(self, channel, name, stream)
+            matcher = command.matcher if command.has_matcher else "#"
+            stream.exchange.subscribe(listener, matcher, command.group or None)
+            stream.exchange.grant(listener, command.credit)
+            self.subscriptions[channel] = listener
+            self.send(p.Subscribed(request=command.request, why="end"), (), channel)
+            return
+        if command.has_matcher:
+            raise RequestError(
+                "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
+            )
+        start: int | None = None if command.start == p.END else stream.log.first
+        seek = command.offset if command.start == p.OFFSET else None
+        consumer = Consumer(self, channel, name, stream)
+        self.subscriptions[channel] = consumer
+        try:
+            consumer.driver, joined = stream.subscribe(
+                consumer,
+                command.group,
+                exclusive=command.exclusive,
+                ack_wait=command.ack_wait,
+                credit=command.credit,
+                start=start,
+                seek=seek,
+            )
+        except RailgunError:
+            del self.subscriptions[channel]
+            raise
+        why = {"tracked": "position", "sought": "offset"}.get(
+            joined.why, "end" if command.start == p.END else "start"
+        )
+        told = p.Subscribed(request=command.request, offset=joined.offset, why=why, persistent=True)
+        self.send(told, (), channel)
+
+    def _grant(self, channel: int, credit: int) -> None:
+        subscription = self._subscription(channel)
+        if isinstance(subscription, Listener):
+            subscription.stream.exchange.grant(subscription, credit)
+        else:
+            assert subscription.driver is not None
+            driver = subscription.driver
+            driver.group.grant(subscription.name, credit, subscription.stream.now())
+            driver.look()
+
+    def _answered(self, channel: int, command: p.Ack | p.Nack | p.InProgress) -> None:
+        consumer = self._subscription(channel)
+        if isinstance(consumer, Listener):
+            consumer.stream.exchange.ack(consumer)  # which says that there is none
+            return
+        driver, request = consumer.driver, command.request
+        assert driver is not None
+        receipts = [
+            Receipt(r.first, r.first + r.count, r.delivery, command.epoch) for r in command.ranges
+        ]
+        told: Told | None = partial(self._safe, channel, request) if request else None
+        stale: list[Stale]
+        match command:
+            case p.Nack():
+                delay, reason = command.delay, command.reason
+                stale = driver.nack(consumer.name, receipts, delay, reason, told)
+            case p.InProgress():
+                stale = driver.in_progress(consumer.name, receipts, told)
+            case _:
+                stale = driver.ack(consumer.name, receipts, told)
+        for one in stale:
+            text = f"messages {one.first} to {one.end - 1}, delivery {one.delivery}, are not yours any more"
+            self.send(p.Failed(request=request, code=one.code, text=text), (), channel)
+
+    def _safe(self, channel: int, request: int, error: RailgunError | None) -> None:
+        if error is None:
+            self.send(p.Acked(request=request), (), channel)
+        else:
+            self.fail(request, error, channel)
+
+    def _subscription(self, channel: int) -> Consumer | Listener:
+        subscription = self.subscriptions.get(channel)
+        if subscription is None:
+            raise RequestError("NO_SUBSCRIPTION", f"nothing is subscribed on channel {channel}")
+        return subscription
+
+    def lose(self, consumer: Consumer, error: Exception) -> None:
+        """What a consumer is to get cannot be read: it is told, and goes."""
+        self.subscriptions.pop(consumer.channel, None)
+        consumer.outbox.clear()
+        self.fail(0, error, consumer.channel)
+        self.node.loop.call_soon(consumer.leave, False)
+
+    # ------------------------------------------------------------ everything else
+
+    def _administer(self, command: p.Admin) -> None:
+        calls: dict[str, Callable[..., Any]] = {
+            "ensure": self.node.ensure,
+            "list": self.node.list,
+            "describe": self.node.describe,
+            "group": self.node.group,
+        }
+        try:
+            arguments = json.loads(command.arguments or "{}")
+            call = calls[command.call]
+            result = call(**arguments)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError("BAD_REQUEST", f"{command.call[:80]!r}: {error}") from error
+        self.send(p.Done(request=command.request, result=json.dumps(result)))
+
+    def ended(self) -> None:
+        """The connection is gone: so are its consumers, and what it waited for."""
+        for subscription in list(self.subscriptions.values()):
+            subscription.leave(graceful=False)
+        self.subscriptions.clear()
+        for name in self.node.responses.gone_of(self) if hasattr(self.node.responses, "gone_of") else ():
+            del name
+
+
+def _some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
+    """Messages [first, end) of a publish, as batches."""
+    if first == 0 and end == count:
+        return batches
+    chosen, at = [], 0
+    for batch in batches:
+        found = head(batch)
+        low, high = max(first - at, 0), min(end - at, found.count)
+        if low < high:
+            chosen.append(cut(batch, found.base + low, found.base + high))
+        at += found.count
+    return chosen

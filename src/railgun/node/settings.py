@@ -1,0 +1,108 @@
+"""What a stream is, as it is asked for and kept: its kind, and the rules it has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+from railgun.core.delivery import GroupConfig
+from railgun.core.errors import RailgunError
+
+SECOND: Final = 1_000_000
+Kind = Literal["persistent", "ephemeral"]
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+DEAD: Final = ".dlq"
+"""The dead letters of a stream are in the stream of its name with this at its end."""
+
+
+class BadSettingsError(RailgunError):
+    """A stream that cannot be as it is asked for."""
+
+    code: ClassVar[str] = "BAD_SETTINGS"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What a stream is. Times in seconds; None: without that rule.
+
+    >>> StreamSettings.of({"max_age": 3600})
+    StreamSettings(kind=..., max_age=3600, ...)
+    >>> StreamSettings.of({"kind": "table"})
+    Traceback (most recent call last):
+    railgun.node.settings.BadSettingsError: kind is 'persistent' or 'ephemeral', not 'table'
+    """
+
+    kind: Kind = "persistent"
+    id_box: float = 120.0
+    """For so long an ID is remembered."""
+    max_ids: int = 1_000_000
+    duplicates: Literal["refuse", "ok"] = "refuse"
+    """What a publisher is told of an ID that is there already."""
+    max_age: float | None = None
+    max_bytes: int | None = None
+    dead_distance: int | None = None
+    """A message that is not acked goes to the dead letters when one so much later was."""
+    dead_deliveries: int | None = None
+    dead_age: float | None = None
+
+    @staticmethod
+    def of(asked: dict[str, Any]) -> StreamSettings:
+        """As it was asked for."""
+        known = {field.name for field in dataclasses.fields(StreamSettings)}
+        for name in asked:
+            if name not in known:
+                raise BadSettingsError(
+                    f"a stream has no setting {name!r}; there are {', '.join(sorted(known))}"
+                )
+        made = StreamSettings(**asked)
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if self.kind not in ("persistent", "ephemeral"):
+            raise BadSettingsError(f"kind is 'persistent' or 'ephemeral', not {self.kind!r}")
+        if self.duplicates not in ("refuse", "ok"):
+            raise BadSettingsError(f"duplicates is 'refuse' or 'ok', not {self.duplicates!r}")
+        for name, least in (
+            ("id_box", 0.001), ("max_ids", 1), ("max_age", 0.001), ("max_bytes", 1),
+            ("dead_distance", 0), ("dead_deliveries", 1), ("dead_age", 0.001),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is None and name not in ("id_box", "max_ids"):
+                continue
+            whole = name in ("max_ids", "max_bytes", "dead_distance", "dead_deliveries")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise BadSettingsError(f"{name} is a number, not {value!r}")
+            if not least <= value < 1e15:
+                raise BadSettingsError(f"{name} is {value}, and must be at least {least}")
+        if self.max_age is not None and self.max_age < self.id_box:
+            raise BadSettingsError(
+                f"IDs are remembered for {self.id_box:g} s, and messages kept for {self.max_age:g} s: "
+                "after a restart those in between would be forgotten. Make id_box shorter"
+            )
+        if self.kind == "ephemeral" and self != StreamSettings(kind="ephemeral"):
+            raise BadSettingsError("an ephemeral stream keeps nothing: it has no other settings")
+
+    def group(self, exclusive: bool, ack_wait: int) -> GroupConfig:
+        """How a group of it is served."""
+        age = None if self.dead_age is None else int(self.dead_age * SECOND)
+        wait = ack_wait or None
+        return GroupConfig(exclusive, wait, self.dead_distance, self.dead_deliveries, age)
+
+    def as_json(self) -> str:
+        """To be kept."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def check_name(name: str) -> str:
+    """The name of a stream or a group: letters, digits, `_`, `.` and `-`."""
+    if not _NAME.fullmatch(name):
+        raise BadSettingsError(
+            f"{name[:80]!r} cannot be a name: letters, digits, '_', '.' and '-', at most 200, none of the last "
+            "two at the beginning"
+        )
+    return name

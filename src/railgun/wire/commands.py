@@ -1,0 +1,124 @@
+"""Frames between a client and a node: a command, and bytes that go with it.
+
+A frame, little endian::
+
+    0  u32  size     of all that follows
+    4  u8   kind     which command it is (`KINDS`)
+    5  u8   0
+    6  u16  length   of the command
+    8  u32  channel  of a subscription; 0: of none
+    12      the command, as protobuf (`proto/streams.proto`)
+            the blob: record batches, or nothing
+
+Rules:
+
+1. Whatever bytes come, they are frames or a `FrameError`, which ends the connection.
+2. A frame that is larger than both sides have agreed on is refused when its size has come, before its bytes have.
+3. A blob is a copy of its own, which may be changed: the node writes offsets into it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from google.protobuf.message import DecodeError, Message
+
+from railgun.core.errors import RailgunError
+from railgun.wire.proto import streams_pb2 as p
+
+VERSION: Final = 1
+LARGEST: Final = 8 << 20
+"""Bytes of a frame, if nothing else is agreed on."""
+_HEAD: Final = struct.Struct("<IBBHI")
+_SIZE: Final = struct.Struct("<I")
+_SHORTEST: Final = _HEAD.size - _SIZE.size
+Blob: TypeAlias = bytes | bytearray | memoryview
+
+KINDS: Final[dict[int, Any]] = {
+    1: p.Ping, 2: p.Pong, 3: p.Failed,
+    10: p.Publish, 11: p.Published, 12: p.Respond, 13: p.Responded, 14: p.Response,
+    20: p.Subscribe, 21: p.Subscribed, 22: p.Grant, 23: p.Deliver, 24: p.Ack, 25: p.Nack, 26: p.InProgress,
+    27: p.Acked, 28: p.Unsubscribe, 29: p.Unsubscribed, 30: p.Missed, 31: p.Lost,
+    40: p.Admin, 41: p.Done,
+}  # fmt: skip
+"""The number of each command in a frame."""
+_NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
+
+
+class FrameError(RailgunError):
+    """Bytes that are no frame, or a frame that is not acceptable."""
+
+    code = "BAD_FRAME"
+
+
+class Frame(NamedTuple):
+    """What came."""
+
+    channel: int
+    command: Any
+    blob: bytearray
+
+
+def encode(command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> list[Blob]:
+    """A frame, in pieces to be written one after the other.
+
+    >>> frame = b"".join(encode(p.Ping(number=7), [b"blob"], channel=3))
+    >>> [(f.channel, f.command.number, bytes(f.blob)) for f in FrameReader().feed(frame)]
+    [(3, 7, b'blob')]
+    """
+    body = command.SerializeToString()
+    size = _SHORTEST + len(body) + sum(map(len, blobs))
+    if len(body) > 0xFFFF:
+        raise FrameError(f"a command of {len(body):,} bytes: {0xFFFF:,} are the most")
+    return [_HEAD.pack(size, _NUMBERS[type(command)], 0, len(body), channel) + body, *blobs]
+
+
+class FrameReader:
+    """Makes frames of bytes that come in pieces."""
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        self.largest = largest
+        self._data = bytearray()
+        self._need = _SIZE.size
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now."""
+        self._data += data
+        if len(self._data) < self._need:
+            return
+        whole, at = self._data, 0
+        try:
+            while len(whole) - at >= _SIZE.size:
+                (size,) = _SIZE.unpack_from(whole, at)
+                if not _SHORTEST <= size <= self.largest:
+                    raise FrameError(
+                        f"a frame of {size:,} bytes: between {_SHORTEST} and {self.largest:,} are acceptable"
+                    )
+                if len(whole) - at < _SIZE.size + size:
+                    self._need = _SIZE.size + size
+                    break
+                frame = _decode(whole, at, size)
+                at += _SIZE.size + size
+                self._need = _SIZE.size
+                yield frame
+        finally:
+            del self._data[:at]
+
+
+def _decode(data: bytearray, at: int, size: int) -> Frame:
+    _, number, zero, length, channel = _HEAD.unpack_from(data, at)
+    kind = KINDS.get(number)
+    begin, end = at + _HEAD.size, at + _SIZE.size + size
+    if kind is None or zero:
+        raise FrameError(
+            f"there is no command {number}.{zero}: the other side is of a later version"
+        )
+    if begin + length > end:
+        raise FrameError(f"a command of {length} bytes in a frame of {size}")
+    try:
+        command = kind.FromString(bytes(data[begin : begin + length]))
+    except DecodeError as error:
+        raise FrameError(f"a command that is no {kind.__name__}: {error}") from error
+    return Frame(channel, command, data[begin + length : end])
