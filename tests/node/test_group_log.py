@@ -185,7 +185,7 @@ def test_ps_1_nothing_synced_is_lost_by_power_cuts(block: int) -> None:
             assert fitting, (seed, states)
             del history[fitting[0] :]
             synced = len(history)
-            disk.crash_at(chance.randrange(120))
+            disk.crash_at(chance.randrange(chance.choice((5, 120))))
             try:
                 while True:
                     changes = []

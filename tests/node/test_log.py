@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -379,7 +380,8 @@ def test_an_index_that_does_not_fit_is_made_anew(broken: str) -> None:
             disk.replace(path, b"")
         case "old":
             data = bytearray(good)
-            data[24:32] = (100).to_bytes(8, "little")
+            data[24:32] = (100).to_bytes(8, "little")  # when the segment was smaller
+            data[4:8] = zlib.crc32(data[8:]).to_bytes(4, "little")
             disk.replace(path, data)
         case "flipped":
             disk.flip(path)
@@ -454,7 +456,7 @@ def test_ps_1_nothing_acknowledged_is_lost_by_power_cuts(block: int) -> None:
             assert everything(log, chance.choice((1, 300, 5000))) == written[log.first : log.end]
             del written[log.end :]
             acknowledged = log.end
-            disk.crash_at(chance.randrange(60))
+            disk.crash_at(chance.randrange(chance.choice((5, 60))))
             try:
                 for n in range(100):
                     payloads = [

@@ -198,6 +198,14 @@ def test_a_header_that_cannot_be_is_told(field: int, form: str, value: int, told
         check(sealed(batch))
 
 
+def test_a_batch_too_large_is_told_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railgun.wire.records.LARGEST", 1000)
+    assert len(build([bytes(932)])) == 1000
+    for payloads in ([bytes(933)], [bytes(1001)], [bytes(1)] * 500):
+        with pytest.raises(BatchError, match="build smaller ones"):
+            build(payloads)
+
+
 def test_messages_that_cannot_be_a_batch_are_told() -> None:
     with pytest.raises(BatchError, match="at least one message"):
         build([])

@@ -23,6 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from railgun.core.errors import RailgunError
@@ -94,9 +95,11 @@ class Committer:
     ) -> None:
         self._run = run
         self._most = most_bytes
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._lines: dict[int, _Line] = {}  # by the id of the log, which the line keeps alive
-        self._ready: deque[_Line] = deque()
+        self._ready: SimpleQueue[_Line | None] = (
+            SimpleQueue()
+        )  # a thread awakes sooner than by a condition
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"railgun-commit-{n}", daemon=True)
@@ -110,47 +113,43 @@ class Committer:
     ) -> None:
         """Commit these as soon as may be; `done` is called once, with None or what went wrong."""
         job = _Job(batches, done, stamp, sum(map(len, batches)))
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError("the committer is closed: the node is about to end")
             line = self._lines.get(id(log))
-            if line is None:
-                line = self._lines[id(log)] = _Line(log)
-                self._ready.append(line)
-                self._changed.notify()
+            if line is not None:
+                line.jobs.append(job)
+                return
+            line = self._lines[id(log)] = _Line(log)
             line.jobs.append(job)
+        self._ready.put(line)
 
     def close(self) -> None:
         """Take nothing more, and wait until all is done. May be called again, and by several threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._lock:
+            first, self._closed = not self._closed, True
+            if first and not self._lines:
+                self._end()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
 
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._ready.put(None)
+
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._ready:
-                    if self._closed and not self._lines:
-                        self._changed.notify_all()
-                        return
-                    self._changed.wait()
-                line = self._ready.popleft()
+        while (line := self._ready.get()) is not None:
+            with self._lock:
                 jobs = self._take(line)
-            told = self._commit(line.log, jobs)
-            self._tell(told)
-            del jobs, told
-            with self._changed:
+            self._tell(self._commit(line.log, jobs))
+            with self._lock:
                 if line.jobs:
-                    self._ready.append(line)
-                    if len(self._ready) > 1:  # one is for this thread
-                        self._changed.notify()
-                else:
-                    del self._lines[id(line.log)]
-                    if self._closed and not self._lines:
-                        self._changed.notify_all()
+                    self._ready.put(line)
+                    continue
+                del self._lines[id(line.log)]
+                if self._closed and not self._lines:
+                    self._end()
 
     def _take(self, line: _Line) -> list[_Job]:
         jobs = [line.jobs.popleft()]

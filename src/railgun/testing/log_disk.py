@@ -218,6 +218,10 @@ class LogDisk:
         if self.hook is not None:
             self.hook(step, path)
 
+    def chance(self) -> bool:
+        """Whether something happens that may happen."""
+        return self._chance.random() < 0.5
+
     def life(self) -> int:
         """How often all programs were gone."""
         return self._life
@@ -273,6 +277,8 @@ class _LogFile:
     def truncate(self, size: int) -> None:
         self._check()
         self._disk.step("truncate", self._path)
+        if self._disk.chance():  # the system has written back on its own what is cut off now
+            self._content.durable = bytearray(self._content.seen)
         self._content.touch(size)
         del self._content.seen[size:]
 

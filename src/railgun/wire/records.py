@@ -34,6 +34,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -53,6 +54,7 @@ _HEAD: Final = struct.Struct("<4sIIIQQqIHHQQ")
 _PATCHED: Final = struct.Struct("<QQq")
 _U32: Final = struct.Struct("<I")
 _LAST_OFFSET: Final = 1 << 63
+_FEW: Final = 16  # for fewer, numpy is slower than a loop in C
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ends: TypeAlias = npt.NDArray[np.uint32]
@@ -99,7 +101,8 @@ def build(
     count = len(payloads)
     if not count:
         raise BatchError("a batch has at least one message; publish nothing instead of none")
-    flags, ends = 0, [_ends("payload", payloads)]
+    table, total = _ends("payload", payloads)
+    flags, size, pieces = 0, HEADER + 4 * count + total, [bytes(HEADER), table]
     columns: list[Sequence[bytes]] = []
     for name, flag, given in (("ID", HAS_IDS, ids), ("header", HAS_HEADERS, headers)):
         if given is None:
@@ -109,43 +112,54 @@ def build(
         column = (
             [value or b"" for value in given] if None in given else cast("Sequence[bytes]", given)
         )
-        column_ends = _ends(name, column)
-        if not column_ends[-1]:
+        table, total = _ends(name, column)
+        if not total:
             continue  # all are empty: the same as none
-        if flag == HAS_IDS:
-            longest = int(np.diff(column_ends, prepend=0).argmax())
-            if len(column[longest]) > LONGEST_ID:
-                raise BatchError(
-                    f"the ID of message {longest} has {len(column[longest])} bytes; "
-                    f"{LONGEST_ID} are the most"
-                )
+        if flag == HAS_IDS and (longest := max(map(len, column))) > LONGEST_ID:
+            at = next(n for n, value in enumerate(column) if len(value) == longest)
+            raise BatchError(
+                f"the ID of message {at} has {longest} bytes; {LONGEST_ID} are the most"
+            )
         flags |= flag
-        ends.append(column_ends)
+        size += 4 * count + total
+        pieces.append(table)
         columns.append(column)
-    columns.append(payloads)
-    size = HEADER + sum(4 * count + int(column[-1]) for column in ends)
-    if size > LARGEST:
-        raise BatchError(f"a batch of {size:,} bytes; {LARGEST:,} are the most: build smaller ones")
-    pieces: list[bytes] = [bytes(HEADER), *(column.astype("<u4").tobytes() for column in ends)]
     for column in columns:
         pieces += column
+    pieces += payloads
     try:
         batch = bytearray().join(pieces)
     except TypeError as error:
         raise BatchError(f"payloads, IDs and headers are bytes: {error}") from error
     if len(batch) != size:
         raise BatchError("payloads, IDs and headers are bytes, not views of larger items")
+    if size > LARGEST:
+        raise _too_large(size)
     body = zlib.crc32(memoryview(batch)[HEADER:])
     _HEAD.pack_into(batch, 0, MAGIC, size, 0, body, 0, 0, 0, count, flags, 0, 0, 0)
     patch(batch, 0, 0, 0)
     return batch
 
 
-def _ends(name: str, column: Sequence[bytes]) -> npt.NDArray[np.int64]:
+def _ends(name: str, column: Sequence[bytes]) -> tuple[bytes, int]:
+    """The table of ends of a column, and the last one."""
+    count = len(column)
     try:
-        return np.cumsum(np.fromiter(map(len, column), np.int64, len(column)))
+        if count <= _FEW:
+            few = list(accumulate(map(len, column)))
+            total = few[-1]
+        else:
+            many = np.cumsum(np.fromiter(map(len, column), np.int64, count))
+            total = int(many[-1])
     except TypeError as error:
         raise BatchError(f"a {name} is not bytes: {error}") from error
+    if total > LARGEST:
+        raise _too_large(total)
+    return struct.pack(f"<{count}I", *few) if count <= _FEW else many.astype("<u4").tobytes(), total
+
+
+def _too_large(size: int) -> BatchError:
+    return BatchError(f"a batch of {size:,} bytes; {LARGEST:,} are the most: build smaller ones")
 
 
 def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> None:
@@ -155,7 +169,7 @@ def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> No
     if not 0 <= base < _LAST_OFFSET or not 0 <= epoch < 1 << 64 or not -1 << 63 <= time < 1 << 63:
         raise BatchError(f"no batch has base {base}, epoch {epoch}, time {time}")
     _PATCHED.pack_into(batch, 16, base, epoch, time)
-    _U32.pack_into(batch, 8, zlib.crc32(memoryview(batch)[12:HEADER]))
+    _U32.pack_into(batch, 8, zlib.crc32(batch[12:HEADER]))
 
 
 def head(data: Bytes, at: int = 0) -> Head:
@@ -176,7 +190,7 @@ def head(data: Bytes, at: int = 0) -> Head:
         raise BatchError(
             f"no record batch at byte {at}: it begins with {magic!r}, not with {MAGIC!r}"
         )
-    if zlib.crc32(memoryview(data)[at + 12 : at + HEADER]) != crc:
+    if zlib.crc32(data[at + 12 : at + HEADER]) != crc:
         raise BatchError(f"the header of the batch at byte {at} is damaged: its checksum differs")
     if zero or zeros or more or flags & ~(HAS_IDS | HAS_HEADERS):
         raise BatchError(f"the batch at byte {at} has fields of a later version (flags {flags})")
@@ -185,7 +199,7 @@ def head(data: Bytes, at: int = 0) -> Head:
         raise BatchError(
             f"the header of the batch at byte {at} cannot be: {count} messages from {base}, {size} bytes"
         )
-    return Head(size, body, base, epoch, time, count, flags)
+    return tuple.__new__(Head, (size, body, base, epoch, time, count, flags))
 
 
 def check(batch: Bytes) -> Head:
