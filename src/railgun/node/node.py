@@ -171,7 +171,9 @@ class Node:
         """A stream by its name."""
         stream = self.streams.get(name)
         if stream is None:
-            raise NoStreamError(f"there is no stream {name[:200]!r}: make it (railgun stream ensure)")
+            raise NoStreamError(
+                f"there is no stream {name[:200]!r}: make it (railgun stream ensure)"
+            )
         return stream
 
     def ensure(

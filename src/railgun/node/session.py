@@ -2,8 +2,8 @@
 
 Rules:
 
-1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes that
-   are no frame end the session; nothing ends the node.
+1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
+   that are no frame end the session; nothing ends the node.
 2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
 3. What is sent in one turn of the event loop goes out together. A consumer gets no more than its credit, and what waits
    in the socket is bounded: messages are read from disk when there is room for them.
@@ -103,7 +103,9 @@ class Consumer:
         match command:
             case Missed(first, end):
                 self.session.send(p.Missed(first=first, end=end), (), self.channel)
-            case _ if getattr(command, "end", None) is not None:  # recalled: what was not sent is not sent
+            case _ if (
+                getattr(command, "end", None) is not None
+            ):  # recalled: what was not sent is not sent
                 self.outbox.clear()
 
     def leave(self, graceful: bool) -> None:
@@ -142,6 +144,7 @@ class Session:
         self._out: list[Blob] = []
         self._waits = 0  # bytes in _out
         self._unstored = 0
+        self._requests: dict[str, int] = {}  # by the name of the response
         self._paused = False
         connection.transport.set_write_buffer_limits(high=ROOM)
         connection.resumed = self._resumed
@@ -270,7 +273,7 @@ class Session:
         if name and not routing.sent:
             self.node.responses.close(name)
             code = "CONSUMERS_BUSY" if routing.matched else "NO_CONSUMERS"
-            self.send(p.Response(request=command.request, code=code))
+            self.respond(name, p.Response(code=code))
             return
         told = p.Deliver(topic=command.topic, response=name)
         for send in routing.sends:
@@ -294,19 +297,25 @@ class Session:
             raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
         now = time.time_ns() // 1000
         name = command.response
-        self.node.responses.open(name, (self, command.request), now + timeout)
-        self.node.loop.call_later(timeout / SECOND, self.node_expired)
+        self.node.responses.open(name, self, now + timeout)
+        self._requests[name] = command.request
+        self.node.loop.call_later(timeout / SECOND, self._expired)
 
-    def node_expired(self) -> None:
-        """Some responses have not come in time: say so."""
-        for _, (session, request) in self.node.responses.expired(time.time_ns() // 1000):
-            session.send(p.Response(request=request, code="RS_TIMEOUT"))
+    def _expired(self) -> None:
+        """Some responses, of this session or another, have not come in time: say so."""
+        for name, session in self.node.responses.expired(time.time_ns() // 1000):
+            session.respond(name, p.Response(code="RS_TIMEOUT"))
+
+    def respond(self, name: str, response: p.Response, blobs: Sequence[Blob] = ()) -> None:
+        """Give the answer to a request of this session."""
+        response.request = self._requests.pop(name)
+        self.send(response, blobs)
 
     def _respond(self, command: p.Respond, blob: bytearray) -> None:
         if check(blob).count != 1:
             raise RequestError("BAD_REQUEST", "a response is one message")
-        session, request = self.node.responses.answer(command.response)
-        session.send(p.Response(request=request), [blob])
+        session = self.node.responses.answer(command.response)
+        session.respond(command.response, p.Response(), [blob])
         self.send(p.Responded(request=command.request))
 
     # ------------------------------------------------------------ consuming
@@ -427,8 +436,7 @@ class Session:
         for subscription in list(self.subscriptions.values()):
             subscription.leave(graceful=False)
         self.subscriptions.clear()
-        for name in self.node.responses.gone_of(self) if hasattr(self.node.responses, "gone_of") else ():
-            del name
+        self.node.responses.gone(self)
 
 
 def _some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:

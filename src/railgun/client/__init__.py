@@ -1,0 +1,1 @@
+"""Clients of a node: asyncio first (`Client`), and a synchronous face (`SyncClient`)."""

@@ -1,0 +1,44 @@
+"""What can go wrong for a client. Each has a `code`: the node's own, or one of these."""
+
+from __future__ import annotations
+
+from railgun.core.errors import RailgunError
+
+
+class StreamsError(RailgunError):
+    """A node refused, or could not be reached. `code` says what for: see docs/design/wire.md."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{text} ({code})" if text else code)
+        self.code = code
+
+
+class DuplicateIdError(StreamsError):
+    """A message with this ID is there already, at `offset`; nothing was stored."""
+
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__("DUPLICATE_ID", text)
+        self.offset = offset
+
+
+class DeadlineError(StreamsError, TimeoutError):
+    """It was not done in time. What was published may be stored or not: with an ID it can be published again."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("DEADLINE", text)
+
+
+class NoNodeError(StreamsError, ConnectionError):
+    """There is no node there, or none that knows this secret."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("NO_NODE", text)
+
+
+class NoAnswerError(StreamsError):
+    """Nobody answered a request: NO_CONSUMERS, CONSUMERS_BUSY or RS_TIMEOUT."""
+
+
+def error_of(code: str, text: str) -> StreamsError:
+    """The error for a code of the node."""
+    return StreamsError(code, text)

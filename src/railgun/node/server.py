@@ -1,0 +1,197 @@
+"""A node that listens: the directory, the secret, the socket, and an orderly end.
+
+Rules:
+
+1. Whoever connects proves that they know the secret, before anything else is read (`wire.hello`).
+2. The secret is made at the first start, in a file that only its owner can read. Beside it stands where the node
+   listens, so that clients on the same machine find both.
+3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start.
+4. On SIGTERM or Ctrl-C it takes nothing more, answers what it has, writes what has to be written, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from railgun.core.errors import RailgunError
+from railgun.node.node import Node
+from railgun.node.session import SILENCE, Session, Wire
+from railgun.wire.commands import VERSION
+from railgun.wire.connection import Connection
+from railgun.wire.hello import HelloError
+
+PORT: Final = 7171
+DATA: Final = "railgun-data"
+ADDRESS: Final = "node.json"
+
+
+class OpenListenError(RailgunError):
+    """A node would listen where strangers can reach it, without TLS."""
+
+    code: ClassVar[str] = "NO_TLS"
+
+
+class PortTakenError(RailgunError):
+    """Somebody else listens there."""
+
+    code: ClassVar[str] = "PORT_TAKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where a node works and listens."""
+
+    data: Path = Path(DATA)
+    host: str = "127.0.0.1"
+    port: int = PORT
+    secret: bytes | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self) -> None:
+        """Refuse to listen openly."""
+        if self.certificate is None and not is_loopback(self.host):
+            raise OpenListenError(
+                f"{self.host} can be reached from elsewhere, and what is sent there can be read: give the node a "
+                "certificate and its key, or let it listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server:
+    """A node and those who are connected to it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.node: Node
+        self.sessions: dict[Connection, Session] = {}
+        self.secret = b""
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> list[str]:
+        """Open everything and listen; what recovery has to tell."""
+        config = self.config
+        config.check()
+        config.data.mkdir(parents=True, exist_ok=True)
+        self.node = Node(config.data)
+        told = self.node.open()
+        try:
+            self.secret = config.secret or secret_of(config.data)
+            loop = asyncio.get_running_loop()
+            tls = None
+            if config.certificate is not None:
+                tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                tls.load_cert_chain(config.certificate, config.key)
+            try:
+                self._server = await loop.create_server(
+                    self._accept, config.host, config.port, ssl=tls, backlog=1024
+                )
+            except OSError as error:
+                raise PortTakenError(
+                    f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+                ) from error
+        except BaseException:
+            await self.node.close()
+            raise
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._tell_where()
+        self._watch = loop.create_task(self._watch_silence())
+        return told
+
+    def _tell_where(self) -> None:
+        """Let clients on this machine find it."""
+        where: dict[str, Any] = {"host": self.config.host, "port": self.port, "pid": os.getpid()}
+        if self.config.certificate is not None:
+            where["certificate"] = str(self.config.certificate.resolve())
+        (self.config.data / ADDRESS).write_text(json.dumps(where), "utf-8")
+
+    def _accept(self) -> Wire:
+        return Wire(self.secret, self._opened, self._received, self._closed)
+
+    def _opened(self, connection: Connection) -> None:
+        version = connection.who.get("version")
+        if version != VERSION:
+            raise HelloError(f"this node speaks version {VERSION}, and you {version!r}")
+        assert isinstance(connection, Wire)
+        self.sessions[connection] = Session(self.node, connection)
+
+    def _received(self, connection: Connection, data: bytes) -> None:
+        session = self.sessions.get(connection)
+        if session is not None:
+            session.received(data)
+
+    def _closed(self, connection: Connection, error: Exception | None) -> None:
+        session = self.sessions.pop(connection, None)
+        if session is not None:
+            session.ended()
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await asyncio.sleep(SILENCE / 4)
+            for connection, session in list(self.sessions.items()):
+                if time.monotonic() - session.heard > SILENCE:
+                    connection.transport.abort()
+
+    async def stop(self) -> None:
+        """End in order."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions.values()):
+            for subscription in list(session.subscriptions.values()):
+                subscription.leave(graceful=True)
+            session.subscriptions.clear()
+        await self.node.close()
+        await asyncio.sleep(0)  # what was answered goes out
+        for connection in list(self.sessions):
+            connection.close()
+        with contextlib.suppress(OSError):
+            (self.config.data / ADDRESS).unlink()
+
+
+@contextlib.asynccontextmanager
+async def serving(config: ServerConfig) -> AsyncIterator[Server]:
+    """A server within this."""
+    server = Server(config)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def secret_of(data: Path) -> bytes:
+    """The secret of a node's directory, made if there is none."""
+    path = data / "secret"
+    with contextlib.suppress(FileExistsError):
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(made, "w") as file:
+            file.write(secrets.token_hex(32))
+    return bytes.fromhex(path.read_text("ascii").strip())
