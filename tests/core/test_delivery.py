@@ -63,6 +63,12 @@ def test_examples_run(module: str) -> None:
     assert results.failed == 0
 
 
+def test_the_transcript_is_as_recorded() -> None:
+    results = doctest.testfile("test_delivery_transcript.txt", encoding="utf-8")
+    assert results.attempted > 15
+    assert results.failed == 0
+
+
 # --- PS-6: acks -----------------------------------------------------------------------------------
 
 
