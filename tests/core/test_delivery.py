@@ -630,3 +630,15 @@ def test_timers_that_are_for_nothing_do_not_pile_up() -> None:
         [_] = group.trimmed(now + 1, now)
     assert len(group.timers) <= 1100
     assert group.deadline() is None
+
+
+def test_a_name_that_is_used_again_does_not_inherit_timers() -> None:
+    group = a_group(2, ack_wait=10)
+    group.take(0)
+    group.leave("ann", graceful=True, now=1)
+    group.join("ann", 2)
+    group.grant("ann", 2, 2)
+    assert taken(group, 2) == [("ann", 0, 2, 1)]
+    group.tick(10)
+    group.validate()
+    assert group.deadline() == 12
