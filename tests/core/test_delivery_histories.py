@@ -26,6 +26,7 @@ from railgun.core.delivery import (
     Recalled,
     Receipt,
     Saved,
+    Sought,
     Stale,
 )
 from railgun.core.delivery.messages import Standing
@@ -279,7 +280,15 @@ class History:
             assert self.log == group.save()
             assert group.changes() == []
 
-    def keep(self, changes: Iterable[Change]) -> None:
+    def keep(self, changes: Sequence[Change]) -> None:
+        """Write to the log; had the tail of it been lost, nothing would be skipped."""
+        if not any(isinstance(change, Sought) for change in changes):
+            torn = self.log.copy()
+            for change in changes[: self.random.randint(0, len(changes))]:
+                torn.apply(change)
+            done = [*range(torn.floor), *(o for f, e, _ in torn.done for o in range(f, e))]
+            found = places(self.group)
+            assert all(found[offset] == ("settled",) for offset in done)
         for change in changes:
             self.log.apply(change)
 

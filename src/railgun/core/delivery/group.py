@@ -16,7 +16,8 @@ Rules:
    another.
 6. **Delays** are at most a day. They end by the clock that `tick` is told. If that clock went back (or it is
    another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
-   is true of `ack_wait`. An ack that comes after `ack_wait`, but before the message was taken back, counts.
+   is true of `ack_wait`, which takes up to a 64th longer than it says, so that messages share their timers. An ack
+   that comes after `ack_wait`, but before the message was taken back, counts.
 7. **Exclusive groups** have one active member, the one that joined first; the others stand by. It receives in
    stream order: while an offset is delayed, or a letter is being written for it, nothing above it is delivered. A
    nack or an `ack_wait` that is over recalls all above it that the member has, so that they come again after it.
@@ -37,7 +38,8 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, nlargest
+from dataclasses import replace
+from heapq import nlargest
 
 from railgun.core.delivery.explain import Explanation, explain
 from railgun.core.delivery.invariants import check
@@ -66,7 +68,7 @@ from railgun.core.delivery.messages import (
 )
 from railgun.core.delivery.saved import Sought
 from railgun.core.delivery.shares import shares
-from railgun.core.delivery.state import FAR, Party, Timer
+from railgun.core.delivery.state import FAR, Party
 
 Claim = tuple[int, int, Flight]
 
@@ -158,6 +160,7 @@ class Group(Letters):
         for party in self.members.values():
             told += [Recalled(party.name, first, end) for first, end, _ in party.flights]
             party.flights.clear()
+            party.spans.clear()
         for place in (self.settled, self.waiting, self.delayed, self.spent, self.unsaved):
             place.clear()
         self.proposed.clear()
@@ -205,13 +208,10 @@ class Group(Letters):
     def in_progress(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
         """A member is at work with these: `ack_wait` begins anew. What of it is stale."""
         party, claims, told = self._claim(member, receipts, now, keep=True)
-        wait = self.config.ack_wait
-        if wait is None:
-            return told
-        for first, end, flight in claims:
-            longer = Flight(flight.delivery, flight.epoch, now + wait, flight.reason)
-            party.flights.set(first, end, longer)
-            self.set_timer(Timer(now + wait, first, end, member))
+        expires = self.expiry(now)
+        if expires is not None:
+            for first, end, flight in claims:
+                self.fly(party, first, end, replace(flight, expires=expires))
         return told
 
     def _claim(
@@ -310,7 +310,7 @@ class Group(Letters):
         self.look_at_clock(now)
         expired: dict[Member, int] = {}  # the lowest that was taken back
         while self.timers and self.timers[0].at <= now:
-            _, first, end, member = heappop(self.timers)
+            _, first, end, member = self.next_timer()
             if not member:
                 for low, high, standing in self.delayed.pieces(first, end):
                     if standing.until <= now:

@@ -62,8 +62,10 @@ def _check_timers(state: State) -> None:
             if flight.expires is None:
                 _must(state.config.ack_wait is None, f"[{first}, {end}) would never expire")
                 continue
-            mine = [t for t in timers if t.member == party.name and t.at <= flight.expires]
-            _must(_covered(first, end, mine), f"nobody will look at the flight [{first}, {end})")
+            spans = [(at, *span, "") for at, span in party.spans.items() if at <= flight.expires]
+            _must(_covered(first, end, spans), f"nobody will look at the flight [{first}, {end})")
+        set_for = {timer.at for timer in timers if timer.member == party.name}
+        _must(set_for >= party.spans.keys(), f"a timer of {party.name} was never set")
 
 
 def _covered(first: int, end: int, spans: Iterable[tuple[int, int, int, str]]) -> bool:

@@ -114,26 +114,38 @@ class Ranges(Generic[V]):
 
     def remove(self, first: int, end: int) -> list[tuple[int, int, V]]:
         """Take [first, end) out; what was there."""
-        found = self.pieces(first, end)
-        if not found:
+        found: list[tuple[int, int, V]] = []
+        if first >= end:
             return found
-        chunk = max(bisect_right(self._lows, first) - 1, 0)
-        while chunk < len(self._lows) and self._lows[chunk] < end:
+        lows = self._lows
+        chunk = max(bisect_right(lows, first) - 1, 0)
+        while chunk < len(lows) and lows[chunk] < end:
             starts, ends, values = self._starts[chunk], self._ends[chunk], self._values[chunk]
-            low, high = bisect_right(ends, first), bisect_left(starts, end)
-            if low == high:
+            low = bisect_right(ends, first)
+            if low == len(ends):
                 chunk += 1
                 continue
-            rest = []  # what sticks out, before and after
-            if starts[low] < first:
-                rest.append((starts[low], first, values[low]))
-            if ends[high - 1] > end:
-                rest.append((end, ends[high - 1], values[high - 1]))
-            starts[low:high] = array("q", [piece[0] for piece in rest])
-            ends[low:high] = array("q", [piece[1] for piece in rest])
-            values[low:high] = [piece[2] for piece in rest]
+            high = bisect_left(starts, end, low)
+            if low == high:
+                break
+            start, stop = starts[low], ends[high - 1]
+            for at in range(low, high):
+                found.append((max(starts[at], first), min(ends[at], end), values[at]))
+            if start < first:  # it sticks out below, and stays so far
+                if stop > end and high == low + 1:  # and above: it becomes two
+                    starts.insert(high, end)
+                    ends.insert(high, stop)
+                    values.insert(high, values[low])
+                    stop = end
+                ends[low] = first
+                low += 1
+            if stop > end:  # it sticks out above
+                high -= 1
+                starts[high] = end
+            del starts[low:high], ends[low:high], values[low:high]
             chunk += self._tidy(chunk)
-        self.total -= sum(piece[1] - piece[0] for piece in found)
+        for first, end, _ in found:
+            self.total -= end - first
         return found
 
     def pop(self, most: int, below: int) -> tuple[int, int, V] | None:

@@ -52,6 +52,7 @@ from railgun.core.delivery.saved import (
 
 FAR: Final = 1 << 62  # beyond every offset
 FEW: Final = 1024  # timers that are not worth a look
+GRAINS: Final = 64  # in one ack_wait
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class Party:
     credit: int = 0
     turn: int = 0  # when it was served last, in turns
     flights: Ranges[Flight] = field(default_factory=Ranges)
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)  # what its timers are for
 
     @property
     def free(self) -> int:
@@ -70,7 +72,7 @@ class Party:
 
 
 class Timer(NamedTuple):
-    """When to look at some messages: those of a member, or the delayed ones."""
+    """When to look at some messages: delayed ones, or those of a member (which ones, its `spans` tell)."""
 
     at: int
     first: int
@@ -96,6 +98,7 @@ class State:
         "end",
         "epoch",
         "first",
+        "flight",
         "floor",
         "highest",
         "members",
@@ -105,6 +108,7 @@ class State:
         "seen",
         "settled",
         "spent",
+        "standing",
         "timers",
         "told",
         "turn",
@@ -151,6 +155,9 @@ class State:
         self.delayed: Ranges[Standing] = Ranges()
         self.spent: Ranges[Standing] = Ranges()
         self.proposed: dict[int, Proposal] = {}
+        # The last ones that were made, as many messages share them.
+        self.flight: Flight | None = None
+        self.standing = FRESH
         self.timers: list[Timer] = []
         self.crowd = FEW  # how many timers are too many
         self.seen: int | None = None  # the last time we were told
@@ -189,14 +196,36 @@ class State:
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         """Messages that wait, or are new, go to a member."""
-        wait = self.config.ack_wait
-        expires = None if wait is None else now + wait
         delivery = was.count + 1
-        party.flights.set(first, end, Flight(delivery, self.epoch, expires, was.reason))
-        if expires is not None:
-            self.set_timer(Timer(expires, first, end, party.name))
-        self.unsaved.set(first, end, Standing(delivery, was.reason))
+        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason)
+        if flight == self.flight:
+            flight = self.flight
+        else:
+            self.flight = flight
+            self.standing = Standing(delivery, was.reason)
+        self.fly(party, first, end, flight)
+        self.unsaved.set(first, end, self.standing)
         return Deliver(party.name, first, end, delivery, self.epoch)
+
+    def fly(self, party: Party, first: int, end: int, flight: Flight) -> None:
+        """A member has messages, on these terms. Its messages of one expiry have one timer."""
+        party.flights.set(first, end, flight)
+        at = flight.expires
+        if at is None:
+            return
+        low, high = party.spans.get(at, (first, end))
+        known = at in party.spans
+        party.spans[at] = min(low, first), max(high, end)
+        if not known:
+            self.set_timer(Timer(at, 0, 0, party.name))
+
+    def expiry(self, now: int) -> int | None:
+        """When a delivery of now is taken back: after `ack_wait`, and up to a `GRAINS`-th of it later."""
+        wait = self.config.ack_wait
+        if wait is None:
+            return None
+        grain = max(1, wait // GRAINS)
+        return -(-(now + wait) // grain) * grain
 
     def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
         """Messages that a member had are nobody's. `reason` None: the delivery does not count."""
@@ -258,11 +287,11 @@ class State:
                 sooner = replace(standing, until=now + standing.delay)
                 self.delayed.set(first, end, sooner)
                 self.unsaved.set(first, end, sooner)
-        wait = self.config.ack_wait
+        latest = self.expiry(now)
         for party in self.members.values():
             for first, end, flight in list(party.flights):
-                if wait is not None and flight.expires is not None and flight.expires > now + wait:
-                    party.flights.set(first, end, replace(flight, expires=now + wait))
+                if latest is not None and flight.expires is not None and flight.expires > latest:
+                    party.flights.set(first, end, replace(flight, expires=latest))
         self._set_timers()
 
     def set_timer(self, timer: Timer) -> None:
@@ -274,9 +303,13 @@ class State:
     def _set_timers(self) -> None:
         timers = [Timer(standing.until, first, end) for first, end, standing in self.delayed]
         for party in self.members.values():
+            spans = party.spans
+            spans.clear()
             for first, end, flight in party.flights:
                 if flight.expires is not None:
-                    timers.append(Timer(flight.expires, first, end, party.name))
+                    low, _ = spans.get(flight.expires, (first, end))
+                    spans[flight.expires] = low, end
+            timers += [Timer(at, 0, 0, party.name) for at in spans]
         heapify(timers)
         self.timers = timers
         self.crowd = max(FEW, 2 * len(timers))
@@ -287,14 +320,25 @@ class State:
             delayed = self.delayed.pieces(timer.first, timer.end)
             return all(standing.until > timer.at for _, _, standing in delayed)
         party = self.members.get(timer.member)
-        flights = () if party is None else party.flights.pieces(timer.first, timer.end)
+        if party is None:
+            return True
+        flights = party.flights.pieces(*party.spans.get(timer.at, (0, 0)))
         return all(flight.expires is None or flight.expires > timer.at for _, _, flight in flights)
 
     def deadline(self) -> int | None:
         """When `tick` is to be called, if nothing happens before."""
         while self.timers and self._idle(self.timers[0]):
-            heappop(self.timers)
+            self.next_timer()
         return self.timers[0].at if self.timers else None
+
+    def next_timer(self) -> Timer:
+        """Take the earliest timer, with what it is for."""
+        timer = heappop(self.timers)
+        party = self.members.get(timer.member)
+        if party is None:
+            return timer
+        first, end = party.spans.pop(timer.at, (0, 0))
+        return Timer(timer.at, first, end, timer.member)
 
     # --- What survives ----------------------------------------------------------------------------
 
