@@ -19,6 +19,7 @@ import itertools
 import json
 import secrets
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +100,7 @@ class Client:
         self._channels = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._subscriptions: dict[int, Subscription] = {}
-        self._waiting: dict[tuple[str, str], _Batch] = {}
+        self._waiting: dict[tuple[str, str], deque[_Batch]] = {}  # all but the last are full
         self._under_way: dict[int, _Batch] = {}
         self._counts: dict[str, int] = {}
         self._out: list[Blob] = []
@@ -233,7 +234,7 @@ class Client:
                 subscription._arrived.set()
 
     def _pending(self) -> Iterable[_Batch]:
-        return itertools.chain(self._waiting.values(), self._under_way.values())
+        return itertools.chain(*self._waiting.values(), self._under_way.values())
 
     async def __aenter__(self) -> Client:
         return self
@@ -351,8 +352,15 @@ class Client:
         """Publish messages in this order; the offset of each."""
         if not payloads:
             return []
-        future = self._put(stream, topic, payloads, ids, None)
-        return list(await self._within(future, timeout))
+        futures, at, size = [], 0, 0
+        for n, payload in enumerate(payloads, 1):
+            size += len(payload)
+            if size >= ENOUGH or n == len(payloads):
+                some = ids[at:n] if ids is not None else None
+                futures.append(self._put(stream, topic, payloads[at:n], some, None))
+                at, size = n, 0
+        every = await self._within(asyncio.gather(*futures), timeout)
+        return list(itertools.chain.from_iterable(every))
 
     async def _within(self, future: asyncio.Future[Any], timeout: float | None) -> Any:
         try:
@@ -372,10 +380,13 @@ class Client:
         if self._closing:
             raise StreamsError("CLOSED", "the client is closed")
         key = (stream, topic)
-        batch = self._waiting.get(key)
-        if batch is None:
-            batch = self._waiting[key] = _Batch(stream, topic)
+        line = self._waiting.get(key)
+        if line is None:
+            line = self._waiting[key] = deque()
             self.loop.call_soon(self._try_send, key)
+        if not line or line[-1].size >= ENOUGH:
+            line.append(_Batch(stream, topic))
+        batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
         given = [x.encode() if isinstance(x, str) else x for x in payloads]
         batch.payloads += given
@@ -395,22 +406,23 @@ class Client:
 
     def _try_send(self, key: tuple[str, str]) -> None:
         """Send what waits, unless enough is under way and it is little."""
-        batch = self._waiting.get(key)
-        if batch is None or self._connection is None:
-            return
-        under_way = self._counts.get(key[0], 0)
-        if under_way >= UNDER_WAY or (under_way and batch.size < ENOUGH and under_way > 1):
-            return
-        del self._waiting[key]
-        number = next(self._numbers)
-        self._under_way[number] = batch
-        self._answers[number] = self.loop.create_future()
-        self._counts[key[0]] = under_way + 1
-        try:
-            self._send_batch(number, batch)
-        except Exception as error:
-            self._done(number)
-            _fail(batch, error)
+        line = self._waiting.get(key)
+        while line and self._connection is not None:
+            under_way = self._counts.get(key[0], 0)
+            if under_way >= UNDER_WAY or (under_way > 1 and line[0].size < ENOUGH):
+                return
+            batch = line.popleft()
+            if not line:
+                del self._waiting[key]
+            number = next(self._numbers)
+            self._under_way[number] = batch
+            self._answers[number] = self.loop.create_future()
+            self._counts[key[0]] = under_way + 1
+            try:
+                self._send_batch(number, batch)
+            except Exception as error:
+                self._done(number)
+                _fail(batch, error)
 
     def _send_batch(self, number: int, batch: _Batch) -> None:
         ids = batch.ids if any(batch.ids) else None
