@@ -1,0 +1,76 @@
+"""Frames between clients and nodes: whatever bytes come, they are frames or a named error."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
+from railgun.wire.proto import streams_pb2 as p
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.binary())),
+    st.integers(1, 50),
+)
+def test_frames_come_as_they_were_sent_in_whatever_pieces(
+    sent: list[tuple[int, int, bytes]], piece: int
+) -> None:
+    data = b"".join(
+        bytes(part)
+        for channel, number, blob in sent
+        for part in encode(p.Ping(number=number), [blob], channel)
+    )
+    reader, found = FrameReader(), []
+    for at in range(0, len(data), piece):
+        for frame in reader.feed(data[at : at + piece]):
+            found.append((frame.channel, frame.command.number, bytes(frame.blob)))
+    assert found == sent
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_named_error_or_not_yet_a_frame(data: bytes) -> None:
+    reader = FrameReader()
+    with suppress(FrameError):
+        for frame in reader.feed(data):
+            assert type(frame.command) in KINDS.values()
+
+
+@given(st.data())
+def test_a_frame_with_a_changed_byte_is_another_frame_or_a_named_error(data: st.DataObject) -> None:
+    command = p.Deliver(ranges=[p.Range(first=7, count=3, delivery=1)], epoch=2, topic="a.b")
+    whole = bytearray(b"".join(bytes(part) for part in encode(command, [b"some blob"], 4)))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    with suppress(FrameError):
+        list(FrameReader().feed(bytes(whole)))
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_has_come() -> None:
+    with pytest.raises(FrameError, match="8,388,609 bytes"):
+        list(FrameReader().feed(struct.pack("<I", LARGEST + 1)))
+    with pytest.raises(FrameError, match="between 8"):
+        list(FrameReader().feed(struct.pack("<I", 3)))
+
+
+def test_every_command_has_a_number_and_comes_back() -> None:
+    every = {
+        kind for kind in vars(p).values() if isinstance(kind, type) and hasattr(kind, "FromString")
+    }
+    assert every - {p.Range, p.Refused} == set(KINDS.values())
+    for kind in KINDS.values():
+        (frame,) = FrameReader().feed(b"".join(map(bytes, encode(kind()))))
+        assert type(frame.command) is kind
+
+
+def test_a_command_of_a_later_version_is_named() -> None:
+    data = bytearray(b"".join(map(bytes, encode(p.Ping()))))
+    data[4] = 200
+    with pytest.raises(
+        FrameError, match=r"no command 200\.0: the other side is of a later version"
+    ):
+        list(FrameReader().feed(bytes(data)))
