@@ -142,7 +142,7 @@ def test_what_is_sent_to_the_whole_group_stops_the_flow_with_a_last_snapshot(
     tmp_path: Path,
 ) -> None:
     flow = ROOT / "examples" / "wordcount.py"
-    command = [sys.executable, "-m", "railgun", "run", flow]
+    command: list[str | Path] = [sys.executable, "-m", "railgun", "run", flow]
     with subprocess.Popen(
         command,
         cwd=tmp_path,

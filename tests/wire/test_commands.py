@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -74,3 +77,13 @@ def test_a_command_of_a_later_version_is_named() -> None:
         FrameError, match=r"no command 200\.0: the other side is of a later version"
     ):
         list(FrameReader().feed(bytes(data)))
+
+
+def test_the_code_of_the_schema_is_that_of_the_schema(tmp_path: Path) -> None:
+    home = Path(p.__file__).parent
+    made = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    schema = str(home / "streams.proto")
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{home}", *made, schema]
+    subprocess.run(command, check=True, timeout=60)
+    for name in ("streams_pb2.py", "streams_pb2.pyi"):
+        assert (tmp_path / name).read_text() == (home / name).read_text(), "call ./run proto"
