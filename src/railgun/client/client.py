@@ -286,7 +286,7 @@ class Client:
                 future = self._answers.pop(command.request, None)
                 if future is not None and not future.done():
                     future.set_result((command, frame.blob))
-            case p.Missed() | p.Lost():
+            case p.Missed() | p.Lost() | p.Recalled():
                 self._tell(channel, command)
             case p.Ping():
                 self.send(p.Pong(number=command.number))

@@ -145,6 +145,10 @@ class Subscription:
         match command:
             case p.Missed():
                 self.missed += command.end - command.first
+            case p.Recalled():
+                first, end = command.first, command.end
+                kept = [m for m in self._messages if not first <= m.offset < end]
+                self._messages = deque(kept)
             case p.Lost():
                 self.lost += command.count
             case p.Failed() if command.code != "ACK_STALE" and not command.request:

@@ -223,6 +223,7 @@ class Persistent:
         first, end = self.log.first, self.log.durable_end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
+        made = driver is None
         if driver is None:
             name = group or f"#{next(self._anonymous)}"
             driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
@@ -234,7 +235,7 @@ class Persistent:
         try:
             joined = driver.join(consumer, credit, seek)
         except RailgunError:
-            if not group:
+            if made:
                 self.forget(driver)
             raise
         return driver, joined

@@ -155,7 +155,7 @@ class Server:
         while True:
             await asyncio.sleep(SILENCE / 4)
             for connection, session in list(self.sessions.items()):
-                if time.monotonic() - session.heard > SILENCE:
+                if time.monotonic() - session.heard > SILENCE and not session.paused:
                     connection.transport.abort()
 
     async def stop(self) -> None:

@@ -23,14 +23,14 @@ from typing import Any, ClassVar, Final
 
 from google.protobuf.message import Message
 
-from railgun.core.delivery import Command, Deliver, Missed, Receipt, Stale
+from railgun.core.delivery import Command, Deliver, Missed, Recalled, Receipt, Stale
 from railgun.core.errors import RailgunError
 from railgun.core.topics import check_topic
 from railgun.node.groups import GroupDriver, Told
 from railgun.node.node import Ephemeral, Node
 from railgun.node.persistent import Persistent, Stored
 from railgun.node.settings import SECOND, check_name
-from railgun.wire.commands import Blob, Frame, FrameError, FrameReader, encode
+from railgun.wire.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Bytes, check, cut, head, split
@@ -90,10 +90,14 @@ class Consumer:
                 except RailgunError as error:
                     self.session.lose(self, error)
                     return
+                read = sum(map(len, batches))
+                if blobs and size + read > LARGEST // 2:  # a large one goes alone
+                    self.outbox.appendleft(deliver)
+                    break
                 count = end - deliver.first
                 ranges.append(p.Range(first=deliver.first, count=count, delivery=deliver.delivery))
                 blobs += batches
-                size += sum(map(len, batches))
+                size += read
                 if end < deliver.end:
                     self.outbox.appendleft(replace(deliver, first=end))
             self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
@@ -103,10 +107,9 @@ class Consumer:
         match command:
             case Missed(first, end):
                 self.session.send(p.Missed(first=first, end=end), (), self.channel)
-            case _ if (
-                getattr(command, "end", None) is not None
-            ):  # recalled: what was not sent is not sent
-                self.outbox.clear()
+            case Recalled(_, first, end):
+                self.outbox.clear()  # all of it was recalled: it lies above what came back
+                self.session.send(p.Recalled(first=first, end=end), (), self.channel)
 
     def leave(self, graceful: bool) -> None:
         """It goes."""
@@ -145,7 +148,8 @@ class Session:
         self._waits = 0  # bytes in _out
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
-        self._paused = False
+        self.paused = False
+        """Whether it is not read for the time being."""
         connection.transport.set_write_buffer_limits(high=ROOM)
         connection.resumed = self._resumed
 
@@ -244,15 +248,15 @@ class Session:
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
             )
         self._unstored += len(blob)
-        if self._unstored > MOST_UNSTORED and not self._paused:
-            self._paused = True
+        if self._unstored > MOST_UNSTORED and not self.paused:
+            self.paused = True
             self.connection.transport.pause_reading()
         stream.publish(batches, partial(self._stored, command.request, len(blob)))  # type: ignore[arg-type]
 
     def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
         self._unstored -= size
-        if self._paused and self._unstored <= MOST_UNSTORED // 2:
-            self._paused = False
+        if self.paused and self._unstored <= MOST_UNSTORED // 2:
+            self.paused = False
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
         if isinstance(outcome, RailgunError):

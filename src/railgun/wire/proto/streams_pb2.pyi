@@ -218,6 +218,14 @@ class Lost(_message.Message):
     count: int
     def __init__(self, count: _Optional[int] = ...) -> None: ...
 
+class Recalled(_message.Message):
+    __slots__ = ("first", "end")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
 class Admin(_message.Message):
     __slots__ = ("request", "call", "arguments")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
