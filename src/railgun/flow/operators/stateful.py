@@ -116,8 +116,12 @@ class Reduce(Keyed):
         while True:
             try:
                 for key, value in rows:
-                    if key in states:
-                        value = function(states[key], value)
+                    try:
+                        so_far = states[key]
+                    except KeyError:
+                        pass
+                    else:
+                        value = function(so_far, value)
                     states[key] = value
                     append(value)
                 break
