@@ -4,8 +4,7 @@ A frame, little endian::
 
     0  u32  size     of all that follows
     4  u8   kind     which command it is (`KINDS`)
-    5  u8   0
-    6  u16  length   of the command
+    5  u24  length   of the command; its highest byte first, then the u16 of the others
     8  u32  channel  of a subscription; 0: of none
     12      the command, as protobuf (`proto/streams.proto`)
             the blob: record batches, or nothing
@@ -70,9 +69,10 @@ def encode(command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> li
     """
     body = command.SerializeToString()
     size = _SHORTEST + len(body) + sum(map(len, blobs))
-    if len(body) > 0xFFFF:
-        raise FrameError(f"a command of {len(body):,} bytes: {0xFFFF:,} are the most")
-    return [_HEAD.pack(size, _NUMBERS[type(command)], 0, len(body), channel) + body, *blobs]
+    if size > LARGEST:
+        raise FrameError(f"a frame of {size:,} bytes: {LARGEST:,} are the most")
+    number, length = _NUMBERS[type(command)], len(body)
+    return [_HEAD.pack(size, number, length >> 16, length & 0xFFFF, channel) + body, *blobs]
 
 
 class FrameReader:
@@ -108,13 +108,12 @@ class FrameReader:
 
 
 def _decode(data: bytearray, at: int, size: int) -> Frame:
-    _, number, zero, length, channel = _HEAD.unpack_from(data, at)
+    _, number, high, length, channel = _HEAD.unpack_from(data, at)
+    length |= high << 16
     kind = KINDS.get(number)
     begin, end = at + _HEAD.size, at + _SIZE.size + size
-    if kind is None or zero:
-        raise FrameError(
-            f"there is no command {number}.{zero}: the other side is of a later version"
-        )
+    if kind is None:
+        raise FrameError(f"there is no command {number}: the other side is of a later version")
     if begin + length > end:
         raise FrameError(f"a command of {length} bytes in a frame of {size}")
     try:
