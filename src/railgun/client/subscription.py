@@ -8,8 +8,8 @@ Rules:
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
    behind the last message it gave, or where it began.
 3. Without a group a message is acked when the next one is asked for.
-4. What comes behind a message that was nacked, in an exclusive group, is recalled by the node and comes again after it:
-   here it is dropped, by its epoch.
+4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
+   comes again after it, in a later epoch: what is here of it is dropped.
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ class Subscription:
             return
         if epoch <= self._recalled:
             return
+        if self._asked[0] and messages and messages[-1].epoch < epoch:
+            lowest = command.ranges[0].first
+            while messages and messages[-1].offset >= lowest:
+                messages.pop()
         ranges = iter(command.ranges)
         left = delivery = 0  # each batch belongs to one range
         for batch in split(blob):
