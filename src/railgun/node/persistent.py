@@ -329,7 +329,12 @@ class Persistent:
                 error = NoGraveError(f"the dead letters of {self.name!r} remember no more IDs")
             driver.buried(bury, error)
 
-        self._graves(self).publish([letter], answer)
+        try:
+            graves = self._graves(self)
+        except (RailgunError, OSError) as error:
+            self.loop.call_soon(driver.buried, bury, NoGraveError(str(error)))
+            return
+        graves.publish([letter], answer)
 
     # ------------------------------------------------------------ keeping, ending
 
