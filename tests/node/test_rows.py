@@ -22,6 +22,7 @@ from tests.node.running import (
 )
 
 import railgun.client.client as client_module
+import railgun.node.server as server_module
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
 from railgun.node.node import InUseError
@@ -357,6 +358,29 @@ def test_ps8_what_a_dead_consumer_had_goes_to_another_at_once(tmp_path: Path) ->
     run(main())
 
 
+def test_ps8_who_says_nothing_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SILENCE", 0.4)
+    monkeypatch.setattr(client_module, "PING", 0.05)
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish("orders", b"x")
+            raw = await Raw.dial(running)
+            subscribe = p.Subscribe(request=1, stream="orders", group="g", credit=5)
+            raw.connection.send(b"".join(encode(subscribe, (), 3)))
+            await until(lambda: any(isinstance(f.command, p.Deliver) for f in raw.frames))
+            sub = await client.subscribe("orders", group="g")
+            message = await sub.next(DEADLINE)
+            assert (message.offset, message.delivery) == (0, 2)
+            async with asyncio.timeout(DEADLINE):
+                await raw.closed.wait()
+            assert client._connection is not None
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["subscription", "client"])
 def test_ps8_a_graceful_leave_does_not_count(tmp_path: Path, how: str) -> None:
     async def main() -> None:
@@ -504,6 +528,26 @@ def test_ps11_a_letter_that_cannot_be_written_is_not_lost(tmp_path: Path) -> Non
     run(main())
 
 
+def test_ps11_without_a_place_for_dead_letters_the_group_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", dead_deliveries=1)
+            await client.ensure("orders.dlq", kind="ephemeral")
+            await client.publish("orders", b"poison")
+            sub = await client.subscribe("orders", group="g")
+            (await sub.next(DEADLINE)).nack()
+            await sub.flush()
+            await client.publish("orders", b"1")
+            message = await sub.next(DEADLINE)
+            assert message.offset == 1
+            message.ack()
+            await sub.flush()
+            assert (await client.admin("group", name="orders", group="g"))["floor"] == 0
+
+    run(main())
+
+
 def test_ps12_an_exclusive_group_is_served_in_order_by_one_and_handed_over(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -540,6 +584,24 @@ def test_ps12_a_nack_pauses_an_exclusive_group(tmp_path: Path, delay: float) -> 
             found = await take(sub, 4)
             assert [(m.offset, m.delivery) for m in found] == [(1, 2), (2, 1), (3, 1), (4, 1)]
             assert time.monotonic() - began >= delay * 0.95
+            sub.ack_all(found)
+            await sub.flush()
+
+    run(main())
+
+
+def test_ps12_what_is_kept_too_long_comes_again_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(4)])
+            sub = await client.subscribe("orders", group="g", exclusive=True, ack_wait=0.3)
+            kept = await sub.next(DEADLINE)
+            await until(lambda: bool(sub._messages) and sub._messages[-1].epoch > kept.epoch)
+            found = await take(sub, 4)
+            assert [m.offset for m in found] == [0, 1, 2, 3]
+            assert found[0].delivery == 2
             sub.ack_all(found)
             await sub.flush()
 
@@ -873,8 +935,10 @@ def test_frames_without_sense_are_answered_and_the_node_lives(tmp_path: Path) ->
                      "ensure", "list", "describe", "group", '{"name": 5}', '{"name": "a/b"}',
                      '{"name": "n", "asked": {"max_ids": NaN}}', '{"name": "n", "asked": 1}']  # fmt: skip
             numbers = [0, 1, 2, 7, 1 << 31, (1 << 32) - 1]
-            blobs: list[bytes | bytearray] = [b"", b"x", build([b"a", b"b"]), build([b"a"], [b"id"]), build([b"a"])[:-1],
-                     build([b"a"]) + b"tail", bytes(60)]  # fmt: skip
+            blobs: list[bytes | bytearray] = [
+                b"", b"x", build([b"a", b"b"]), build([b"a"], [b"id"]), build([b"a"])[:-1],
+                build([b"a"]) + b"tail", bytes(60),
+            ]  # fmt: skip
 
             def command() -> bytes:
                 kind = draw.choice([*KINDS.values()])
