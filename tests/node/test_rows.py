@@ -107,6 +107,68 @@ def test_ps1_after_a_kill_everything_acknowledged_is_there(tmp_path: Path) -> No
     run(main())
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.003, 0.01])
+def test_ps1_a_stop_under_load_loses_nothing_that_was_answered(
+    tmp_path: Path, pause: float
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            known: dict[int, bytes] = {}
+            codes: set[str] = set()
+
+            async def publish(payload: bytes) -> None:
+                try:
+                    known[await client.publish("orders", payload)] = payload
+                except StreamsError as error:
+                    codes.add(error.code)
+
+            async def feed() -> list[asyncio.Task[None]]:
+                tasks = []
+                for n in range(600):
+                    tasks.append(asyncio.create_task(publish(b"%d" % n)))
+                    await asyncio.sleep(0)
+                return tasks
+
+            feeding = asyncio.create_task(feed())
+            await asyncio.sleep(pause)
+            await running.again()
+            await asyncio.gather(*await feeding)
+            assert codes <= {"CLOSED", "CONNECTION_LOST"}
+            found = dict(enumerate(await stored(await running.client(), "orders")))
+            assert known.items() <= found.items()
+
+    run(main())
+
+
+def test_who_does_not_read_fills_no_memory_and_gets_everything_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"x" * 20_000] * 600)
+            raw = await Raw.dial(running)
+            subscribe = p.Subscribe(request=1, stream="orders", group="g", credit=1000)
+            raw.connection.send(b"".join(encode(subscribe, (), 3)))
+            await until(lambda: bool(raw.frames))
+            raw.connection.transport.pause_reading()
+            await asyncio.sleep(0.2)
+            assert running.server is not None
+            unsent = [connection.unsent for connection in running.server.sessions]
+            assert max(unsent) < 3 << 20
+            raw.connection.transport.resume_reading()
+
+            def got() -> int:
+                every = [f.command for f in raw.frames if isinstance(f.command, p.Deliver)]
+                return sum(one.count for command in every for one in command.ranges)
+
+            await until(lambda: got() == 600)
+            raw.connection.close()
+
+    run(main())
+
+
 # ---------------------------------------------------------------- PS-2, PS-9: IDs
 
 
