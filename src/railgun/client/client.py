@@ -130,8 +130,8 @@ class Client:
                 pause, first = AGAIN[0], False
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
-                self._last_error = str(error)
-            if first and "secret" in self._last_error:
+                self._last_error = getattr(error, "text", str(error))
+            if first and ("secret" in self._last_error or "version" in self._last_error):
                 return  # it will not become right by trying
             self._disconnected()
             if not self._closing:
@@ -174,6 +174,8 @@ class Client:
             self.loop.create_task(self._again(subscription))
         for number, batch in list(self._under_way.items()):
             self._send_batch(number, batch)
+        for key in list(self._waiting):
+            self._try_send(key)
 
     async def _again(self, subscription: Subscription) -> None:
         try:
@@ -219,7 +221,10 @@ class Client:
                 pending = [f for b in self._pending() for f, _ in b.futures if not f.done()]
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
-                await asyncio.sleep(0)  # acks of this turn
+                leaving = [self.loop.create_task(s.close()) for s in self._subscriptions.values()]
+                if leaving:
+                    await asyncio.wait(leaving, timeout=self.timeout)
+                await asyncio.sleep(0)  # what was sent in this turn
                 self._go()
             self._closing = True
             if self._connection is not None:
@@ -526,9 +531,13 @@ class Client:
             matcher=matcher,
             ack_wait=ack_wait,
         )
-        self._subscriptions[made.channel] = made
+
+        def send(number: int) -> None:
+            self._subscriptions[made.channel] = made  # not before: a reconnect would make it too
+            self.send(made.request(number), (), made.channel)
+
         try:
-            await self.ask(lambda n: self.send(made.request(n), (), made.channel), timeout)
+            await self.ask(send, timeout)
         except BaseException:
             self._subscriptions.pop(made.channel, None)
             raise

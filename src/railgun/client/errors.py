@@ -11,6 +11,7 @@ class StreamsError(RailgunError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{text} ({code})" if text else code)
         self.code = code
+        self.text = text
 
 
 class DuplicateIdError(StreamsError):

@@ -6,8 +6,10 @@ Rules:
    until the node has them on disk.
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
-   behind the last message it gave.
+   behind the last message it gave, or where it began.
 3. Without a group a message is acked when the next one is asked for.
+4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
+   comes again after it, in a later epoch: what is here of it is dropped.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class Subscription:
         self._flushing = False
         self._error: Exception | None = None
         self._next = -1  # the offset behind the last message that was given
+        self._recalled = -1  # messages of this epoch and before will come again
         self._given = 0  # ephemeral: since credit was granted
         self._pending: Message | None = None
         self.closed = False
@@ -96,11 +99,14 @@ class Subscription:
         """The node has answered."""
         if not self._life:
             self.offset, self.why = answer.offset, answer.why
+            if answer.persistent and not self.group:
+                self._next = answer.offset
         self._life += 1
         self.persistent = answer.persistent
         self._messages.clear()
         self._acks.clear()
         self._given = 0
+        self._recalled = -1
         self._pending = None
 
     def delivered(self, command: p.Deliver, blob: bytearray) -> None:
@@ -119,6 +125,12 @@ class Subscription:
                     )
             self._arrived.set()
             return
+        if epoch <= self._recalled:
+            return
+        if self._asked[0] and messages and messages[-1].epoch < epoch:
+            lowest = command.ranges[0].first
+            while messages and messages[-1].offset >= lowest:
+                messages.pop()
         ranges = iter(command.ranges)
         left = delivery = 0  # each batch belongs to one range
         for batch in split(blob):
@@ -224,7 +236,12 @@ class Subscription:
         self._check()
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
         told = p.Nack(ranges=ranges, epoch=message.epoch, delay=int(delay * 1e6), reason=reason)
+        if self._acks:
+            self._flush()  # those that were said before count before
         self.client.send(told, (), self.channel)
+        if self._asked[0]:
+            self._recalled = max(self._recalled, message.epoch)
+            self._messages = deque(m for m in self._messages if m.epoch > self._recalled)
 
     def in_progress(self, message: Message) -> None:
         """It is being worked on."""

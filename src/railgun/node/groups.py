@@ -8,7 +8,8 @@ Rules:
    to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
    again: at least once.
 3. What an exclusive group hands out goes out when the log has its epoch.
-4. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
+4. Who joins is told so, and gets messages, when the log knows the group: what is published after that reaches it.
+5. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
 """
 
 from __future__ import annotations
@@ -108,6 +109,15 @@ class GroupDriver:
         if seek is None:
             return joined
         return Joined(joined.member, self.group.floor, "sought", joined.receives)
+
+    def begin(self, member: str, credit: int) -> None:
+        """A consumer that has come may get messages."""
+        self.group.grant(member, credit, self.stream.now())
+        self.look()
+
+    def safe(self, told: Told) -> None:
+        """Call this when all that has happened until now is in the log."""
+        self._save(told)
 
     def leave(self, member: str, graceful: bool) -> None:
         """A consumer goes."""

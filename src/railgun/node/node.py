@@ -26,7 +26,7 @@ from railgun.core.errors import RailgunError
 from railgun.core.exchange import Exchange, Responses
 from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
-from railgun.node.persistent import Persistent
+from railgun.node.persistent import NoGraveError, Persistent
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
@@ -145,7 +145,8 @@ class Node:
         if name not in self.streams:
             self._make(name, StreamSettings(id_box=DEAD_BOX))
         graves = self.streams[name]
-        assert isinstance(graves, Persistent)
+        if not isinstance(graves, Persistent):
+            raise NoGraveError(f"{name!r} is not persistent: dead letters cannot be kept in it")
         return graves
 
     def _keep(self) -> None:

@@ -16,7 +16,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -39,6 +39,12 @@ class GroupKindError(RailgunError):
     """A group is exclusive or it is not, for all its members."""
 
     code: ClassVar[str] = "GROUP_KIND"
+
+
+class NoGraveError(RailgunError):
+    """A dead letter cannot be written now: its message stays, and it is tried again."""
+
+    code: ClassVar[str] = "NO_GRAVE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +229,7 @@ class Persistent:
         first, end = self.log.first, self.log.durable_end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
-        made = driver is None
+        known = driver is not None
         if driver is None:
             name = group or f"#{next(self._anonymous)}"
             driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
@@ -235,9 +241,12 @@ class Persistent:
         try:
             joined = driver.join(consumer, credit, seek)
         except RailgunError:
-            if made:
+            if not known:
+                driver.tracked = False  # it never was
                 self.forget(driver)
             raise
+        if known and seek is None:
+            joined = replace(joined, why="tracked")
         return driver, joined
 
     def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
@@ -315,9 +324,17 @@ class Persistent:
         letter = build([records.payload(0)], [key], [json.dumps(told).encode()])
 
         def answer(stored: Stored | RailgunError) -> None:
-            driver.buried(bury, stored if isinstance(stored, RailgunError) else None)
+            error = stored if isinstance(stored, RailgunError) else None
+            if isinstance(stored, Stored) and any(c == PoolFull.code for _, c, _ in stored.refused):
+                error = NoGraveError(f"the dead letters of {self.name!r} remember no more IDs")
+            driver.buried(bury, error)
 
-        self._graves(self).publish([letter], answer)
+        try:
+            graves = self._graves(self)
+        except (RailgunError, OSError) as error:
+            self.loop.call_soon(driver.buried, bury, NoGraveError(str(error)))
+            return
+        graves.publish([letter], answer)
 
     # ------------------------------------------------------------ keeping, ending
 

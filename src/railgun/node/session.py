@@ -150,7 +150,7 @@ class Session:
         self._requests: dict[str, int] = {}  # by the name of the response
         self.paused = False
         """Whether it is not read for the time being."""
-        connection.transport.set_write_buffer_limits(high=ROOM)
+        connection.transport.set_write_buffer_limits(high=ROOM - 1)  # no room: it will be resumed
         connection.resumed = self._resumed
 
     # ------------------------------------------------------------ sending
@@ -347,12 +347,12 @@ class Session:
         consumer = Consumer(self, channel, name, stream)
         self.subscriptions[channel] = consumer
         try:
-            consumer.driver, joined = stream.subscribe(
+            driver, joined = stream.subscribe(
                 consumer,
                 command.group,
                 exclusive=command.exclusive,
                 ack_wait=command.ack_wait,
-                credit=command.credit,
+                credit=0,
                 start=start,
                 seek=seek,
             )
@@ -363,7 +363,20 @@ class Session:
             joined.why, "end" if command.start == p.END else "start"
         )
         told = p.Subscribed(request=command.request, offset=joined.offset, why=why, persistent=True)
-        self.send(told, (), channel)
+        consumer.driver = driver
+
+        def begin(error: RailgunError | None) -> None:
+            if self.subscriptions.get(channel) is not consumer:
+                return  # it has gone meanwhile
+            if error is not None:
+                del self.subscriptions[channel]
+                consumer.leave(graceful=True)
+                self.fail(command.request, error, channel)
+                return
+            self.send(told, (), channel)
+            driver.begin(name, command.credit)
+
+        driver.safe(begin)
 
     def _grant(self, channel: int, credit: int) -> None:
         subscription = self._subscription(channel)
@@ -371,9 +384,7 @@ class Session:
             subscription.stream.exchange.grant(subscription, credit)
         else:
             assert subscription.driver is not None
-            driver = subscription.driver
-            driver.group.grant(subscription.name, credit, subscription.stream.now())
-            driver.look()
+            subscription.driver.begin(subscription.name, credit)
 
     def _answered(self, channel: int, command: p.Ack | p.Nack | p.InProgress) -> None:
         consumer = self._subscription(channel)
@@ -431,7 +442,7 @@ class Session:
             arguments = json.loads(command.arguments or "{}")
             call = calls[command.call]
             result = call(**arguments)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise RequestError("BAD_REQUEST", f"{command.call[:80]!r}: {error}") from error
         self.send(p.Done(request=command.request, result=json.dumps(result)))
 

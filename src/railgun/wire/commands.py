@@ -3,11 +3,10 @@
 A frame, little endian::
 
     0  u32  size     of all that follows
-    4  u8   kind     which command it is (`KINDS`)
-    5  u8   0
-    6  u16  length   of the command
-    8  u32  channel  of a subscription; 0: of none
-    12      the command, as protobuf (`proto/streams.proto`)
+    4  u32  channel  of a subscription; 0: of none
+    8  u32  kind     which command it is (`KINDS`)
+    12 u32  length   of the command
+    16      the command, as protobuf (`proto/streams.proto`)
             the blob: record batches, or nothing
 
 Rules:
@@ -31,7 +30,7 @@ from railgun.wire.proto import streams_pb2 as p
 VERSION: Final = 1
 LARGEST: Final = 8 << 20
 """Bytes of a frame, if nothing else is agreed on."""
-_HEAD: Final = struct.Struct("<IBBHI")
+_HEAD: Final = struct.Struct("<IIII")
 _SIZE: Final = struct.Struct("<I")
 _SHORTEST: Final = _HEAD.size - _SIZE.size
 Blob: TypeAlias = bytes | bytearray | memoryview
@@ -70,9 +69,9 @@ def encode(command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> li
     """
     body = command.SerializeToString()
     size = _SHORTEST + len(body) + sum(map(len, blobs))
-    if len(body) > 0xFFFF:
-        raise FrameError(f"a command of {len(body):,} bytes: {0xFFFF:,} are the most")
-    return [_HEAD.pack(size, _NUMBERS[type(command)], 0, len(body), channel) + body, *blobs]
+    if size > LARGEST:
+        raise FrameError(f"a frame of {size:,} bytes: {LARGEST:,} are the most")
+    return [_HEAD.pack(size, channel, _NUMBERS[type(command)], len(body)) + body, *blobs]
 
 
 class FrameReader:
@@ -108,13 +107,11 @@ class FrameReader:
 
 
 def _decode(data: bytearray, at: int, size: int) -> Frame:
-    _, number, zero, length, channel = _HEAD.unpack_from(data, at)
+    _, channel, number, length = _HEAD.unpack_from(data, at)
     kind = KINDS.get(number)
     begin, end = at + _HEAD.size, at + _SIZE.size + size
-    if kind is None or zero:
-        raise FrameError(
-            f"there is no command {number}.{zero}: the other side is of a later version"
-        )
+    if kind is None:
+        raise FrameError(f"there is no command {number}: the other side is of a later version")
     if begin + length > end:
         raise FrameError(f"a command of {length} bytes in a frame of {size}")
     try:
