@@ -58,6 +58,20 @@ def _later(module: str, function: str) -> Callable[..., int]:
     return command
 
 
+def _mix(parser: Any) -> None:
+    """Let options stand between messages, which argparse takes for their end otherwise."""
+    plain = parser.parse_known_args
+
+    def parse(given: Any = None, namespace: Any = None) -> Any:
+        parser.parse_known_args = plain
+        try:
+            return parser.parse_known_intermixed_args(given, namespace)
+        finally:
+            parser.parse_known_args = parse
+
+    parser.parse_known_args = parse
+
+
 def add_streams(commands: Any) -> None:
     """`serve`, and everything that talks to a node."""
 
@@ -129,6 +143,7 @@ def add_streams(commands: Any) -> None:
     made.add_argument("messages", metavar="MESSAGE", nargs="*")
     made.add_argument("--id", help="of the one message: it is stored once")
     made.add_argument("--topic", default="", help="of an ephemeral stream")
+    _mix(made)
 
     made = command("sub", "subscribe", "print messages, a line each")
     made.add_argument("stream", metavar="STREAM")
