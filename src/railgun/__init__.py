@@ -22,6 +22,7 @@ from railgun.flow.source import Reader, Source
 from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
+    from railgun.client.client import connect
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "TwoPhaseSink",
     "TwoPhaseWriter",
     "Writer",
+    "connect",
     "run",
 ]
 
@@ -64,9 +66,13 @@ _OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run")
 
 
 def __getattr__(name: str) -> Any:
-    # Only who starts flows needs these: workers, which import this too, start sooner without them.
+    # Only who starts flows or talks to nodes needs these: workers, which import this too, start sooner without them.
     if name in _OF_JOBS:
         import railgun.job
 
         return getattr(railgun.job, name)
+    if name == "connect":
+        from railgun.client.client import connect
+
+        return connect
     raise AttributeError(f"module 'railgun' has no attribute {name!r}")

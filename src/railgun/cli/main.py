@@ -1,7 +1,7 @@
-"""railgun: start flows, and talk to those that run.
+"""railgun: start flows and nodes, and talk to those that run.
 
 Commands on running jobs need nothing of Spark, and do not load it: they read where the job is from its file
-(`controller.registry`) and talk to its HTTP API.
+(`controller.registry`) and talk to its HTTP API. Nor does anything load a node or its client but what needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from railgun import __version__
-from railgun.cli import view
+from railgun.cli import arguments, view
+from railgun.cli.arguments import number, seconds
 from railgun.cli.client import Client, find
 from railgun.cli.errors import (
     DONE,
@@ -247,7 +248,7 @@ def parser() -> argparse.ArgumentParser:
     """What can be typed."""
     main_parser = _Parser(
         prog="railgun",
-        description="Stateful flows on Spark that rescale while they run.",
+        description="Streams, and stateful flows on Spark that rescale while they run.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -277,7 +278,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where they are kept: a directory or a URL (./railgun-snapshots)",
     )
-    made.add_argument("--every", type=_seconds, metavar="SECONDS", help="between two of them (10)")
+    made.add_argument("--every", type=seconds, metavar="SECONDS", help="between two of them (10)")
     made.add_argument("--keep", type=_count_kept, metavar="N", help="how many are kept (3)")
     made.add_argument(
         "--from", dest="begin", metavar="SNAPSHOT",
@@ -323,7 +324,7 @@ def parser() -> argparse.ArgumentParser:
 
     made = command("snapshot", _snapshot, "take a snapshot now, and wait for it")
     made.add_argument("name", metavar="NAME")
-    made.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="wait no longer")
+    made.add_argument("--timeout", type=seconds, metavar="SECONDS", help="wait no longer")
 
     made = command("snapshots", _snapshots, "which snapshots there are, and which failed")
     made.add_argument("name", metavar="NAME", nargs="?")
@@ -336,8 +337,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--step", help="whose state")
     made.add_argument("--key", help='text, or JSON: 42, "42", ["a", 1] (default: some of them)')
     made.add_argument("--dir", metavar="DIR", help="out of a snapshot in this directory")
-    made.add_argument("--snapshot", type=_number, metavar="N", help="out of this one (the latest)")
-    made.add_argument("--limit", type=_number, metavar="N", help="keys to show (20)")
+    made.add_argument("--snapshot", type=number, metavar="N", help="out of this one (the latest)")
+    made.add_argument("--limit", type=number, metavar="N", help="keys to show (20)")
     made.add_argument(
         "--sql", metavar="SELECT", help="ask the table state (key, state, …) of a snapshot"
     )
@@ -345,27 +346,13 @@ def parser() -> argparse.ArgumentParser:
     made = command("draw", _draw, "draw a flow")
     made.add_argument("flow", help=flow)
     made.add_argument("--svg", metavar="FILE", help="as a picture (default: Mermaid text)")
+
+    arguments.add_streams(commands)
     return main_parser
 
 
-def _seconds(told: str) -> float:
-    try:
-        seconds = float(told)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"a number of seconds is expected, not {told!r}") from None
-    if not 0 < seconds < 1e10:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, not {told}")
-    return seconds
-
-
-def _number(told: str) -> int:
-    if not (told.isascii() and told.isdecimal() and len(told) <= 18):
-        raise argparse.ArgumentTypeError(f"a whole number is expected, not {told!r}")
-    return int(told)
-
-
 def _count_kept(told: str) -> int:
-    count = _number(told)
+    count = number(told)
     if count < 1:
         raise argparse.ArgumentTypeError("at least one snapshot is kept")
     return count

@@ -48,6 +48,19 @@ class Output:
         if not self.as_json:
             self.console.print(what)
 
+    def raw(self, data: bytes) -> None:
+        """Bytes as they are, for people and pipes."""
+        if not self.as_json:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+    def warn(self, text: str, **what: Any) -> None:
+        """Something that does not end a command, and does not belong to its results."""
+        self.data(warning={"message": text, **what})
+        if not self.as_json:
+            self._errors.print(Text.assemble(("railgun: ", "yellow"), text))
+
     def event(self, event: dict[str, Any]) -> None:
         """Something that happened to a flow."""
         self.data(event=event)

@@ -1,0 +1,194 @@
+"""What can be typed: kinds of arguments, and the commands on streams."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def seconds(told: str) -> float:
+    """A time."""
+    try:
+        count = float(told)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number of seconds is expected, not {told!r}") from None
+    if not 0 < count < 1e10:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, not {told}")
+    return count
+
+
+def number(told: str) -> int:
+    """A number from 0 on."""
+    if not (told.isascii() and told.isdecimal() and len(told) <= 18):
+        raise argparse.ArgumentTypeError(f"a whole number is expected, not {told!r}")
+    return int(told)
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A number, or `none`: without that rule."""
+    return lambda told: None if told == "none" else kind(told)
+
+
+def _port(told: str) -> int:
+    port = number(told)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"a port is 0 (any) to 65535, not {told}")
+    return port
+
+
+def _some(told: str) -> int:
+    count = number(told)
+    if count < 1:
+        raise argparse.ArgumentTypeError("at least one message is expected")
+    return count
+
+
+def _start(told: str) -> str | int:
+    return told if told in ("start", "end") else number(told)
+
+
+def _later(module: str, function: str) -> Callable[..., int]:
+    """A command whose module is loaded when it is carried out."""
+
+    def command(*given: Any) -> int:
+        return int(getattr(importlib.import_module(module), function)(*given))
+
+    return command
+
+
+def _mix(parser: Any) -> None:
+    """Let options stand between messages, which argparse takes for their end otherwise."""
+    plain = parser.parse_known_args
+
+    def parse(given: Any = None, namespace: Any = None) -> Any:
+        parser.parse_known_args = plain
+        try:
+            return parser.parse_known_intermixed_args(given, namespace)
+        finally:
+            parser.parse_known_args = parse
+
+    parser.parse_known_args = parse
+
+
+def add_streams(commands: Any) -> None:
+    """`serve`, and everything that talks to a node."""
+
+    def command(
+        name: str, function: str, what: str, among: Any = commands, module: str = "streams"
+    ) -> Any:
+        made = among.add_parser(name, help=what, description=what)
+        made.set_defaults(command=_later(f"railgun.cli.{module}", function), registry=None)
+        made.add_argument("--json", action="store_true", help="one JSON object a line")
+        if module == "streams":
+            made.add_argument(
+                "--data", metavar="DIR", default="railgun-data",
+                help="where the node works, on this machine (railgun-data)",
+            )  # fmt: skip
+            made.add_argument("--node", metavar="HOST:PORT", help="where it listens instead")
+            made.add_argument("--secret-file", metavar="FILE", help="its secret (DIR/secret)")
+            made.add_argument(
+                "--certificate", metavar="FILE", help="what to trust, if it speaks TLS"
+            )
+        return made
+
+    def several(name: str, what: str) -> Any:
+        return commands.add_parser(name, help=what, description=what).add_subparsers(
+            required=True, metavar="COMMAND"
+        )
+
+    made = command("serve", "serve", "run a node until SIGTERM or Ctrl-C", commands, module="serve")
+    made.add_argument("--data", metavar="DIR", help="where it works (railgun-data)")
+    made.add_argument("--host", metavar="H", help="where it listens (127.0.0.1)")
+    made.add_argument("--port", metavar="P", type=_port, help="and on which port (7171; 0: any)")
+    made.add_argument("--config", metavar="FILE", help="all of this, in TOML; what is typed wins")
+
+    streams = several("stream", "make streams, and look at them")
+    made = command("ensure", "ensure", "make a stream what it is asked to be", streams)
+    made.add_argument("name", metavar="NAME")
+    absent = argparse.SUPPRESS
+    made.add_argument(
+        "--ephemeral", dest="kind", action="store_const", const="ephemeral", default=absent,
+        help="keeps nothing: for who listens now",
+    )  # fmt: skip
+    for flag, kind, metavar, what in (
+        ("--max-age", _or_none(seconds), "S", "messages are kept for so many seconds, or none"),
+        ("--max-bytes", _or_none(number), "N", "so many bytes are kept, or none"),
+        ("--id-box", seconds, "S", "IDs are remembered for so many seconds (120)"),
+        (
+            "--dead-distance",
+            _or_none(number),
+            "N",
+            "a letter is dead if one so much later is acked",
+        ),
+        ("--dead-deliveries", _or_none(number), "N", "a letter is dead after so many deliveries"),
+        ("--dead-age", _or_none(seconds), "S", "a letter is dead after so many seconds"),
+    ):
+        made.add_argument(flag, type=kind, metavar=metavar, default=absent, help=what)
+    made.add_argument(
+        "--duplicates", choices=("ok", "refuse"), default=absent,
+        help="what a publisher is told of an ID that is taken (refuse)",
+    )  # fmt: skip
+    made.add_argument(
+        "--mode", choices=("warn", "overwrite", "strict"), default="warn",
+        help="if there is one already that differs (warn)",
+    )  # fmt: skip
+    command("ls", "streams", "which streams there are", streams)
+    made = command("info", "info", "what there is to know of a stream", streams)
+    made.add_argument("name", metavar="NAME")
+
+    made = command("pub", "publish", "publish messages, or the lines of stdin")
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("messages", metavar="MESSAGE", nargs="*")
+    made.add_argument("--id", help="of the one message: it is stored once")
+    made.add_argument("--topic", default="", help="of an ephemeral stream")
+    _mix(made)
+
+    made = command("sub", "subscribe", "print messages, a line each")
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--group", default="", help="share them with its members, and ack them")
+    made.add_argument("--exclusive", action="store_true", help="one member at a time, in order")
+    made.add_argument(
+        "--start", type=_start, default="start", metavar="start|end|OFFSET",
+        help="where to begin, if the group has not begun; an offset: in any case (start)",
+    )  # fmt: skip
+    made.add_argument("--matcher", metavar="M", help="of topics of an ephemeral stream: a.*, a.#")
+    made.add_argument("--count", type=_some, metavar="N", help="end after so many")
+    made.add_argument(
+        "--follow", action=argparse.BooleanOptionalAction, help="wait for more at the end"
+    )
+
+    made = command("req", "request", "ask who listens to an ephemeral stream; prints the answer")
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("message", metavar="MESSAGE")
+    made.add_argument("--topic", default="")
+    made.add_argument(
+        "--timeout", type=seconds, default=30.0, metavar="S", help="wait so long (30)"
+    )
+
+    made = command("respond", "respond", "answer the requests of an ephemeral stream")
+    made.add_argument("stream", metavar="STREAM")
+    how = made.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--command", dest="program", metavar="COMMAND",
+        help="gets the request on stdin; what it prints is the answer",
+    )  # fmt: skip
+    how.add_argument("--text", help="the answer")
+    made.add_argument("--group", default="", help="each request goes to one of its members")
+    made.add_argument("--matcher", metavar="M", help="of topics: a.*, a.#")
+    made.add_argument("--count", type=_some, metavar="N", help="end after so many")
+
+    groups = several("group", "look at the groups of a stream")
+    made = command("ls", "groups", "which groups a stream has", groups)
+    made.add_argument("stream", metavar="STREAM")
+    made = command("explain", "explain", "what a group does, and why it gets nothing", groups)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("group", metavar="GROUP")
+
+    letters = several("dlq", "look at the dead letters of a stream")
+    made = command("ls", "dead_letters", "which there are, and why", letters)
+    made.add_argument("stream", metavar="STREAM")
+    made = command("show", "show_dead_letters", "print them whole", letters)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--count", type=_some, metavar="N", help="so many, the oldest (all)")

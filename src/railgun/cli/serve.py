@@ -1,0 +1,112 @@
+"""`railgun serve`: a node in this process, until it is asked to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.controller.registry import Registry
+from railgun.core.errors import RailgunError
+from railgun.node.persistent import Persistent
+from railgun.node.server import Server, ServerConfig
+
+SECTIONS: Final = ("cluster", "node")
+KEYS: Final = ("data", "host", "port", "certificate", "key")
+_CODES: Final = {"NO_TLS": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE}
+
+
+def serve(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Run a node."""
+    told = read_config(Path(options.config)) if options.config else {}
+    if options.data is not None:
+        told["data"] = Path(options.data)
+    typed = {"host": options.host, "port": options.port}
+    told |= {name: value for name, value in typed.items() if value is not None}
+    if ("certificate" in told) != ("key" in told):
+        raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
+    try:
+        return asyncio.run(_serve(ServerConfig(**told), out))
+    except RailgunError as error:
+        code = str(getattr(error, "code", "FAILED"))
+        kind = code.lower().replace("_", "-")
+        raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
+    except OSError as error:  # its directory, or its certificate
+        raise CommandError(FAILED, "disk", f"the node cannot start: {error}") from error
+
+
+async def _serve(config: ServerConfig, out: Output) -> int:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    server = Server(config)
+    found = await server.start()
+    try:
+        kept = [one for one in server.node.streams.values() if isinstance(one, Persistent)]
+        messages = sum(one.log.durable_end - one.log.first for one in kept)
+        out.data(
+            listening={"host": config.host, "port": server.port, "data": str(config.data)},
+            recovery={"streams": len(server.node.streams), "messages": messages, "found": found},
+        )
+        streams = f"{len(server.node.streams)} stream{'s' * (len(server.node.streams) != 1)}"
+        out.line(
+            f"{config.data}: {streams} with {messages:,} message{'s' * (messages != 1)}; "
+            + ("all of it is whole" if not found else "recovery has found:")
+        )
+        for line in found:
+            out.line(f"  {line}", "yellow")
+        secured = " with TLS" if config.certificate is not None else ""
+        out.line(f"listening on {config.host}:{server.port}{secured}; Ctrl-C stops", "green")
+        await stopped.wait()
+        for number in signals:  # a second one ends it at once
+            loop.remove_signal_handler(number)
+        out.line("stopping")
+    finally:
+        await server.stop()
+    out.data(stopped=True)
+    out.line("stopped: everything is on disk")
+    return DONE
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """What a file says of a node. Paths in it begin where it lies."""
+    try:
+        with file.open("rb") as opened:
+            told = tomllib.load(opened)
+    except OSError as error:
+        raise CommandError(
+            USAGE, "config", f"{file} cannot be read: {error.strerror or error}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(USAGE, "config", f"{file} is no TOML: {error}") from error
+    for name, section in told.items():
+        if name not in SECTIONS:
+            raise _unknown(file, name, f"there are the sections {' and '.join(SECTIONS)}")
+        if not isinstance(section, dict):
+            raise CommandError(USAGE, "config", f"{file}: {name} is a section: write [{name}]")
+    for name in told.get("cluster", {}):
+        raise _unknown(file, f"cluster.{name}", "cluster is reserved, and has no keys yet")
+    node: dict[str, Any] = told.get("node", {})
+    for name, value in node.items():
+        if name not in KEYS:
+            raise _unknown(file, f"node.{name}", f"node has {', '.join(KEYS)}")
+        if name == "port":
+            fits, expected = type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
+        else:
+            fits, expected = isinstance(value, str), "text"
+        if not fits:
+            raise CommandError(USAGE, "config", f"{file}: node.{name} is {expected}, not {value!r}")
+        if name in ("data", "certificate", "key"):
+            node[name] = file.parent / value
+    return node
+
+
+def _unknown(file: Path, key: str, known: str) -> CommandError:
+    return CommandError(USAGE, "config", f"{file}: {key} is unknown; {known}", key=key)

@@ -1,0 +1,548 @@
+"""The commands that talk to a node: streams, messages, requests, groups, dead letters."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import ssl
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from railgun.cli import streams_view as view
+from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.client.client import Client, connect
+from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
+from railgun.client.message import Message
+from railgun.client.subscription import Subscription
+from railgun.controller.registry import Registry
+
+PATIENCE: Final = 3.0  # seconds until there is no node
+QUIET: Final = 1.0  # seconds without a message, while others work on theirs
+LOOK: Final = 0.05  # seconds without a message, until a look whether it is the end
+AT_ONCE: Final = 16  # commands that answer requests
+CHUNK: Final = 1 << 18
+DEAD: Final = ".dlq"
+SETTINGS: Final = (
+    "kind", "max_age", "max_bytes", "id_box", "dead_distance", "dead_deliveries", "dead_age",
+    "duplicates",
+)  # fmt: skip
+_GONE: Final = ("NO_NODE", "CONNECTION_LOST", "DEADLINE", "CLOSED")
+_SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
+
+
+# ---------------------------------------------------------------- talking to a node
+
+
+def _talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) -> int:
+    """Connect, work, and tell what goes wrong as commands do."""
+
+    async def talk() -> int:
+        async with await _connect(options) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(talk())
+    except StreamsError as error:
+        raise command_error(error) from error
+
+
+async def _connect(options: argparse.Namespace) -> Client:
+    secret: str | None = None
+    if options.secret_file is not None:
+        try:
+            secret = Path(options.secret_file).read_text("ascii").strip()
+            bytes.fromhex(secret)
+        except (OSError, ValueError) as error:
+            raise CommandError(
+                USAGE, "secret", f"there is no secret in {options.secret_file}: {error}"
+            ) from error
+    tls: ssl.SSLContext | None = None
+    if options.certificate is not None:
+        try:
+            tls = ssl.create_default_context(cafile=options.certificate)
+        except OSError as error:
+            raise CommandError(
+                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+            ) from error
+    data = Path(options.data)
+    client = await connect(
+        options.node, secret=secret, data=data, name="cli", timeout=PATIENCE, tls=tls
+    )
+    client.timeout = 30.0
+    return client
+
+
+def command_error(error: StreamsError, **data: Any) -> CommandError:
+    """What a client raises, with the exit code for it."""
+    code = REFUSED
+    if isinstance(error, NoAnswerError):
+        code = FAILED
+    elif error.code in _GONE:
+        code = NO_NODE
+    elif error.code in _SENSELESS:
+        code = USAGE
+    if isinstance(error, DuplicateIdError):
+        data["offset"] = error.offset
+    return CommandError(code, error.code.lower().replace("_", "-"), str(error), **data)
+
+
+async def _stoppable(work: Coroutine[Any, Any, int]) -> int:
+    """Work until it is done, or SIGTERM or Ctrl-C ends it in order; a second Ctrl-C at once."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    stopped = False
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        for number in signals:
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+    for number in signals:
+        with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+            loop.add_signal_handler(number, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if stopped:
+            return DONE
+        raise
+
+
+# ---------------------------------------------------------------- streams
+
+
+def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Make a stream what it is asked to be."""
+    asked = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
+
+    async def work(client: Client) -> int:
+        done = await client.ensure(options.name, options.mode, **asked)
+        out.data(stream=options.name, **done)
+        result = done["result"]
+        words = {"CREATED": "made", "UNCHANGED": "is so already", "UPDATED": "changed"}
+        if result in words:
+            out.line(f"{options.name}: {words[result]}")
+        for name, values in done["differs"].items():
+            if result == "DIFFERS":
+                text = f"{options.name}: {name} is {values['is']}, not {values['asked']}"
+                out.line(f"{text}; --mode overwrite changes it", "yellow")
+            else:
+                out.line(f"  {name}: {values['is']} → {values['asked']}")
+        return DONE
+
+    return _talk(options, work)
+
+
+def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Which streams there are."""
+
+    async def work(client: Client) -> int:
+        found = await client.admin("list")
+        out.data(streams=found)
+        if found:
+            out.show(view.streams(found))
+        else:
+            out.line("there are no streams yet")
+        return DONE
+
+    return _talk(options, work)
+
+
+def info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """What there is to know of a stream."""
+
+    async def work(client: Client) -> int:
+        found = await client.admin("describe", name=options.name)
+        out.data(stream=found)
+        out.show(view.stream(found))
+        return DONE
+
+    return _talk(options, work)
+
+
+def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Which groups a stream has."""
+
+    async def work(client: Client) -> int:
+        found = (await client.admin("describe", name=options.stream)).get("groups", [])
+        out.data(groups=found)
+        if found:
+            out.show(view.groups(found))
+        else:
+            out.line(f"{options.stream} has no groups")
+        return DONE
+
+    return _talk(options, work)
+
+
+def explain(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """What a group does."""
+
+    async def work(client: Client) -> int:
+        found = await client.admin("group", name=options.stream, group=options.group)
+        out.data(group=found)
+        out.line(f"{found['code']}: {found['text']}")
+        out.show(view.group(found))
+        return DONE
+
+    return _talk(options, work)
+
+
+# ---------------------------------------------------------------- publishing
+
+
+def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Publish messages, or the lines of stdin."""
+    stream: str = options.stream
+    if options.id is not None and len(options.messages) != 1:
+        raise CommandError(USAGE, "usage", "an ID is for one message: give one, as MESSAGE")
+
+    async def work(client: Client) -> int:
+        told = await client.admin("describe", name=stream)
+        ephemeral = told["settings"]["kind"] == "ephemeral"
+        count, first, last = 0, None, None
+        try:
+            async for offsets in _published(client, options):
+                count += len(offsets)
+                if offsets and not ephemeral:
+                    first, last = offsets[0] if first is None else first, offsets[-1]
+                elif offsets:
+                    last = offsets[-1]
+        except StreamsError as error:
+            raise command_error(error, published=count) from error
+        words = f"{stream}: {count:,} message{'s' * (count != 1)}"
+        if ephemeral:
+            out.data(published=count, matched=last)
+            out.line(words + (f", {last:,} listening" if last is not None else ""))
+        else:
+            out.data(published=count, first=first, last=last)
+            where = "" if first is None else f", offset {first}"
+            out.line(words + where + (f" to {last}" if first != last else ""))
+        return DONE
+
+    return _talk(options, work)
+
+
+async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
+    stream, topic = options.stream, options.topic
+    if options.id is not None:
+        [message] = options.messages
+        yield [await client.publish(stream, message, id=options.id, topic=topic)]
+        return
+    if options.messages:
+        yield await client.publish_many(stream, options.messages, topic=topic)
+        return
+    under_way: deque[asyncio.Task[list[int]]] = deque()
+    try:
+        async for lines in _lines():
+            task = client.loop.create_task(client.publish_many(stream, lines, topic=topic))
+            under_way.append(task)
+            await asyncio.sleep(0)  # in this order
+            while under_way and (len(under_way) > AT_ONCE or under_way[0].done()):
+                yield await under_way.popleft()
+        while under_way:
+            yield await under_way.popleft()
+    except StreamsError:
+        for done in await asyncio.gather(*under_way, return_exceptions=True):
+            if isinstance(done, list):
+                yield done
+        raise
+
+
+async def _lines() -> AsyncIterator[list[bytes]]:
+    """The lines of stdin, as many as there are."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(AT_ONCE)
+
+    def read() -> None:  # in a thread that nobody waits for: it may never come back
+        file = sys.stdin.fileno()
+        with contextlib.suppress(RuntimeError):  # everything is over
+            while data := os.read(file, CHUNK):
+                asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
+            asyncio.run_coroutine_threadsafe(arrived.put(b""), loop).result()
+
+    threading.Thread(target=read, daemon=True).start()
+    begun: list[bytes] = []  # of the last line
+    while data := await arrived.get():
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*begun, whole[0]])
+            begun = []
+            yield whole
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield [b"".join(begun)]
+
+
+# ---------------------------------------------------------------- consuming
+
+
+def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Print messages; with a group, ack them then."""
+    if options.exclusive and not options.group:
+        raise CommandError(USAGE, "usage", "--exclusive is for the members of a --group")
+
+    async def work(client: Client) -> int:
+        return await _stoppable(_print(client, options, out))
+
+    return _talk(options, work)
+
+
+async def _print(client: Client, options: argparse.Namespace, out: Output) -> int:
+    prefetch = min(1000, options.count or 1000)
+    subscription = await client.subscribe(
+        options.stream, group=options.group, exclusive=options.exclusive, start=options.start,
+        matcher=options.matcher, prefetch=prefetch,
+    )  # fmt: skip
+    async with subscription:
+        follow = options.follow
+        if not subscription.persistent:
+            if follow is False:
+                raise CommandError(USAGE, "usage", f"{options.stream} is ephemeral: it has no end")
+            follow = True
+        acked = bool(options.group) and subscription.persistent
+        try:
+            async for messages in _messages(client, subscription, options.count, bool(follow)):
+                if out.as_json:
+                    for message in messages:
+                        out.data(**as_data(message))
+                else:
+                    out.raw(b"".join([message.payload + b"\n" for message in messages]))
+                if acked:
+                    subscription.ack_all(messages)
+        finally:
+            if acked:
+                await subscription.flush(PATIENCE)
+        for count, what in (
+            (subscription.missed, "deleted before they could be delivered"),
+            (subscription.lost, "lost: they came faster than they were taken"),
+        ):
+            if count:
+                out.warn(f"{count:,} messages were {what}", messages=count)
+    return DONE
+
+
+async def _messages(
+    client: Client, subscription: Subscription, most: int | None, follow: bool
+) -> AsyncIterator[list[Message]]:
+    """What comes, some at a time; unless it is followed, up to the end there is."""
+    left = most
+    position = subscription.offset
+    end: int | None = None
+    if not follow and not subscription.group:
+        end = (await client.admin("describe", name=subscription.stream))["end"]
+    quiet = 0.0
+    while (left is None or left) and (end is None or position < end):
+        try:
+            some = min(1000, left or 1000, 1000 if end is None else end - position)
+            found = await subscription.batch(some, None if follow else LOOK)
+        except TimeoutError:
+            quiet += LOOK
+            if end is not None:
+                told = await client.admin("describe", name=subscription.stream)
+                position = max(position, told["first"])
+            elif await _at_end(client, subscription, quiet):
+                return
+            continue
+        quiet = 0.0
+        position = found[-1].offset + 1
+        left = left and left - len(found)
+        yield found
+
+
+async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:
+    """Whether a group has nothing more for its members; what others have may still come back."""
+    await subscription.flush()
+    told = await client.admin("group", name=subscription.stream, group=subscription.group)
+    return not told["ready"] and (not told["in_flight"] or quiet >= QUIET)
+
+
+def as_data(message: Message) -> dict[str, Any]:
+    """A message for programs."""
+    told: dict[str, Any] = {}
+    if message.subscription.persistent:
+        told |= {"offset": message.offset, "time": message.time / 1e6}
+        if message.subscription.group:
+            told["delivery"] = message.delivery
+    else:
+        told["topic"] = message.topic
+    told["id"] = None if message.id is None else message.id.decode("utf-8", "backslashreplace")
+    return told | {"headers": message.headers} | payload_data(message.payload)
+
+
+def payload_data(payload: bytes) -> dict[str, str]:
+    """A payload for programs: text, if it is that.
+
+    >>> payload_data(b"hello"), payload_data(bytes([0, 255]))
+    ({'payload': 'hello'}, {'base64': 'AP8='})
+    """
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(payload).decode()}
+
+
+# ---------------------------------------------------------------- requests
+
+
+def request(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Ask, and print the answer."""
+
+    async def work(client: Client) -> int:
+        answer = await client.request(
+            options.stream, options.message, topic=options.topic, timeout=options.timeout
+        )
+        out.data(**payload_data(answer))
+        out.raw(answer + b"\n")
+        return DONE
+
+    return _talk(options, work)
+
+
+def respond(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Answer requests, with a text or by a command."""
+    words: list[str] = []
+    if options.program is not None:
+        try:
+            words = shlex.split(options.program)
+        except ValueError as error:
+            raise CommandError(USAGE, "usage", f"--command {options.program!r}: {error}") from error
+        if not words or shutil.which(words[0]) is None:
+            raise CommandError(USAGE, "usage", f"there is no command {' '.join(words[:1])!r}")
+
+    async def work(client: Client) -> int:
+        return await _stoppable(_respond(client, options, words, out))
+
+    return _talk(options, work)
+
+
+async def _respond(
+    client: Client, options: argparse.Namespace, words: list[str], out: Output
+) -> int:
+    subscription = await client.subscribe(
+        options.stream, group=options.group, matcher=options.matcher
+    )
+    tasks: set[asyncio.Task[None]] = set()
+    async with subscription:
+        if subscription.persistent:
+            raise StreamsError(
+                "NOT_EPHEMERAL", f"stream {options.stream!r} is persistent: it has no requests"
+            )
+        out.data(answering=options.stream)
+        out.line(f"answering the requests of {options.stream}; Ctrl-C stops", "green")
+        room = asyncio.Semaphore(AT_ONCE)
+        left = options.count
+
+        async def answer(message: Message) -> None:
+            try:
+                given = await _answer(message.payload, words) if words else options.text
+                await message.respond(given)
+                out.data(answered=True, **as_data(message))
+            except (StreamsError, CommandError, OSError) as error:
+                out.warn(f"a request is not answered: {error}")
+            finally:
+                room.release()
+
+        try:
+            async for message in subscription:
+                if not message.response:
+                    continue  # somebody said something, and wants no answer
+                await room.acquire()
+                task = client.loop.create_task(answer(message))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                left = left and left - 1
+                if left == 0:
+                    break
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return DONE
+
+
+async def _answer(payload: bytes, words: list[str]) -> bytes:
+    """What a command says to this, without the end of its last line."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        answer, _ = await process.communicate(payload)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise CommandError(
+            FAILED, "command", f"the command ended with exit code {process.returncode}"
+        )
+    return answer.removesuffix(b"\n")
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Which dead letters there are."""
+
+    async def work(client: Client) -> int:
+        found = [
+            {"letter": message.offset, "buried": message.time / 1e6, **message.headers}
+            async for message in _letters(client, options.stream, None)
+        ]
+        out.data(letters=found)
+        if found:
+            out.show(view.letters(found))
+        else:
+            out.line(f"{options.stream} has no dead letters")
+        return DONE
+
+    return _talk(options, work)
+
+
+def show_dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Dead letters, whole."""
+
+    async def work(client: Client) -> int:
+        count = 0
+        async for message in _letters(client, options.stream, options.count):
+            count += 1
+            out.data(**as_data(message))
+            out.line(view.letter(message.offset, message.headers), "bold")
+            out.raw(message.payload + b"\n")
+        if not count:
+            out.line(f"{options.stream} has no dead letters")
+        return DONE
+
+    return _talk(options, work)
+
+
+async def _letters(client: Client, stream: str, most: int | None) -> AsyncIterator[Message]:
+    await client.admin("describe", name=stream)  # or there is no such stream
+    try:
+        subscription = await client.subscribe(stream + DEAD)
+    except StreamsError as error:
+        if error.code == "NO_STREAM":  # none has died yet
+            return
+        raise
+    async with subscription:
+        async for messages in _messages(client, subscription, most, follow=False):
+            for message in messages:
+                yield message
