@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from railgun.client.client import Client
 
 Start = Literal["start", "end"]
+PASSED_OVER = (
+    "ACK_STALE",
+    "NO_SUBSCRIPTION",
+)  # of what was said of messages that are not ours any more
 
 
 class Subscription:
@@ -163,7 +167,9 @@ class Subscription:
                 self._messages = deque(kept)
             case p.Lost():
                 self.lost += command.count
-            case p.Failed() if command.code != "ACK_STALE" and not command.request:
+            case p.Failed() if command.code in PASSED_OVER or command.request:
+                pass
+            case p.Failed():
                 self.failed(error_of(command.code, command.text))
 
     def failed(self, error: Exception) -> None:

@@ -165,6 +165,7 @@ class Server:
         if self._server is not None:
             self._server.close()
         for session in list(self.sessions.values()):
+            session.rest(for_good=True)  # whoever asks for more asks the next node
             for subscription in list(session.subscriptions.values()):
                 subscription.leave(graceful=True)
             session.subscriptions.clear()

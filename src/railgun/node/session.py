@@ -148,6 +148,7 @@ class Session:
         self._waits = 0  # bytes in _out
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
+        self._for_good = False
         self.paused = False
         """Whether it is not read for the time being."""
         connection.transport.set_write_buffer_limits(high=ROOM - 1)  # no room: it will be resumed
@@ -230,6 +231,14 @@ class Session:
             case _:
                 raise FrameError(f"{type(command).__name__} is not for a node to hear")
 
+    def rest(self, for_good: bool = False) -> None:
+        """Read nothing more, for the time being or for good."""
+        self._for_good |= for_good
+        if not self.paused:
+            self.paused = True
+            with contextlib.suppress(RuntimeError):  # it is closing
+                self.connection.transport.pause_reading()
+
     # ------------------------------------------------------------ publishing
 
     def _publish(self, command: p.Publish, blob: bytearray) -> None:
@@ -248,14 +257,13 @@ class Session:
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
             )
         self._unstored += len(blob)
-        if self._unstored > MOST_UNSTORED and not self.paused:
-            self.paused = True
-            self.connection.transport.pause_reading()
+        if self._unstored > MOST_UNSTORED:
+            self.rest()
         stream.publish(batches, partial(self._stored, command.request, len(blob)))  # type: ignore[arg-type]
 
     def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
         self._unstored -= size
-        if self.paused and self._unstored <= MOST_UNSTORED // 2:
+        if self.paused and self._unstored <= MOST_UNSTORED // 2 and not self._for_good:
             self.paused = False
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
