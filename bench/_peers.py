@@ -73,7 +73,8 @@ class Peer:
 
 
 PEERS = {
-    "Bytewax": Peer("bytewax", "bytewax_sum"),
+    "Bytewax, batches of 5,000": Peer("bytewax", "bytewax_sum", ("--batch", "5000")),
+    "Bytewax, batches of 20,000": Peer("bytewax", "bytewax_sum", ("--batch", "20000")),
     "Spark, Python": Peer("spark", "spark_sum", ("--engine", "python")),
     "Spark, JVM": Peer("spark", "spark_sum", ("--engine", "jvm")),
 }

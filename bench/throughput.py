@@ -5,7 +5,8 @@ Python function that adds the number to the sum of its key, one output a record,
 
 - *Railgun*: a flow of two workers on local Spark.
 - *limit*: two Python processes with no engine at all (`bench limit`).
-- *Bytewax*: two processes, its fastest keyed operator.
+- *Bytewax*: two processes, its fastest keyed operator, in the batches that we have, which is what the goal is about;
+  and in those it is fastest with.
 - *Spark, Python*: Structured Streaming, transformWithState on rows.
 - *Spark, JVM*: Structured Streaming, groupBy.sum: no Python, and one output a key and micro-batch.
 
@@ -32,7 +33,7 @@ ROUNDS = 3
 SECONDS = 8.0
 QUICK_SECONDS = 2.0
 OF_THE_LIMIT = 0.7
-GOALS = {"Bytewax": 8.0, "Spark, Python": 25.0, "Spark, JVM": 4.0}
+GOALS = {"Bytewax, batches of 5,000": 8.0, "Spark, Python": 25.0, "Spark, JVM": 4.0}
 """How many times as fast as each we mean to be."""
 
 Runner = Callable[[float], Rate]
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         goal = OF_THE_LIMIT if size == SIZES[0] else None
         ratio(report, best, name_of_ours(size), name_of_limit(size), goal)
     for peer in [peer for peer in PEERS if peer in everyone]:
-        ratio(report, best, name_of_ours(SIZES[0]), peer, GOALS[peer])
+        ratio(report, best, name_of_ours(SIZES[0]), peer, GOALS.get(peer))
     return report.finish(chosen)
 
 
@@ -79,7 +80,7 @@ def name_of_limit(size: int) -> str:
     return f"limit, batches of {size:,}"
 
 
-QUICK = {name_of_ours(SIZES[0]), name_of_limit(SIZES[0]), "Bytewax"}
+QUICK = {name_of_ours(SIZES[0]), name_of_limit(SIZES[0]), "Bytewax, batches of 5,000"}
 """Who runs in a quick run."""
 
 
