@@ -32,7 +32,6 @@ from railgun.client.errors import (
     NoAnswerError,
     NoNodeError,
     StreamsError,
-    error_of,
 )
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.commands import LARGEST, VERSION, Blob, Frame, FrameError, FrameReader, encode
@@ -202,15 +201,12 @@ class Client:
         self._connection = None
         self._out = []
         told = StreamsError("CONNECTION_LOST", self._last_error)
-        for number, future in list(self._answers.items()):
-            batch = self._under_way.get(number)
-            if batch is not None and batch.safe and not self._closing:
-                continue  # it will be sent again
-            self._answers.pop(number)
-            if batch is not None:
-                self._done(number)
-                _fail(batch, told)
-            elif not future.done():
+        for number, batch in list(self._under_way.items()):
+            if not batch.safe or self._closing:  # the others will be sent again
+                _fail(self._done(number), told)
+        answers, self._answers = self._answers, {}
+        for future in answers.values():
+            if not future.done():
                 future.set_exception(told)
                 future.exception()
 
@@ -235,8 +231,7 @@ class Client:
                     await self._running
             self._disconnected()
             for subscription in self._subscriptions.values():
-                subscription.closed = True
-                subscription._arrived.set()
+                subscription.ended()
 
     def _pending(self) -> Iterable[_Batch]:
         return itertools.chain(*self._waiting.values(), self._under_way.values())
@@ -283,7 +278,7 @@ class Client:
                 self._published(command)
             case p.Failed() if command.request in self._under_way:
                 batch = self._done(command.request)
-                _fail(batch, error_of(command.code, command.text))
+                _fail(batch, StreamsError(command.code, command.text))
             case p.Subscribed():
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
@@ -301,7 +296,7 @@ class Client:
                     self._tell(channel, command)
                 elif isinstance(command, p.Failed):
                     if not future.done():
-                        future.set_exception(error_of(command.code, command.text))
+                        future.set_exception(StreamsError(command.code, command.text))
                 elif not future.done():
                     future.set_result((command, frame.blob))
 
@@ -393,11 +388,9 @@ class Client:
             line.append(_Batch(stream, topic))
         batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
-        given = [x.encode() if isinstance(x, str) else x for x in payloads]
+        given = list(map(_bytes, payloads))
         batch.payloads += given
-        batch.ids += (
-            [x.encode() if isinstance(x, str) else x for x in ids] if ids else [None] * len(given)
-        )
+        batch.ids += [None if x is None else _bytes(x) for x in ids] if ids else [None] * len(given)
         batch.headers += (
             [json.dumps(dict(x)).encode() if x else None for x in headers]
             if headers
@@ -421,7 +414,6 @@ class Client:
                 del self._waiting[key]
             number = next(self._numbers)
             self._under_way[number] = batch
-            self._answers[number] = self.loop.create_future()
             self._counts[key[0]] = under_way + 1
             try:
                 self._send_batch(number, batch)
@@ -442,7 +434,6 @@ class Client:
 
     def _done(self, number: int) -> _Batch:
         batch = self._under_way.pop(number)
-        self._answers.pop(number, None)
         self._counts[batch.stream] -= 1
         for key in [key for key in self._waiting if key[0] == batch.stream]:
             self.loop.call_soon(self._try_send, key)
@@ -488,7 +479,7 @@ class Client:
     ) -> bytes:
         """Ask whoever listens; the first answer. The node says when nobody is there, or nobody answers in time."""
         name = f"r{secrets.token_hex(12)}"
-        blob = build([payload.encode() if isinstance(payload, str) else payload])
+        blob = build([_bytes(payload)])
         told = p.Publish(stream=stream, topic=topic, response=name, timeout=int(timeout * 1e6))
 
         def send(number: int) -> None:
@@ -502,7 +493,7 @@ class Client:
 
     async def respond(self, response: str, payload: Payload) -> None:
         """Answer a request, by the name of its response stream."""
-        blob = build([payload.encode() if isinstance(payload, str) else payload])
+        blob = build([_bytes(payload)])
         await self.ask(lambda n: self.send(p.Respond(request=n, response=response), [blob]))
 
     # ------------------------------------------------------------ consuming
@@ -565,6 +556,10 @@ class Client:
         return dict(await self.admin("ensure", name=stream, asked=settings, mode=mode))
 
 
+def _bytes(given: Payload) -> bytes:
+    return given.encode() if isinstance(given, str) else given
+
+
 def _fail(batch: _Batch, error: Exception) -> None:
     for future, _ in batch.futures:
         if not future.done():
@@ -577,7 +572,7 @@ def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
         return DuplicateIdError(
             f"the ID {id!r} is taken by offset {refused.offset}", refused.offset
         )
-    return error_of(refused.code, f"the ID {id!r} cannot be remembered")
+    return StreamsError(refused.code, f"the ID {id!r} cannot be remembered")
 
 
 async def connect(

@@ -38,8 +38,3 @@ class NoNodeError(StreamsError, ConnectionError):
 
 class NoAnswerError(StreamsError):
     """Nobody answered a request: NO_CONSUMERS, CONSUMERS_BUSY or RS_TIMEOUT."""
-
-
-def error_of(code: str, text: str) -> StreamsError:
-    """The error for a code of the node."""
-    return StreamsError(code, text)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from railgun.client.errors import StreamsError, error_of
+from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, split
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from railgun.client.client import Client
 
 Start = Literal["start", "end"]
-PASSED_OVER = (
-    "ACK_STALE",
-    "NO_SUBSCRIPTION",
-)  # of what was said of messages that are not ours any more
+PASSED_OVER = ("ACK_STALE", "NO_SUBSCRIPTION")
+"""What a node says of messages that are not ours any more."""
 
 
 class Subscription:
@@ -118,15 +116,7 @@ class Subscription:
         messages, epoch = self._messages, command.epoch
         if not self.persistent:
             for batch in split(blob):
-                records = Records(batch)
-                every = zip(records.payloads(), records.ids(), records.all_headers(), strict=True)
-                for payload, found, headers in every:
-                    messages.append(
-                        Message(
-                            *(self, payload, 0, 1, self._life, 0, found, headers),
-                            *(command.topic, command.response),
-                        )
-                    )
+                self._add(Records(batch), 1, self._life, command.topic, command.response)
             self._arrived.set()
             return
         if epoch <= self._recalled:
@@ -143,18 +133,21 @@ class Subscription:
                 told = next(ranges)
                 left, delivery = told.count, told.delivery
             left -= records.count
-            time, offset = records.time, records.base
-            payloads = records.payloads()
-            if records.has_ids or records.head.flags:
-                ids, headed = records.ids(), records.all_headers()
-            else:
-                ids, headed = [None] * len(payloads), [b""] * len(payloads)
-            for payload, found, header in zip(payloads, ids, headed, strict=True):
-                messages.append(
-                    Message(self, payload, offset, delivery, epoch, time, found, header, "", "")
-                )
-                offset += 1
+            self._add(records, delivery, epoch)
         self._arrived.set()
+
+    def _add(
+        self, records: Records, delivery: int, epoch: int, topic: str = "", response: str = ""
+    ) -> None:
+        time, add = (records.time if self.persistent else 0), self._messages.append
+        offsets = range(records.base, records.end) if self.persistent else [0] * records.count
+        every = zip(offsets, records.payloads(), records.ids(), records.all_headers(), strict=True)
+        for offset, payload, found, headers in every:
+            add(
+                Message(
+                    self, payload, offset, delivery, epoch, time, found, headers, topic, response
+                )
+            )
 
     def told(self, command: Any) -> None:
         """Something else about it has come."""
@@ -170,7 +163,12 @@ class Subscription:
             case p.Failed() if command.code in PASSED_OVER or command.request:
                 pass
             case p.Failed():
-                self.failed(error_of(command.code, command.text))
+                self.failed(StreamsError(command.code, command.text))
+
+    def ended(self) -> None:
+        """Nothing more comes."""
+        self.closed = True
+        self._arrived.set()
 
     def failed(self, error: Exception) -> None:
         """It is over."""
@@ -286,8 +284,7 @@ class Subscription:
         if not self.closed:
             if self._acks:
                 self._flush()
-            self.closed = True
-            self._arrived.set()
+            self.ended()
             await self.client.unsubscribe(self)
 
     async def __aenter__(self) -> Subscription:

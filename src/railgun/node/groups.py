@@ -43,13 +43,13 @@ from railgun.core.delivery import (
 )
 from railgun.core.errors import RailgunError
 from railgun.node.grouplog import Fold
+from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
     from railgun.node.persistent import Persistent
 
 LAZY: Final = 0.05
 RETRY: Final = 1.0
-SECOND: Final = 1_000_000
 Told = Callable[[RailgunError | None], None]
 
 
@@ -162,11 +162,6 @@ class GroupDriver:
     def trimmed(self, first: int) -> None:
         """The oldest messages are gone."""
         self._tell(self.group.trimmed(first, self.stream.now()))
-        self.look()
-
-    def seek(self, offset: int) -> None:
-        """Begin anew there; refused while anybody is here."""
-        self._tell(self.group.seek(offset, self.stream.now()))
         self.look()
 
     def explain(self) -> Explanation:

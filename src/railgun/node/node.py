@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +25,8 @@ from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
 from railgun.node.persistent import NoGraveError, Persistent
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
+from railgun.snapshots.errors import LockedError
+from railgun.snapshots.lock import FileLock
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
@@ -80,9 +79,8 @@ class Node:
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
-        self.began = time.time()
         self._home = data / "streams"
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         self._retention: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ begin and end
@@ -90,12 +88,9 @@ class Node:
     def open(self) -> list[str]:
         """Take the directory, and open all streams in it; what recovery has to tell of them."""
         self._home.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.data / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            self._lock = None
+            self._lock = FileLock(self.data / "lock")
+        except LockedError as error:
             raise InUseError(f"another node works in {self.data}: stop it first") from error
         self._disk = NodeDisk(self.data)
         told = []
@@ -121,8 +116,7 @@ class Node:
         for stream in persistent:
             stream.close()
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
     def _start(self, name: str, settings: StreamSettings) -> Stream:
         stream: Stream
@@ -152,11 +146,7 @@ class Node:
     def _keep(self) -> None:
         """Take away what is too old, now and then."""
         self._retention = self.loop.call_later(RETENTION, self._keep)
-        limited = [
-            stream
-            for stream in self._persistent()
-            if stream.settings.max_age is not None or stream.settings.max_bytes is not None
-        ]
+        limited = [stream for stream in self._persistent() if stream.settings.limited]
         if limited:
             self.loop.create_task(self._trim(limited))
 
@@ -205,24 +195,20 @@ class Node:
         return {"result": "UPDATED", "differs": differs}
 
     def _make(self, name: str, settings: StreamSettings) -> None:
-        (self._home / name).mkdir(exist_ok=True)
+        self._disk.make_directory(f"streams/{name}")
         self._start(name, settings)
         self._write(name, settings)
 
     def _write(self, name: str, settings: StreamSettings) -> None:
-        path = self._home / name / _SETTINGS
-        fresh = path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(settings.as_json())
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-        for directory in (path.parent, self._home):
-            opened = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(opened)
-            finally:
-                os.close(opened)
+        home = f"streams/{name}"
+        file = self._disk.create(f"{home}/{_SETTINGS}.new")
+        try:
+            file.write([settings.as_json().encode()])
+            file.sync()
+        finally:
+            file.close()
+        self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
+        self._disk.sync_directory(home)
 
     def describe(self, name: str) -> dict[str, Any]:
         """What there is to know of a stream."""

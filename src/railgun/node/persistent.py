@@ -341,8 +341,6 @@ class Persistent:
     def trim(self) -> int:
         """Take away what is too old or too much, in any thread; the first offset there is then."""
         settings = self.settings
-        if settings.max_age is None and settings.max_bytes is None:
-            return self.log.first
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         return self.log.trim(age, settings.max_bytes, self.now())
 

@@ -120,10 +120,9 @@ class Consumer:
 class Listener:
     """A subscription of a session to an ephemeral stream."""
 
-    def __init__(self, session: Session, channel: int, name: str, stream: Ephemeral) -> None:
+    def __init__(self, session: Session, channel: int, stream: Ephemeral) -> None:
         self.session = session
         self.channel = channel
-        self.name = name
         self.stream = stream
 
     def leave(self, graceful: bool) -> None:
@@ -339,7 +338,7 @@ class Session:
             check_name(command.group)
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
         if isinstance(stream, Ephemeral):
-            listener = Listener(self, channel, name, stream)
+            listener = Listener(self, channel, stream)
             matcher = command.matcher if command.has_matcher else "#"
             stream.exchange.subscribe(listener, matcher, command.group or None)
             stream.exchange.grant(listener, command.credit)

@@ -87,6 +87,11 @@ class StreamSettings:
         if self.kind == "ephemeral" and self != StreamSettings(kind="ephemeral"):
             raise BadSettingsError("an ephemeral stream keeps nothing: it has no other settings")
 
+    @property
+    def limited(self) -> bool:
+        """Whether messages are taken away some day."""
+        return self.max_age is not None or self.max_bytes is not None
+
     def group(self, exclusive: bool, ack_wait: int) -> GroupConfig:
         """How a group of it is served."""
         age = None if self.dead_age is None else int(self.dead_age * SECOND)
