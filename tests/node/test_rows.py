@@ -660,7 +660,7 @@ def test_ps12_what_is_kept_too_long_comes_again_in_order(tmp_path: Path) -> None
             await client.publish_many("orders", [b"%d" % n for n in range(4)])
             sub = await client.subscribe("orders", group="g", exclusive=True, ack_wait=0.3)
             kept = await sub.next(DEADLINE)
-            await until(lambda: bool(sub._messages) and sub._messages[-1].epoch > kept.epoch)
+            await until(lambda: bool(sub._messages) and sub._messages.last_epoch > kept.epoch)
             found = await take(sub, 4)
             assert [m.offset for m in found] == [0, 1, 2, 3]
             assert found[0].delivery == 2

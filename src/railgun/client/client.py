@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import secrets
 import ssl
 from collections import deque
@@ -36,6 +37,7 @@ from railgun.client.errors import (
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.commands import LARGEST, VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, build
 
@@ -46,29 +48,46 @@ AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 UNDER_WAY: Final = 4  # publishes of a stream that are not answered
 ENOUGH: Final = 256 << 10  # bytes that do not wait for more
 PREFETCH: Final = 1000
+SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
+_NOBODY: Final = (None, 0.0)
 
 
 class _Batch:
     """Messages of one stream that wait to be sent, or to be answered."""
 
-    __slots__ = ("futures", "headers", "ids", "payloads", "size", "stream", "topic")
+    __slots__ = ("deadline", "futures", "headers", "ids", "payloads", "size", "stream", "topic")
 
     def __init__(self, stream: str, topic: str) -> None:
         self.stream = stream
         self.topic = topic
         self.payloads: list[bytes] = []
-        self.ids: list[bytes | None] = []
+        self.ids: list[bytes | None] = []  # of all messages, or none if none has one
         self.headers: list[bytes | None] = []
-        self.futures: list[
-            tuple[asyncio.Future[Any], int]
-        ] = []  # and how many messages each is for
+        self.futures: list[tuple[asyncio.Future[Any], int, float]] = []
+        """Who waits, for how many messages each, and until when."""
         self.size = 0
+        self.deadline = math.inf  # the first one of its futures
+
+    def add(
+        self,
+        payloads: list[bytes],
+        ids: list[bytes | None] | None,
+        headers: list[bytes] | None,
+    ) -> None:
+        """More messages."""
+        before = len(self.payloads)
+        self.payloads += payloads
+        self.size += sum(map(len, payloads))
+        for column, given in ((self.ids, ids), (self.headers, headers)):
+            if given or column:
+                column += [None] * (before - len(column))
+                column += given or [None] * len(payloads)
 
     @property
     def safe(self) -> bool:
         """Whether it can be sent twice without harm."""
-        return all(self.ids)
+        return bool(self.ids) and all(self.ids)
 
 
 class Client:
@@ -97,13 +116,13 @@ class Client:
         self._heard = 0.0
         self._numbers = itertools.count(1)
         self._channels = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, tuple[asyncio.Future[Any], float]] = {}  # and until when
         self._subscriptions: dict[int, Subscription] = {}
         self._waiting: dict[tuple[str, str], deque[_Batch]] = {}  # all but the last are full
         self._under_way: dict[int, _Batch] = {}
         self._counts: dict[str, int] = {}
-        self._out: list[Blob] = []
-        self._sending = False
+        self._outbox: Outbox | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
         self._last_error = ""
 
     # ------------------------------------------------------------ the connection
@@ -111,6 +130,7 @@ class Client:
     async def open(self) -> None:
         """Connect; raises if it cannot be done within the timeout."""
         self._running = self.loop.create_task(self._run())
+        self._sweep()
         opened = self.loop.create_task(self._open.wait())
         await asyncio.wait(
             [opened, self._running], timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED
@@ -163,6 +183,7 @@ class Client:
         )
         await opened
         self._connection, self._lost = connection, lost
+        self._outbox = Outbox(self.loop, connection.transport)
         self._heard = self.loop.time()
         await self._resume()
         self._open.set()
@@ -198,14 +219,13 @@ class Client:
 
     def _disconnected(self) -> None:
         self._open.clear()
-        self._connection = None
-        self._out = []
+        self._connection = self._outbox = None
         told = StreamsError("CONNECTION_LOST", self._last_error)
         for number, batch in list(self._under_way.items()):
             if not batch.safe or self._closing:  # the others will be sent again
                 _fail(self._done(number), told)
         answers, self._answers = self._answers, {}
-        for future in answers.values():
+        for future, _ in answers.values():
             if not future.done():
                 future.set_exception(told)
                 future.exception()
@@ -214,15 +234,19 @@ class Client:
         """Say good-bye: what is under way is waited for, as long as a call may take."""
         if not self._closing:
             if self._open.is_set():
-                pending = [f for b in self._pending() for f, _ in b.futures if not f.done()]
+                pending = [
+                    one[0] for b in self._pending() for one in b.futures if not one[0].done()
+                ]
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
                 leaving = [self.loop.create_task(s.close()) for s in self._subscriptions.values()]
                 if leaving:
                     await asyncio.wait(leaving, timeout=self.timeout)
-                await asyncio.sleep(0)  # what was sent in this turn
-                self._go()
+                if self._outbox is not None:
+                    self._outbox.flush()
             self._closing = True
+            if self._sweeping is not None:
+                self._sweeping.cancel()
             if self._connection is not None:
                 self._connection.close()
             if self._running is not None:
@@ -246,18 +270,8 @@ class Client:
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn; nothing, if there is no connection."""
-        if self._connection is None:
-            return
-        self._out += encode(command, blobs, channel)
-        if not self._sending:
-            self._sending = True
-            self.loop.call_soon(self._go)
-
-    def _go(self) -> None:
-        self._sending = False
-        out, self._out = self._out, []
-        if out and self._connection is not None:
-            self._connection.transport.write(b"".join(out) if len(out) > 1 else out[0])
+        if self._outbox is not None:
+            self._outbox.send(encode(command, blobs, channel))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         self._heard = self.loop.time()
@@ -283,7 +297,7 @@ class Client:
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
                     self._subscriptions[channel].began(command)
-                future = self._answers.pop(command.request, None)
+                future, _ = self._answers.pop(command.request, _NOBODY)
                 if future is not None and not future.done():
                     future.set_result((command, frame.blob))
             case p.Missed() | p.Lost() | p.Recalled():
@@ -291,7 +305,7 @@ class Client:
             case p.Ping():
                 self.send(p.Pong(number=command.number))
             case _:
-                future = self._answers.pop(getattr(command, "request", 0), None)
+                future, _ = self._answers.pop(getattr(command, "request", 0), _NOBODY)
                 if future is None:
                     self._tell(channel, command)
                 elif isinstance(command, p.Failed):
@@ -312,17 +326,41 @@ class Client:
     async def _ask(self, send: Callable[[int], object], timeout: float | None) -> Any:
         number = next(self._numbers)
         future: asyncio.Future[Any] = self.loop.create_future()
+        deadline = self._deadline(timeout)
         try:
-            async with asyncio.timeout(self.timeout if timeout is None else timeout):
-                if self._connection is None:
+            if self._connection is None:
+                async with asyncio.timeout_at(deadline):
                     await self._open.wait()
-                self._answers[number] = future
-                send(number)
-                return await future
+            self._answers[number] = (future, deadline)
+            send(number)
+            return await future
         except TimeoutError as error:
             raise DeadlineError("the node did not answer in time") from error
         finally:
             self._answers.pop(number, None)
+
+    # ------------------------------------------------------------ deadlines
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self.loop.time() + (self.timeout if timeout is None else timeout)
+
+    def _sweep(self) -> None:
+        """Tell those whose deadline has passed. A look now and then is cheaper than a timer for each call."""
+        now = self.loop.time()
+        self._sweeping = self.loop.call_later(SWEEP, self._sweep)
+        late = [future for future, deadline in self._answers.values() if deadline < now]
+        for batch in self._pending():
+            if batch.deadline > now:
+                continue
+            batch.deadline = min(
+                (end for future, _, end in batch.futures if end >= now and not future.done()),
+                default=math.inf,
+            )
+            late += [future for future, _, deadline in batch.futures if deadline < now]
+        for future in late:
+            if not future.done():
+                future.set_exception(TimeoutError())
+                future.exception()
 
     # ------------------------------------------------------------ publishing
 
@@ -337,8 +375,11 @@ class Client:
         timeout: float | None = None,
     ) -> int:
         """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched)."""
-        future = self._put(stream, topic, [payload], [id], [headers])
-        return int((await self._within(future, timeout))[0])
+        given = [_bytes(payload)]
+        ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
+        told = None if headers is None else [json.dumps(dict(headers)).encode()]
+        future = self._put(stream, topic, given, ids, told, self._deadline(timeout))
+        return int((await _published(future))[0])
 
     async def publish_many(
         self,
@@ -352,30 +393,25 @@ class Client:
         """Publish messages in this order; the offset of each."""
         if not payloads:
             return []
-        futures, at, size = [], 0, 0
+        futures, at, size, deadline = [], 0, 0, self._deadline(timeout)
         for n, payload in enumerate(payloads, 1):
             size += len(payload)
             if size >= ENOUGH or n == len(payloads):
-                some = ids[at:n] if ids is not None else None
-                futures.append(self._put(stream, topic, payloads[at:n], some, None))
+                some = [None if x is None else _bytes(x) for x in ids[at:n]] if ids else None
+                given = list(map(_bytes, payloads[at:n]))
+                futures.append(self._put(stream, topic, given, some, None, deadline))
                 at, size = n, 0
-        every = await self._within(asyncio.gather(*futures), timeout)
+        every = await _published(asyncio.gather(*futures))
         return list(itertools.chain.from_iterable(every))
-
-    async def _within(self, future: asyncio.Future[Any], timeout: float | None) -> Any:
-        try:
-            async with asyncio.timeout(self.timeout if timeout is None else timeout):
-                return await future
-        except TimeoutError as error:
-            raise DeadlineError("not published in time: it may be stored or not") from error
 
     def _put(
         self,
         stream: str,
         topic: str,
-        payloads: Sequence[Payload],
-        ids: Sequence[str | bytes | None] | None,
-        headers: Sequence[Mapping[str, str] | None] | None,
+        payloads: list[bytes],
+        ids: list[bytes | None] | None,
+        headers: list[bytes] | None,
+        deadline: float,
     ) -> asyncio.Future[Any]:
         if self._closing:
             raise StreamsError("CLOSED", "the client is closed")
@@ -388,16 +424,9 @@ class Client:
             line.append(_Batch(stream, topic))
         batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
-        given = list(map(_bytes, payloads))
-        batch.payloads += given
-        batch.ids += [None if x is None else _bytes(x) for x in ids] if ids else [None] * len(given)
-        batch.headers += (
-            [json.dumps(dict(x)).encode() if x else None for x in headers]
-            if headers
-            else [None] * len(given)
-        )
-        batch.futures.append((future, len(given)))
-        batch.size += sum(map(len, given))
+        batch.add(payloads, ids, headers)
+        batch.futures.append((future, len(payloads), deadline))
+        batch.deadline = min(batch.deadline, deadline)
         if batch.size >= ENOUGH:
             self._try_send(key)
         return future
@@ -422,9 +451,7 @@ class Client:
                 _fail(batch, error)
 
     def _send_batch(self, number: int, batch: _Batch) -> None:
-        ids = batch.ids if any(batch.ids) else None
-        headers = batch.headers if any(batch.headers) else None
-        blobs = [build(batch.payloads, ids, headers)]
+        blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
         if len(blobs[0]) > LARGEST - 4096:
             raise StreamsError(
                 "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {LARGEST - 4096:,} are the most"
@@ -443,7 +470,7 @@ class Client:
         batch = self._done(answer.request)
         count = len(batch.payloads)
         if not answer.stored and not answer.refused:  # ephemeral
-            for future, some in batch.futures:
+            for future, some, _ in batch.futures:
                 if not future.done():
                     future.set_result([answer.matched] * some)
             return
@@ -453,7 +480,7 @@ class Client:
             following = itertools.count(answer.base)
             offsets = [refused[n].offset if n in refused else next(following) for n in range(count)]
         at = 0
-        for future, some in batch.futures:
+        for future, some, _ in batch.futures:
             wrong = [
                 refused[n]
                 for n in range(at, at + some)
@@ -560,8 +587,15 @@ def _bytes(given: Payload) -> bytes:
     return given.encode() if isinstance(given, str) else given
 
 
+async def _published(future: asyncio.Future[Any]) -> Any:
+    try:
+        return await future
+    except TimeoutError as error:
+        raise DeadlineError("not published in time: it may be stored or not") from error
+
+
 def _fail(batch: _Batch, error: Exception) -> None:
-    for future, _ in batch.futures:
+    for future, _, _ in batch.futures:
         if not future.done():
             future.set_exception(error)
             future.exception()  # who does not wait for it need not hear of it

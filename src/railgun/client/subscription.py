@@ -7,7 +7,7 @@ Rules:
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
    behind the last message it gave, or where it began.
-3. Without a group a message is acked when the next one is asked for.
+3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
 """
@@ -15,12 +15,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from railgun.client.errors import StreamsError
-from railgun.client.message import Message
+from railgun.client.message import Arrival, Buffer, Message
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, split
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from railgun.client.client import Client
 
 Start = Literal["start", "end"]
+Ack = tuple[int, int, int, int]
+"""First offset, the one after the last, delivery, epoch."""
 PASSED_OVER = ("ACK_STALE", "NO_SUBSCRIPTION")
 """What a node says of messages that are not ours any more."""
 
@@ -62,15 +65,15 @@ class Subscription:
         """Messages of an ephemeral stream that this consumer was too slow for."""
         self._asked = (exclusive, start, prefetch, matcher, ack_wait)
         self._life = 0  # how often it was made
-        self._messages: deque[Message] = deque()
+        self._messages = Buffer()
         self._arrived = asyncio.Event()
-        self._acks: list[tuple[int, int, int]] = []  # offset, delivery, epoch
+        self._acks: list[Ack] = []
         self._flushing = False
         self._error: Exception | None = None
         self._next = -1  # the offset behind the last message that was given
         self._recalled = -1  # messages of this epoch and before will come again
         self._given = 0  # ephemeral: since credit was granted
-        self._pending: Message | None = None
+        self._pending: list[Ack] = []  # without a group: of what was given last
         self.closed = False
 
     # ------------------------------------------------------------ the connection
@@ -109,45 +112,30 @@ class Subscription:
         self._acks.clear()
         self._given = 0
         self._recalled = -1
-        self._pending = None
+        self._pending = []
 
     def delivered(self, command: p.Deliver, blob: bytearray) -> None:
         """Messages have come."""
         messages, epoch = self._messages, command.epoch
         if not self.persistent:
             for batch in split(blob):
-                self._add(Records(batch), 1, self._life, command.topic, command.response)
-            self._arrived.set()
+                told = Arrival(self, batch, 1, self._life, command.topic, command.response)
+                messages.add(told)
+        elif epoch <= self._recalled:
             return
-        if epoch <= self._recalled:
-            return
-        if self._asked[0] and messages and messages[-1].epoch < epoch:
-            lowest = command.ranges[0].first
-            while messages and messages[-1].offset >= lowest:
-                messages.pop()
-        ranges = iter(command.ranges)
-        left = delivery = 0  # each batch belongs to one range
-        for batch in split(blob):
-            records = Records(batch)
-            if not left:
-                told = next(ranges)
-                left, delivery = told.count, told.delivery
-            left -= records.count
-            self._add(records, delivery, epoch)
+        else:
+            if self._asked[0] and messages.last_epoch < epoch:
+                messages.drop(command.ranges[0].first)
+            ranges = iter(command.ranges)
+            left = delivery = 0  # each batch belongs to one range
+            for batch in split(blob):
+                if not left:
+                    told_range = next(ranges)
+                    left, delivery = told_range.count, told_range.delivery
+                arrival = Arrival(self, batch, delivery, epoch)
+                left -= arrival.left
+                messages.add(arrival)
         self._arrived.set()
-
-    def _add(
-        self, records: Records, delivery: int, epoch: int, topic: str = "", response: str = ""
-    ) -> None:
-        time, add = (records.time if self.persistent else 0), self._messages.append
-        offsets = range(records.base, records.end) if self.persistent else [0] * records.count
-        every = zip(offsets, records.payloads(), records.ids(), records.all_headers(), strict=True)
-        for offset, payload, found, headers in every:
-            add(
-                Message(
-                    self, payload, offset, delivery, epoch, time, found, headers, topic, response
-                )
-            )
 
     def told(self, command: Any) -> None:
         """Something else about it has come."""
@@ -155,9 +143,7 @@ class Subscription:
             case p.Missed():
                 self.missed += command.end - command.first
             case p.Recalled():
-                first, end = command.first, command.end
-                kept = [m for m in self._messages if not first <= m.offset < end]
-                self._messages = deque(kept)
+                self._messages.drop(command.first, command.end)
             case p.Lost():
                 self.lost += command.count
             case p.Failed() if command.code in PASSED_OVER or command.request:
@@ -181,9 +167,23 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        if self._pending is not None:
-            self.ack(self._pending)
-            self._pending = None
+        return (await self._take(1))[0]
+
+    async def _take(self, most: int) -> list[Message]:
+        await self._some()
+        found = self._messages.take(most)
+        if not self.persistent:
+            self._grant(len(found))
+        elif not self.group:
+            self._next = found[-1].offset + 1
+            self._pending = _acks(found)
+        return found
+
+    async def _some(self) -> None:
+        """Wait until there are messages."""
+        if self._pending:
+            self._said(self._pending)
+            self._pending = []
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -191,31 +191,43 @@ class Subscription:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        message = self._messages.popleft()
-        if not self.persistent:
-            self._grant()
-        elif not self.group:
-            self._next = message.offset + 1
-            self._pending = message
-        return message
 
     async def next(self, timeout: float | None = None) -> Message:
         """The next message; `TimeoutError` if none comes in time."""
-        if self._messages:
-            return await self.__anext__()
-        async with asyncio.timeout(timeout):
-            return await self.__anext__()
+        return (await self.batch(1, timeout))[0]
 
     async def batch(self, most: int = 1000, timeout: float | None = None) -> list[Message]:
-        """The messages that are there, at least one."""
-        found = [await self.next(timeout)]
-        while self._messages and len(found) < most:
-            found.append(await self.__anext__())
-        return found
+        """The messages that are there, at least one; `TimeoutError` if none comes in time."""
+        if self._messages or timeout is None:
+            return await self._take(most)
+        async with asyncio.timeout(timeout):
+            return await self._take(most)
 
-    def _grant(self) -> None:
+    async def records(self, timeout: float | None = None) -> Records:
+        """The next batch as it lies on disk: columns of many messages, and no object for each.
+
+        For a subscription without a group: `position` is where it stands behind this batch.
+        """
+        if self.group or not self.persistent:
+            raise StreamsError(
+                "NOT_A_READER",
+                "records are for a subscription of a persistent stream, without group",
+            )
+        async with asyncio.timeout(timeout):
+            await self._some()
+        taken = self._messages.take_batch()
+        records, self._next = taken.records, taken.records.end
+        self._pending = [(records.base, records.end, taken.delivery, taken.epoch)]
+        return records
+
+    @property
+    def position(self) -> int:
+        """Without a group: the offset of the next message."""
+        return self._next
+
+    def _grant(self, count: int) -> None:
         """Let as many come as have been taken, half a window at a time."""
-        self._given += 1
+        self._given += count
         prefetch = self._asked[2]
         if self._given * 2 >= prefetch:
             self.client.send(p.Grant(credit=self._given), (), self.channel)
@@ -226,14 +238,19 @@ class Subscription:
     def ack(self, message: Message) -> None:
         """It is done."""
         self._check()
-        self._acks.append((message.offset, message.delivery, message.epoch))
-        self._flush_soon()
+        offset = message.offset
+        self._said([(offset, offset + 1, message.delivery, message.epoch)])
 
-    def ack_all(self, messages: list[Message]) -> None:
+    def ack_all(self, messages: Sequence[Message]) -> None:
         """They are done."""
         self._check()
-        self._acks += [(m.offset, m.delivery, m.epoch) for m in messages]
-        self._flush_soon()
+        self._said(_acks(messages))
+
+    def _said(self, acks: list[Ack]) -> None:
+        self._acks += acks
+        if not self._flushing:
+            self._flushing = True
+            self.client.loop.call_soon(self._flush)
 
     def nack(self, message: Message, delay: float, reason: str) -> None:
         """It is to come again."""
@@ -245,7 +262,7 @@ class Subscription:
         self.client.send(told, (), self.channel)
         if self._asked[0]:
             self._recalled = max(self._recalled, message.epoch)
-            self._messages = deque(m for m in self._messages if m.epoch > self._recalled)
+            self._messages.drop_until(self._recalled)
 
     def in_progress(self, message: Message) -> None:
         """It is being worked on."""
@@ -257,17 +274,12 @@ class Subscription:
         if not self.persistent:
             raise StreamsError("NO_ACKS", "messages of an ephemeral stream are not acked")
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self.client.loop.call_soon(self._flush)
-
     def _flush(self, request: int = 0) -> None:
         self._flushing = False
         acks, self._acks = self._acks, []
-        by_epoch: dict[int, list[tuple[int, int]]] = {}
-        for offset, delivery, epoch in acks:
-            by_epoch.setdefault(epoch, []).append((offset, delivery))
+        by_epoch: dict[int, list[tuple[int, int, int]]] = {}
+        for first, end, delivery, epoch in acks:
+            by_epoch.setdefault(epoch, []).append((first, end, delivery))
         if not by_epoch and request:
             by_epoch[0] = []
         for epoch, some in by_epoch.items():
@@ -294,17 +306,31 @@ class Subscription:
         await self.close()
 
 
-def _ranges(acks: list[tuple[int, int]]) -> list[p.Range]:
-    """Offsets with delivery numbers, as few ranges."""
+def _acks(messages: Sequence[Message]) -> list[Ack]:
+    """Of messages, as few as may be where they are as they came."""
+    acks: list[Ack] = []
+    for arrival, some in groupby(messages, attrgetter("arrival")):
+        base, delivery, epoch = arrival.records.base, arrival.delivery, arrival.epoch
+        rows = [message.row for message in some]
+        first, end = rows[0], rows[-1] + 1
+        if rows == list(range(first, end)):
+            acks.append((base + first, base + end, delivery, epoch))
+        else:
+            acks += [(base + row, base + row + 1, delivery, epoch) for row in rows]
+    return acks
+
+
+def _ranges(acks: list[tuple[int, int, int]]) -> list[p.Range]:
+    """Ranges with delivery numbers, as few as may be.
+
+    >>> [(r.first, r.count) for r in _ranges([(5, 6, 1), (0, 5, 1), (8, 9, 1), (9, 10, 2)])]
+    [(0, 6), (8, 1), (9, 1)]
+    """
     found: list[p.Range] = []
-    first = end = delivery = -1
-    for offset, number in sorted(acks):
-        if offset == end and number == delivery:
-            end += 1
-            continue
-        if end > first:
+    for first, end, delivery in sorted(acks):
+        last = found[-1] if found else None
+        if last is not None and last.first + last.count == first and last.delivery == delivery:
+            last.count += end - first
+        else:
             found.append(p.Range(first=first, count=end - first, delivery=delivery))
-        first, end, delivery = offset, offset + 1, number
-    if end > first:
-        found.append(p.Range(first=first, count=end - first, delivery=delivery))
     return found

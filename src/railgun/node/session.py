@@ -5,8 +5,8 @@ Rules:
 1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
    that are no frame end the session; nothing ends the node.
 2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
-3. What is sent in one turn of the event loop goes out together. A consumer gets no more than its credit, and what waits
-   in the socket is bounded: messages are read from disk when there is room for them.
+3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
+   there is room for them.
 4. A publisher that is faster than the disk is not read until what it has sent is stored.
 """
 
@@ -32,6 +32,7 @@ from railgun.node.persistent import Persistent, Stored
 from railgun.node.settings import SECOND, check_name
 from railgun.wire.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Bytes, check, cut, head, split
 
@@ -143,13 +144,12 @@ class Session:
         self.heard = time.monotonic()
         self.subscriptions: dict[int, Consumer | Listener] = {}
         self._reader = FrameReader()
-        self._out: list[Blob] = []
-        self._waits = 0  # bytes in _out
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
         self._for_good = False
         self.paused = False
         """Whether it is not read for the time being."""
+        self._outbox = Outbox(node.loop, connection.transport, self._flushed)
         connection.transport.set_write_buffer_limits(high=ROOM - 1)  # no room: it will be resumed
         connection.resumed = self._resumed
 
@@ -158,20 +158,13 @@ class Session:
     @property
     def room(self) -> bool:
         """Whether more than answers may be sent."""
-        return self._waits + self.connection.unsent < ROOM
+        return self._outbox.unsent < ROOM
 
     def send(self, command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn."""
-        pieces = encode(command, blobs, channel)
-        if not self._out:
-            self.node.loop.call_soon(self._go)
-        self._out += pieces
-        self._waits += sum(map(len, pieces))
+        self._outbox.send(encode(command, blobs, channel))
 
-    def _go(self) -> None:
-        out, self._out, self._waits = self._out, [], 0
-        if not self.connection.transport.is_closing():
-            self.connection.transport.write(b"".join(out) if len(out) > 1 else out[0])
+    def _flushed(self) -> None:
         if self.room:
             self._resumed()
 
@@ -200,7 +193,7 @@ class Session:
                     self.fail(getattr(frame.command, "request", 0), error, frame.channel)
         except FrameError as error:
             self.fail(0, error)
-            self._go()
+            self._outbox.flush()
             self.connection.close(error)
 
     def _do(self, frame: Frame) -> None:

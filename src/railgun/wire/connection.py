@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         """The socket is there: say hello."""
         self.transport = cast(asyncio.Transport, transport)
         # Nothing is ever held back: throttling is the sources' business.
-        self.transport.set_write_buffer_limits(high=1 << 40)
+        self.transport.set_write_buffer_limits(high=(1 << 31) - 1)
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(PATIENCE, self._too_late)
         assert self._hello is not None

@@ -1,0 +1,56 @@
+"""What is sent over a connection: the first frame of a turn at once, what follows in the same turn together.
+
+So a single request or answer does not wait for the next turn of the event loop, and a thousand cost two writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from railgun.wire.commands import Blob
+
+
+class Outbox:
+    """Frames on their way into one transport."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        flushed: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._flushed = flushed  # called when what was sent in a turn has gone to the transport
+        self._pieces: list[Blob] = []
+        self._turn = False
+        self._waiting = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait, here and in the transport."""
+        return self._waiting + self._transport.get_write_buffer_size()
+
+    def send(self, pieces: list[Blob]) -> None:
+        """Send the pieces of a frame."""
+        if self._turn:
+            self._pieces += pieces
+            self._waiting += sum(map(len, pieces))
+            return
+        self._turn = True
+        self._loop.call_soon(self.flush)
+        self._write(pieces)
+
+    def flush(self) -> None:
+        """Let go what was sent in this turn."""
+        self._turn = False
+        if self._pieces:
+            pieces, self._pieces, self._waiting = self._pieces, [], 0
+            self._write(pieces)
+        if self._flushed is not None:
+            self._flushed()
+
+    def _write(self, pieces: list[Blob]) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(pieces) if len(pieces) > 1 else pieces[0])
