@@ -114,6 +114,7 @@ class Client:
         self._running: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None
         self._heard = 0.0
+        self._token = secrets.token_hex(12)  # names of responses are unique in the world
         self._numbers = itertools.count(1)
         self._channels = itertools.count(1)
         self._answers: dict[int, tuple[asyncio.Future[Any], float]] = {}  # and until when
@@ -505,7 +506,7 @@ class Client:
         timeout: float = TIMEOUT,
     ) -> bytes:
         """Ask whoever listens; the first answer. The node says when nobody is there, or nobody answers in time."""
-        name = f"r{secrets.token_hex(12)}"
+        name = f"r{self._token}-{next(self._numbers)}"
         blob = build([_bytes(payload)])
         told = p.Publish(stream=stream, topic=topic, response=name, timeout=int(timeout * 1e6))
 

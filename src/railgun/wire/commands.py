@@ -84,18 +84,21 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
-        self._data += data
-        if len(self._data) < self._need:
-            return
-        whole, at = self._data, 0
+        whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
+        if self._data:
+            self._data += data
+            if len(self._data) < self._need:
+                return
+            whole, self._data = self._data, bytearray()
+        at, length = 0, len(whole)
         try:
-            while len(whole) - at >= _SIZE.size:
+            while length - at >= _SIZE.size:
                 (size,) = _SIZE.unpack_from(whole, at)
                 if not _SHORTEST <= size <= self.largest:
                     raise FrameError(
                         f"a frame of {size:,} bytes: between {_SHORTEST} and {self.largest:,} are acceptable"
                     )
-                if len(whole) - at < _SIZE.size + size:
+                if length - at < _SIZE.size + size:
                     self._need = _SIZE.size + size
                     break
                 frame = _decode(whole, at, size)
@@ -103,10 +106,11 @@ class FrameReader:
                 self._need = _SIZE.size
                 yield frame
         finally:
-            del self._data[:at]
+            if at < length:
+                self._data += whole[at:]
 
 
-def _decode(data: bytearray, at: int, size: int) -> Frame:
+def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
     _, channel, number, length = _HEAD.unpack_from(data, at)
     kind = KINDS.get(number)
     begin, end = at + _HEAD.size, at + _SIZE.size + size
@@ -118,4 +122,4 @@ def _decode(data: bytearray, at: int, size: int) -> Frame:
         command = kind.FromString(bytes(data[begin : begin + length]))
     except DecodeError as error:
         raise FrameError(f"a command that is no {kind.__name__}: {error}") from error
-    return Frame(channel, command, data[begin + length : end])
+    return tuple.__new__(Frame, (channel, command, bytearray(memoryview(data)[begin + length : end])))
