@@ -1,5 +1,6 @@
 """Railgun: streams and stateful flows in Python, rescaled live, key by key, on Spark."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from railgun.connectors import (
@@ -23,6 +24,7 @@ from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
     from railgun.client.client import connect
+    from railgun.client.sync import connect_sync
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
 
 __all__ = [
@@ -58,21 +60,19 @@ __all__ = [
     "TwoPhaseWriter",
     "Writer",
     "connect",
+    "connect_sync",
     "run",
 ]
 
 __version__ = "0.1.0"
+_OF_NODES = {"connect": "railgun.client.client", "connect_sync": "railgun.client.sync"}
 _OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run")
 
 
 def __getattr__(name: str) -> Any:
     # Only who starts flows or talks to nodes needs these: workers, which import this too, start sooner without them.
     if name in _OF_JOBS:
-        import railgun.job
-
-        return getattr(railgun.job, name)
-    if name == "connect":
-        from railgun.client.client import connect
-
-        return connect
+        return getattr(importlib.import_module("railgun.job"), name)
+    if name in _OF_NODES:
+        return getattr(importlib.import_module(_OF_NODES[name]), name)
     raise AttributeError(f"module 'railgun' has no attribute {name!r}")

@@ -48,6 +48,7 @@ AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 UNDER_WAY: Final = 4  # publishes of a stream that are not answered
 ENOUGH: Final = 256 << 10  # bytes that do not wait for more
 PREFETCH: Final = 1000
+DATA: Final = "railgun-data"
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
 _NOBODY: Final = (None, 0.0)
@@ -614,7 +615,7 @@ async def connect(
     where: str | None = None,
     *,
     secret: bytes | str | None = None,
-    data: str | Path = "railgun-data",
+    data: str | Path = DATA,
     name: str = "",
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,

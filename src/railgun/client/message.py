@@ -8,9 +8,12 @@ from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from railgun.client.payloads import from_arrow, from_json, from_msgpack
 from railgun.wire.records import Records, cut
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from railgun.client.subscription import Subscription
 
 
@@ -50,10 +53,11 @@ class Arrival:
         if self._payloads is None:
             self._payloads = self.records.payloads()
         first, self.taken = self.taken, min(self.records.count, self.taken + most)
+        made = self.subscription.face.message
         if most == 1:
-            return [Message(self, first, self._payloads[first])]
+            return [made(self, first, self._payloads[first])]
         rows = range(first, self.taken)
-        return list(map(Message, repeat(self), rows, self._payloads[first : self.taken]))
+        return list(map(made, repeat(self), rows, self._payloads[first : self.taken]))
 
     def piece(self, first: int, end: int) -> Arrival:
         """The part of it with these offsets."""
@@ -76,9 +80,9 @@ class Message:
         return f"Message({shown!r}, offset={self.offset}, delivery={self.delivery})"
 
     @property
-    def subscription(self) -> Subscription:
+    def subscription(self) -> Any:
         """Where it came from."""
-        return self.arrival.subscription
+        return self.arrival.subscription.face
 
     @property
     def offset(self) -> int:
@@ -128,8 +132,16 @@ class Message:
         return self.payload.decode()
 
     def json(self) -> Any:
-        """The payload, which is JSON."""
-        return json.loads(self.payload)
+        """What the payload says, which is JSON."""
+        return from_json(self.payload)
+
+    def msgpack(self) -> Any:
+        """What the payload says, which is MessagePack."""
+        return from_msgpack(self.payload)
+
+    def arrow(self) -> pyarrow.Table:
+        """The table in the payload, which is an Arrow stream."""
+        return from_arrow(self.payload)
 
     def ack(self) -> None:
         """It is done. The node hears of it soon."""

@@ -38,6 +38,8 @@ PASSED_OVER = ("ACK_STALE", "NO_SUBSCRIPTION")
 class Subscription:
     """Messages of one stream: an async iterator. Made by `Client.subscribe`; `async with` ends it."""
 
+    message = Message
+
     def __init__(
         self,
         client: Client,
@@ -52,6 +54,8 @@ class Subscription:
         ack_wait: float,
     ) -> None:
         self.client = client
+        self.face: Any = self
+        """What messages are acked by: this, or who stands before it for another thread."""
         self.channel = channel
         self.stream = stream
         self.group = group

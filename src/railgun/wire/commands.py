@@ -122,4 +122,6 @@ def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
         command = kind.FromString(bytes(data[begin : begin + length]))
     except DecodeError as error:
         raise FrameError(f"a command that is no {kind.__name__}: {error}") from error
-    return tuple.__new__(Frame, (channel, command, bytearray(memoryview(data)[begin + length : end])))
+    return tuple.__new__(
+        Frame, (channel, command, bytearray(memoryview(data)[begin + length : end]))
+    )
