@@ -1089,3 +1089,55 @@ def test_listening_openly_without_tls_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "none").exists()
 
     run(main())
+
+
+def test_ps2_one_id_for_many_messages_stores_all_of_them_or_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish("orders", b"before", id="single")
+            assert await client.publish_many("orders", [b"a", b"b", b"c"], id="all") == [1, 2, 3]
+            for _ in range(2):
+                with pytest.raises(DuplicateIdError) as told:
+                    await client.publish_many("orders", [b"a", b"b", b"c"], id="all")
+                assert told.value.offset == 1
+                await running.again()
+                client = await running.client()
+            with pytest.raises(DuplicateIdError):
+                await client.publish_many("orders", [b"x", b"y"], id="single")
+            twins = [client.publish_many("orders", [b"d", b"e"], id="twin") for _ in range(5)]
+            told_all = await asyncio.gather(*twins, return_exceptions=True)
+            assert [one for one in told_all if isinstance(one, list)] == [[4, 5]]
+            assert sum(isinstance(one, DuplicateIdError) for one in told_all) == 4
+            with pytest.raises(StreamsError, match="BAD_REQUEST"):
+                await client.publish_many("orders", [b"x"], id="i", ids=["j"])
+            await client.ensure("lenient", duplicates="ok")
+            for _ in range(2):
+                assert await client.publish_many("lenient", [b"a", b"b"], id="all") == [0, 1]
+            sub = await client.subscribe("orders")
+            found = [m.payload for m in await take(sub, 6)]
+            assert found == [b"before", b"a", b"b", b"c", b"d", b"e"]
+            await nothing(sub)
+
+    run(main())
+
+
+def test_ps2_many_messages_with_one_id_come_once_though_the_connection_is_cut(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running, Proxy(running.port) as proxy:
+            client = await running.client(proxy.port)
+            await client.ensure("orders")
+            proxy.muted = True
+            publish = asyncio.create_task(client.publish_many("orders", [b"a", b"b"], id="all"))
+            await until(lambda: proxy.swallowed > 0)
+            proxy.muted = False
+            proxy.cut()
+            assert await publish == [0, 1]  # the second time it was a duplicate, as was to be
+            sub = await client.subscribe("orders")
+            assert [m.payload for m in await take(sub, 2)] == [b"a", b"b"]
+            await nothing(sub)
+
+    run(main())

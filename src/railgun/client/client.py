@@ -6,8 +6,8 @@ Rules:
    in one turn of the event loop, and those that come up while as many publishes of the stream as may be are under way.
 2. Every call has a deadline. If it passes, what was asked for may have been done or not.
 3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Publishes that were not
-   answered are sent again if all their messages have IDs: then they cannot come twice. Others raise `CONNECTION_LOST`:
-   they may be stored or not, and only the caller knows whether twice does harm.
+   answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
+   wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
 4. A connection that says nothing for `SILENCE` seconds is dead.
 """
 
@@ -57,7 +57,9 @@ _NOBODY: Final = (None, 0.0)
 class _Batch:
     """Messages of one stream that wait to be sent, or to be answered."""
 
-    __slots__ = ("deadline", "futures", "headers", "ids", "payloads", "size", "stream", "topic")
+    __slots__ = (
+        "again", "deadline", "futures", "headers", "ids", "payloads", "size", "stream", "together", "topic",
+    )  # fmt: skip
 
     def __init__(self, stream: str, topic: str) -> None:
         self.stream = stream
@@ -69,6 +71,8 @@ class _Batch:
         """Who waits, for how many messages each, and until when."""
         self.size = 0
         self.deadline = math.inf  # the first one of its futures
+        self.together = False  # one ID for all of it
+        self.again = False  # whether it was sent before
 
     def add(
         self,
@@ -85,10 +89,19 @@ class _Batch:
                 column += [None] * (before - len(column))
                 column += given or [None] * len(payloads)
 
+    def wait(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
+        """Somebody waits for so many of them."""
+        self.futures.append((future, count, deadline))
+        self.deadline = min(self.deadline, deadline)
+
+    def fine(self, code: str) -> bool:
+        """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
+        return code == "OK" or (self.again and code == "DUPLICATE_ID")
+
     @property
     def safe(self) -> bool:
         """Whether it can be sent twice without harm."""
-        return bool(self.ids) and all(self.ids)
+        return self.together or (bool(self.ids) and all(self.ids))
 
 
 class Client:
@@ -195,6 +208,7 @@ class Client:
         for subscription in list(self._subscriptions.values()):
             self.loop.create_task(self._again(subscription))
         for number, batch in list(self._under_way.items()):
+            batch.again = True
             self._send_batch(number, batch)
         for key in list(self._waiting):
             self._try_send(key)
@@ -389,12 +403,22 @@ class Client:
         payloads: Sequence[Payload],
         *,
         ids: Sequence[str | bytes | None] | None = None,
+        id: str | bytes | None = None,
         topic: str = "",
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish messages in this order; the offset of each."""
+        """Publish messages in this order; the offset of each.
+
+        With one `id` for all, they are stored wholly or not at all, and a second time not at all.
+        """
         if not payloads:
             return []
+        if id is not None:
+            if ids is not None or topic:
+                raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
+            given = list(map(_bytes, payloads))
+            future = self._put_together(stream, given, _bytes(id), self._deadline(timeout))
+            return list(await _published(future))
         futures, at, size, deadline = [], 0, 0, self._deadline(timeout)
         for n, payload in enumerate(payloads, 1):
             size += len(payload)
@@ -415,23 +439,39 @@ class Client:
         headers: list[bytes] | None,
         deadline: float,
     ) -> asyncio.Future[Any]:
-        if self._closing:
-            raise StreamsError("CLOSED", "the client is closed")
         key = (stream, topic)
-        line = self._waiting.get(key)
-        if line is None:
-            line = self._waiting[key] = deque()
-            self.loop.call_soon(self._try_send, key)
-        if not line or line[-1].size >= ENOUGH:
+        line = self._line(key)
+        if not line or line[-1].size >= ENOUGH or line[-1].together:
             line.append(_Batch(stream, topic))
         batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
         batch.add(payloads, ids, headers)
-        batch.futures.append((future, len(payloads), deadline))
-        batch.deadline = min(batch.deadline, deadline)
+        batch.wait(future, len(payloads), deadline)
         if batch.size >= ENOUGH:
             self._try_send(key)
         return future
+
+    def _put_together(
+        self, stream: str, payloads: list[bytes], id: bytes, deadline: float
+    ) -> asyncio.Future[Any]:
+        line = self._line((stream, ""))
+        batch = _Batch(stream, "")
+        batch.together = True
+        batch.add(payloads, [id, *[None] * (len(payloads) - 1)], None)
+        future: asyncio.Future[Any] = self.loop.create_future()
+        batch.wait(future, len(payloads), deadline)
+        line.append(batch)
+        return future
+
+    def _line(self, key: tuple[str, str]) -> deque[_Batch]:
+        """What waits to be sent to a stream; it will be looked after."""
+        if self._closing:
+            raise StreamsError("CLOSED", "the client is closed")
+        line = self._waiting.get(key)
+        if line is None:
+            line = self._waiting[key] = deque()
+            self.loop.call_soon(self._try_send, key)
+        return line
 
     def _try_send(self, key: tuple[str, str]) -> None:
         """Send what waits, unless enough is under way and it is little."""
@@ -458,7 +498,9 @@ class Client:
             raise StreamsError(
                 "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {LARGEST - 4096:,} are the most"
             )
-        told = p.Publish(request=number, stream=batch.stream, topic=batch.topic)
+        told = p.Publish(
+            request=number, stream=batch.stream, topic=batch.topic, together=batch.together
+        )
         self.send(told, blobs)
 
     def _done(self, number: int) -> _Batch:
@@ -478,7 +520,10 @@ class Client:
             return
         offsets: list[int] = list(range(answer.base, answer.base + count))
         refused = {one.index: one for one in answer.refused}
-        if refused:
+        if refused and batch.together:
+            base = answer.refused[0].offset
+            offsets = list(range(base, base + count))
+        elif refused:
             following = itertools.count(answer.base)
             offsets = [refused[n].offset if n in refused else next(following) for n in range(count)]
         at = 0
@@ -486,7 +531,7 @@ class Client:
             wrong = [
                 refused[n]
                 for n in range(at, at + some)
-                if n in refused and refused[n].code != "OK"
+                if n in refused and not batch.fine(refused[n].code)
             ] if refused else []  # fmt: skip
             if future.done():
                 pass

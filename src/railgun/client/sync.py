@@ -99,24 +99,21 @@ class SyncClient:
         payloads: Sequence[Payload],
         *,
         ids: Sequence[str | bytes | None] | None = None,
+        id: str | bytes | None = None,
         topic: str = "",
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish messages in this order; the offset of each."""
+        """Publish messages in this order; the offset of each. With one ID for all: wholly or not at all."""
         return self.wait(
-            self.client.publish_many(stream, payloads, ids=ids, topic=topic, timeout=timeout)
+            self.client.publish_many(stream, payloads, ids=ids, id=id, topic=topic, timeout=timeout)
         )
 
     def publish_soon(
-        self,
-        stream: str,
-        payloads: Sequence[Payload],
-        *,
-        ids: Sequence[str | bytes | None] | None = None,
+        self, stream: str, payloads: Sequence[Payload], *, id: str | bytes | None = None
     ) -> concurrent.futures.Future[list[int]]:
         """As `publish_many`, but do not wait: the future says when they are on disk."""
         return asyncio.run_coroutine_threadsafe(
-            self.client.publish_many(stream, payloads, ids=ids), self.loop
+            self.client.publish_many(stream, payloads, id=id), self.loop
         )
 
     def request(

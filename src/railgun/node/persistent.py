@@ -5,7 +5,7 @@ Rules:
 1. A publish is answered when it is on disk. Publishes are stored in the order in which they came, but for those that
    wait for a twin: a message with the ID of one that is being written waits for what becomes of it.
 2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
-   others of the same publish are stored.
+   others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
 3. Groups see what is on disk, and nothing else.
 """
 
@@ -66,6 +66,7 @@ class _Publish:
     ids: list[bytes | None]
     ticket: int
     answer: Answer
+    together: bool = False
 
 
 class Persistent:
@@ -105,11 +106,11 @@ class Persistent:
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, batches: list[bytearray], answer: Answer) -> None:
+    def publish(self, batches: list[bytearray], answer: Answer, *, together: bool = False) -> None:
         """Store these, which have been looked at; `answer` is called when they are safe."""
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
-            self._try(_Publish(batches, ids, next(self._tickets), answer))
+            self._try(_Publish(batches, ids, next(self._tickets), answer, together))
         else:
             self._commit(batches, partial(self._stored, batches, answer, ()))
 
@@ -167,7 +168,7 @@ class Persistent:
         fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
         if len(fresh) == len(ids):
             batches = publish.batches
-        elif fresh:
+        elif fresh and not publish.together:
             batches = [_chosen(publish.batches, fresh)]
         else:
             publish.answer(Stored(0, 0, self._refused(verdicts, {})))

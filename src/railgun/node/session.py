@@ -248,10 +248,13 @@ class Session:
             raise RequestError(
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
             )
+        if command.together and len(batches) > 1:
+            raise RequestError("BAD_REQUEST", "what is published together is one record batch")
         self._unstored += len(blob)
         if self._unstored > MOST_UNSTORED:
             self.rest()
-        stream.publish(batches, partial(self._stored, command.request, len(blob)))  # type: ignore[arg-type]
+        answer = partial(self._stored, command.request, len(blob))
+        stream.publish(batches, answer, together=command.together)  # type: ignore[arg-type]
 
     def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
         self._unstored -= size

@@ -39,18 +39,20 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., delivery: _Optional[int] = ...) -> None: ...
 
 class Publish(_message.Message):
-    __slots__ = ("request", "stream", "topic", "response", "timeout")
+    __slots__ = ("request", "stream", "topic", "response", "timeout", "together")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: str
     topic: str
     response: str
     timeout: int
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ...) -> None: ...
+    together: bool
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("request", "base", "stored", "matched", "refused")
