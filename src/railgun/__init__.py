@@ -12,6 +12,9 @@ from railgun.connectors import (
     Items,
     Parquet,
     Print,
+    StreamMessage,
+    Streams,
+    StreamSink,
 )  # fmt: skip
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError, StepError
@@ -56,6 +59,9 @@ __all__ = [
     "Stateful",
     "StepError",
     "Stream",
+    "StreamMessage",
+    "StreamSink",
+    "Streams",
     "TwoPhaseSink",
     "TwoPhaseWriter",
     "Writer",

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message as Command
 
+from railgun.client.address import DATA, Address
 from railgun.client.errors import (
     DeadlineError,
     DuplicateIdError,
@@ -48,7 +49,6 @@ AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 UNDER_WAY: Final = 4  # publishes of a stream that are not answered
 ENOUGH: Final = 256 << 10  # bytes that do not wait for more
 PREFETCH: Final = 1000
-DATA: Final = "railgun-data"
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
 _NOBODY: Final = (None, 0.0)
@@ -666,29 +666,15 @@ async def connect(
     tls: ssl.SSLContext | None = None,
 ) -> Client:
     """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`."""
-    home = Path(data)
-    host, port = "", 0
-    if where is None:
-        try:
-            found = json.loads((home / "node.json").read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise NoNodeError(
-                f"no node works in {home}: start one (railgun serve), or say where it is"
-            ) from error
-        host, port = found["host"], found["port"]
-        if tls is None and found.get("certificate"):
-            tls = ssl.create_default_context(cafile=found["certificate"])
-    else:
-        host, _, told = where.rpartition(":")
-        if not told.isdigit():
-            raise NoNodeError(f"{where!r} is no address: host:port")
-        port = int(told)
-    if secret is None:
-        try:
-            secret = (home / "secret").read_text("ascii").strip()
-        except OSError as error:
-            raise NoNodeError(f"the node's secret is not in {home}: give it") from error
-    known = bytes.fromhex(secret) if isinstance(secret, str) else secret
-    client = Client(host or "127.0.0.1", port, known, name=name, timeout=timeout, tls=tls)
+    address = Address.find(where, secret=secret, data=data)
+    return await reach(address, name=name, timeout=timeout, tls=tls)
+
+
+async def reach(
+    address: Address, *, name: str = "", timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None
+) -> Client:
+    """A client of the node with this address."""
+    host, port, secret = address.host, address.port, address.secret
+    client = Client(host, port, secret, name=name, timeout=timeout, tls=tls or address.tls())
     await client.open()
     return client

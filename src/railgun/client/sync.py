@@ -25,7 +25,8 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from railgun.client.client import DATA, PREFETCH, TIMEOUT, Client, Payload, connect
+from railgun.client.address import DATA, Address
+from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Start, Subscription
@@ -261,11 +262,19 @@ def connect_sync(
     tls: ssl.SSLContext | None = None,
 ) -> SyncClient:
     """As `railgun.connect`, for a program without an event loop."""
+    address = Address.find(where, secret=secret, data=data)
+    return connect_to(address, name=name, timeout=timeout, tls=tls)
+
+
+def connect_to(
+    address: Address, *, name: str = "", timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None
+) -> SyncClient:
+    """A client of the node with this address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=_turn, args=(loop,), name="railgun-client", daemon=True)
     thread.start()
     try:
-        made = connect(where, secret=secret, data=data, name=name, timeout=timeout, tls=tls)
+        made = reach(address, name=name, timeout=timeout, tls=tls)
         return SyncClient(_wait(loop, made), loop, thread)
     except BaseException:
         loop.call_soon_threadsafe(loop.stop)

@@ -8,6 +8,7 @@ from railgun.connectors.generate import Generate
 from railgun.connectors.items import Items
 from railgun.connectors.parquet import Parquet
 from railgun.connectors.printing import Print
+from railgun.connectors.streams import StreamMessage, Streams, StreamSink
 
 __all__ = [
     "Collect",
@@ -19,4 +20,7 @@ __all__ = [
     "LostOutputError",
     "Parquet",
     "Print",
+    "StreamMessage",
+    "StreamSink",
+    "Streams",
 ]

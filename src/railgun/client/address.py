@@ -1,0 +1,70 @@
+"""Where a node is, and what it takes to be let in."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from railgun.client.errors import NoNodeError
+
+DATA: Final = "railgun-data"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A node as it is found; it can be sent to another machine.
+
+    >>> Address.find("10.0.0.7:7171", secret="00ff")
+    Address(host='10.0.0.7', port=7171)
+    """
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    certificate: str | None = field(default=None, repr=False)
+    """What the node's certificate is checked with (PEM)."""
+
+    @staticmethod
+    def find(
+        where: str | None = None,
+        *,
+        secret: bytes | str | None = None,
+        data: str | Path = DATA,
+    ) -> Address:
+        """The node at `where` ("host:port"); without, the one that works in the directory `data`."""
+        home = Path(data)
+        certificate = None
+        if where is None:
+            try:
+                found = json.loads((home / "node.json").read_text("utf-8"))
+                host, port = str(found["host"]), int(found["port"])
+                if found.get("certificate"):
+                    certificate = Path(found["certificate"]).read_text("ascii")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise NoNodeError(
+                    f"no node works in {home}: start one (railgun serve), or say where it is"
+                ) from error
+        else:
+            host, _, told = where.rpartition(":")
+            if not told.isdigit():
+                raise NoNodeError(f"{where!r} is no address: host:port")
+            port = int(told)
+        if secret is None:
+            try:
+                secret = (home / "secret").read_text("ascii").strip()
+            except OSError as error:
+                raise NoNodeError(f"the node's secret is not in {home}: give it") from error
+        try:
+            known = bytes.fromhex(secret) if isinstance(secret, str) else secret
+        except ValueError as error:
+            raise NoNodeError(f"a secret is hexadecimal: {error}") from error
+        return Address(host or "127.0.0.1", port, known, certificate)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to speak to it."""
+        if self.certificate is None:
+            return None
+        return ssl.create_default_context(cadata=self.certificate)

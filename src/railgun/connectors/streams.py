@@ -1,0 +1,667 @@
+"""Streams and StreamSink: persistent streams of a node as ends of a flow.
+
+Rules of the source:
+
+1. A part is a stream, by its name; the position is the offset of the next message. So a stream is read by one worker
+   at a time, in order, and moves to another at the cost of a number.
+2. Nothing is acked and no group is made: the position is the flow's, saved with its snapshots.
+3. Messages that were deleted before they were read are an error, never passed over in silence (`missing="skip"`: they
+   are).
+4. A node that is gone for a while is waited for. The records read ahead stay within bounds.
+
+Rules of the sink, exactly once:
+
+5. What a worker writes between two snapshots is staged in a stream of its own on the node, `_staged.…`, which is made
+   when it is needed. To *prepare* is to wait until all of it is on the node's disk.
+6. To *commit* is to publish it to the target, piece by piece, each with an ID, and then to delete the staged stream.
+   A commit that finds no staged stream was done before. One that was interrupted is repeated, and the target's box of
+   IDs keeps pieces from coming twice.
+7. If so much time has passed that the box may have forgotten, the target is read from where it ended when the piece was
+   staged, and what is there already is left out.
+8. What older generations have staged and no snapshot knows of is deleted when a generation begins.
+9. The order of one worker's items is kept. A key that has moved writes by two workers: its items of one snapshot may
+   change places around the move.
+
+At least once, and in a flow without snapshots, items are published as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import fnmatch
+import hashlib
+import os
+import re
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from railgun.client.address import DATA, Address
+from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.payloads import from_json, from_msgpack, to_msgpack
+from railgun.connectors.errors import ConnectorError
+from railgun.connectors.files import as_json
+from railgun.connectors.staging import MODES, Mode
+from railgun.flow.operators.operator import shorten
+from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
+from railgun.flow.source import Reader, Source
+
+if TYPE_CHECKING:
+    from railgun.client.sync import SyncClient, SyncSubscription
+    from railgun.wire.records import Records
+
+PREFETCH: Final = 20_000
+AHEAD: Final = 40_000  # messages read ahead of the flow
+PIECE: Final = 256 << 10  # bytes published at once
+UNDER_WAY: Final = 16  # pieces that are not on disk yet
+TIMEOUT: Final = 30.0
+_PASSING: Final = ("CONNECTION_LOST", "NO_NODE", "DEADLINE", "CLOSED", "NO_SPACE")
+Format = Literal["json", "text", "bytes", "msgpack", "message"]
+
+
+class StreamMessage(NamedTuple):
+    """A message with all there is to it (`format="message"`)."""
+
+    stream: str
+    offset: int
+    time: int
+    """When it was stored (µs)."""
+    id: bytes | None
+    headers: bytes
+    payload: bytes
+
+
+def _messages(stream: str, records: Records) -> list[StreamMessage]:
+    rows = zip(records.ids(), records.all_headers(), records.payloads(), strict=True)
+    return [
+        StreamMessage(stream, offset, records.time, *row)
+        for offset, row in enumerate(rows, records.base)
+    ]
+
+
+_DECODE: Final[dict[str, Callable[[bytes], Any]]] = {
+    "json": from_json, "text": bytes.decode, "bytes": bytes, "msgpack": from_msgpack,
+}  # fmt: skip
+_ENCODE: Final[dict[str, Callable[[Any], bytes]]] = {
+    "json": lambda item: as_json(item).encode(),
+    "text": lambda item: str(item).encode(),
+    "bytes": lambda item: memoryview(item).tobytes(),
+    "msgpack": to_msgpack,
+}
+
+
+# ---------------------------------------------------------------- the node
+
+
+class _Node:
+    """The node of a source or sink: known when it is made, or looked for when it is needed."""
+
+    def __init__(self, where: str | None, secret: bytes | str | None, data: str | Path) -> None:
+        self._how = (where, secret, Path(data).absolute())
+        self._address: Address | None = None
+        with contextlib.suppress(StreamsError):
+            self.address()
+
+    def address(self) -> Address:
+        if self._address is None:
+            where, secret, data = self._how
+            self._address = Address.find(where, secret=secret, data=data)
+        return self._address
+
+
+class _Shared:
+    """The clients of a process: one for each node, as long as somebody uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[int, Address], tuple[SyncClient, int]] = {}
+
+    @contextlib.contextmanager
+    def use(self, node: _Node) -> Iterator[SyncClient]:
+        """A client for a while."""
+        client = self.take(node)
+        try:
+            yield client
+        finally:
+            self.release(client)
+
+    def take(self, node: _Node) -> SyncClient:
+        from railgun.client.sync import connect_to
+
+        address = node.address()
+        key = (os.getpid(), address)  # threads do not survive a fork
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = (connect_to(address, name="flow", timeout=TIMEOUT), 0)
+            client, users = self._clients[key]
+            self._clients[key] = (client, users + 1)
+            return client
+
+    def release(self, client: SyncClient) -> None:
+        with self._lock:
+            for key, (known, users) in list(self._clients.items()):
+                if known is client:
+                    if users > 1:
+                        self._clients[key] = (client, users - 1)
+                        return
+                    del self._clients[key]
+        client.close()
+
+
+_SHARED: Final = _Shared()
+
+
+@contextlib.contextmanager
+def _named(who: str) -> Iterator[None]:
+    """What a node refuses becomes an error of the flow; what may pass is known to be such."""
+    try:
+        yield
+    except StreamsError as error:
+        cause: Exception = error
+        if error.code in _PASSING and not isinstance(error, OSError):
+            cause = ConnectionError(str(error))
+        raise ConnectorError(f"{who}: {error}") from cause
+
+
+# ---------------------------------------------------------------- the source
+
+
+class Streams(Source[Any]):
+    """The messages of persistent streams, by their names or by patterns (`orders.*`).
+
+    >>> Streams("orders", format="xml")
+    Traceback (most recent call last):
+    railgun.connectors.errors.ConnectorError: Streams('orders') reads 'json', 'text', 'bytes', 'msgpack' or ...
+
+    `follow=False`: the source ends where a stream ends when it is opened. `node`: "host:port", with its `secret`;
+    without, the node that works in the directory `data`.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        format: Format = "json",
+        start: Literal["start", "end"] = "start",
+        follow: bool = True,
+        missing: Literal["error", "skip"] = "error",
+        node: str | None = None,
+        secret: bytes | str | None = None,
+        data: str | Path = DATA,
+    ) -> None:
+        self.names = names
+        if not names:
+            raise ConnectorError("Streams() of which names? Streams('orders')")
+        if format not in (*_DECODE, "message"):
+            raise ConnectorError(
+                f"{self} reads 'json', 'text', 'bytes', 'msgpack' or 'message', not {format!r}"
+            )
+        if start not in ("start", "end") or missing not in ("error", "skip"):
+            raise ConnectorError(
+                f"{self} begins at 'start' or 'end', not {start!r}; what is missing is an 'error', or to 'skip', "
+                f"not {missing!r}"
+            )
+        self.format = format
+        self.start = start
+        self.follow = follow
+        self.missing = missing
+        self.node = _Node(node, secret, data)
+        self.bounded = not (follow and any(map(_is_pattern, names)))
+
+    def __str__(self) -> str:
+        return f"Streams({', '.join(map(repr, self.names))})"
+
+    def partitions(self) -> Iterable[str]:
+        """The names, and those of the streams that are there now for patterns."""
+        plain = [name for name in self.names if not _is_pattern(name)]
+        patterns = [name for name in self.names if _is_pattern(name)]
+        if not patterns:
+            return plain
+        with _named(str(self)), _SHARED.use(self.node) as client:
+            listed = client.admin("list")
+        found = [
+            one["name"]
+            for one in listed
+            if one["settings"]["kind"] == "persistent"
+            and not one["name"].startswith("_")
+            and any(fnmatch.fnmatchcase(one["name"], pattern) for pattern in patterns)
+        ]
+        return dict.fromkeys([*plain, *found])
+
+    def open(self, partition: Any, position: Any) -> Reader[Any]:
+        """Read one stream, from an offset on."""
+        return _Reader(self, partition, position)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
+
+
+class _Reader(Reader[Any]):
+    def __init__(self, source: Streams, stream: str, position: int | None) -> None:
+        self.source = source
+        self.stream = stream
+        self.end: int | None = None
+        self._items: Sequence[Any] = ()
+        self._row = 0
+        self._who = f"Streams({stream!r})"
+        with _named(self._who):
+            self._client = _SHARED.take(source.node)
+        try:
+            if not source.follow or (position is None and source.start == "end"):
+                with _named(self._who):
+                    end = self._client.admin("describe", name=stream)["end"]
+                self.end = None if source.follow else end
+                if position is None and source.start == "end":
+                    position = end
+            self.position: int | None = position
+            self._feed = _Feed(self._client, stream, position)
+        except BaseException:
+            _SHARED.release(self._client)
+            raise
+
+    def read(self, most: int, now: int) -> Sequence[Any] | None:
+        if self._row == len(self._items):
+            if self.end is not None and (self.position or 0) >= self.end:
+                return None
+            records = self._feed.take()
+            if records is None:
+                with _named(self._who):
+                    self._feed.check()
+                return []
+            self._take(records)
+        items = self._items[self._row : self._row + most]
+        if self.end is not None:
+            items = items[: self.end - (self.position or 0)]
+        self._row += len(items)
+        self.position = (self.position or 0) + len(items)
+        return items
+
+    def _take(self, records: Records) -> None:
+        expected = self.position
+        if expected is not None and records.base != expected and self.source.missing == "error":
+            raise ConnectorError(
+                f"{self._who}: messages {expected} to {records.base - 1} were deleted before the flow read them. Let "
+                "the stream keep more (max_age, max_bytes), or go on without them: Streams(..., missing='skip')"
+            )
+        self.position = records.base
+        if self.source.format == "message":
+            self._items, self._row = _messages(self.stream, records), 0
+            return
+        items: list[Any] = []
+        payloads = records.payloads()
+        try:
+            items.extend(map(_DECODE[self.source.format], payloads))
+        except ValueError as error:
+            raise ConnectorError(
+                f"{self._who}, offset {records.base + len(items)}: {shorten(payloads[len(items)])} is not "
+                f"{self.source.format}: {error}. To go on without such messages read them as bytes, and decode "
+                "them with .map(..., on_error='dead_letter')"
+            ) from error
+        self._items, self._row = items, 0
+
+    def close(self) -> None:
+        self._feed.close()
+        _SHARED.release(self._client)
+
+
+class _Feed:
+    """Reads a stream ahead, in the thread of the client."""
+
+    def __init__(self, client: SyncClient, stream: str, position: int | None) -> None:
+        self._client = client
+        self._queue: deque[Records] = deque()
+        self._queued = 0
+        self._lock = threading.Lock()
+        self._room = asyncio.Event()
+        self._work = asyncio.run_coroutine_threadsafe(self._run(stream, position), client.loop)
+
+    async def _run(self, stream: str, position: int | None) -> None:
+        start: int | Literal["start"] = "start" if position is None else position
+        client = self._client.client
+        async with await client.subscribe(stream, start=start, prefetch=PREFETCH) as sub:
+            while True:
+                records = await sub.records()
+                with self._lock:
+                    self._queue.append(records)
+                    self._queued += records.count
+                    full = self._queued >= AHEAD
+                if full:
+                    self._room.clear()
+                    await self._room.wait()
+
+    def take(self) -> Records | None:
+        """The next batch, if there is one."""
+        with self._lock:
+            if not self._queue:
+                return None
+            records = self._queue.popleft()
+            was, self._queued = self._queued, self._queued - records.count
+        if was >= AHEAD:
+            self._client.loop.call_soon_threadsafe(self._room.set)
+        return records
+
+    def check(self) -> None:
+        """Raise what has made an end of it."""
+        if self._work.done():
+            self._work.result()
+            raise StreamsError("CLOSED", "the stream is not read any more")
+
+    def close(self) -> None:
+        self._work.cancel()
+
+
+# ---------------------------------------------------------------- the sink
+
+
+class StreamSink(TwoPhaseSink[Any]):
+    """Items as messages of a persistent stream, which is made if need be.
+
+    >>> StreamSink("totals", mode="perhaps")
+    Traceback (most recent call last):
+    railgun.connectors.errors.ConnectorError: StreamSink('totals') delivers 'exactly-once' or ...
+
+    If the flow takes snapshots, messages appear with them, exactly once; `mode="at-least-once"` publishes them at once.
+    `settings` are those of the stream if it is made (`max_age=86400`).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        format: Literal["json", "text", "bytes", "msgpack"] = "json",
+        mode: Mode = "exactly-once",
+        *,
+        node: str | None = None,
+        secret: bytes | str | None = None,
+        data: str | Path = DATA,
+        **settings: Any,
+    ) -> None:
+        self.name = name
+        if mode not in MODES:
+            raise ConnectorError(f"{self} delivers 'exactly-once' or 'at-least-once', not {mode!r}")
+        if format not in _ENCODE:
+            raise ConnectorError(
+                f"{self} writes 'json', 'text', 'bytes' or 'msgpack', not {format!r}"
+            )
+        self.format = format
+        self.mode = mode
+        self.settings = settings
+        self.node = _Node(node, secret, data)
+
+    def __str__(self) -> str:
+        return f"StreamSink({self.name!r})"
+
+    def open(self, place: Place) -> Writer[Any]:
+        """The writer of one worker."""
+        with _named(str(self)):
+            client = _SHARED.take(self.node)
+            try:
+                client.ensure(self.name, **self.settings)
+                exactly = place.transactional and self.mode == "exactly-once"
+                if (
+                    exactly
+                    and client.admin("describe", name=self.name)["settings"]["kind"] != "persistent"
+                ):
+                    raise ConnectorError(
+                        f"{self}: the stream is ephemeral and keeps nothing; nothing can be exactly once there. Choose "
+                        "mode='at-least-once', or a persistent stream"
+                    )
+            except BaseException:
+                _SHARED.release(client)
+                raise
+        return _Staging(self, client, place) if exactly else _Publishing(self, client, place)
+
+    def commit(self, token: Token) -> None:
+        """Publish what was staged."""
+        with _named(f"{self}, commit"), _SHARED.use(self.node) as client:
+            _commit(client, token, suspicious=False)
+
+    def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
+        """Publish these, and delete what else older generations have staged."""
+        prefix = staged_prefix(flow, step)
+        with _named(f"{self}, recovery"), _SHARED.use(self.node) as client:
+            for token in tokens:
+                _commit(client, token, suspicious=True)
+            for one in client.admin("list"):
+                found = re.fullmatch(re.escape(prefix) + r"([0-9]+)\..*", one["name"])
+                if found and int(found[1]) < generation:
+                    _delete(client, one["name"])
+
+
+def staged_prefix(flow: str, step: str) -> str:
+    """How the names of streams begin in which a step of a flow stages what it writes."""
+    told = re.sub(r"[^A-Za-z0-9_-]", "-", f"{flow}-{step}")[:100]
+    exact = hashlib.sha256(f"{flow}\0{step}".encode()).hexdigest()[:12]
+    return f"_staged.{told}.{exact}."
+
+
+class _Pieces:
+    """Pieces on their way into a stream, in order, each once: the client may send one again by its ID."""
+
+    def __init__(self, client: SyncClient, stream: str, ids: str) -> None:
+        self.stream = stream
+        self.count = 0
+        self._client = client
+        self._ids = ids
+        self._under_way: deque[concurrent.futures.Future[list[int]]] = deque()
+        self._number = 0
+
+    def add(self, payloads: list[bytes]) -> None:
+        """One more."""
+        while len(self._under_way) >= UNDER_WAY:
+            self._under_way[0].result()
+            self._under_way.popleft()
+        made = self._client.publish_soon(self.stream, payloads, id=f"{self._ids}/{self._number}")
+        self._under_way.append(made)
+        self._number += 1
+        self.count += len(payloads)
+
+    def wait(self) -> None:
+        """Until all are on disk."""
+        while self._under_way:
+            self._under_way[0].result()
+            self._under_way.popleft()
+
+
+class _Encoding(TwoPhaseWriter[Any]):
+    """Makes payloads of items, and pieces of payloads."""
+
+    def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
+        self.sink = sink
+        self.client = client
+        self.place = place
+        self._encode = _ENCODE[sink.format]
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._closed = False
+
+    def write(self, items: Sequence[Any]) -> None:
+        made: list[bytes] = []
+        try:
+            made.extend(map(self._encode, items))
+        except (TypeError, ValueError, RecursionError) as error:
+            item = items[len(made)]
+            raise ConnectorError(
+                f"sink {self.place.step!r} cannot publish the {type(item).__name__} {shorten(item)} as "
+                f"{self.sink.format}: {error}; .map() it to something else before the sink"
+            ) from error
+        self._waiting += made
+        self._size += sum(map(len, made))
+        if self._size >= PIECE:
+            self.send()
+
+    def send(self) -> None:
+        """Let all go that waits."""
+        at = size = 0
+        with self.named():
+            for n, payload in enumerate(self._waiting, 1):
+                size += len(payload)
+                if size >= PIECE or n == len(self._waiting):
+                    self.pieces().add(self._waiting[at:n])
+                    at, size = n, 0
+        self._waiting, self._size = [], 0
+
+    def pieces(self) -> _Pieces:
+        """Where to."""
+        raise NotImplementedError
+
+    def prepare(self, snapshot: int) -> Token | None:
+        return self.cut(snapshot)()
+
+    def named(self) -> contextlib.AbstractContextManager[None]:
+        return _named(f"sink {self.place.step!r}, {self.sink}")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            _SHARED.release(self.client)
+
+
+class _Publishing(_Encoding):
+    """Lets others see messages as they come."""
+
+    def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
+        super().__init__(sink, client, place)
+        self._pieces = _Pieces(client, sink.name, uuid.uuid4().hex)
+
+    def pieces(self) -> _Pieces:
+        return self._pieces
+
+    def flush(self) -> None:
+        self.send()
+        with self.named():
+            self._pieces.wait()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
+        """Nothing is left to commit, but what the snapshot says was written has to be on disk."""
+        self.flush()
+        return lambda: None
+
+    def close(self) -> None:
+        try:
+            if not self._closed:
+                self.flush()
+        finally:
+            super().close()
+
+
+class _Staging(_Encoding):
+    """Keeps messages for the next snapshot, in a stream that nobody looks at."""
+
+    def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
+        super().__init__(sink, client, place)
+        self._staged: _Pieces | None = None
+        self._since = 0
+
+    def pieces(self) -> _Pieces:
+        if self._staged is None:
+            prefix = staged_prefix(self.place.flow, self.place.step)
+            name = f"{prefix}{self.place.generation}.{uuid.uuid4().hex}"
+            self._since = self.client.admin("describe", name=self.sink.name)["end"]
+            self.client.ensure(name)
+            self._staged = _Pieces(self.client, name, "")
+        return self._staged
+
+    def flush(self) -> None:
+        self.send()
+
+    def cut(self, snapshot: int) -> Callable[[], Token | None]:
+        self.send()
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return lambda: None
+        token = {
+            "staged": staged.stream,
+            "count": staged.count,
+            "target": self.sink.name,
+            "since": self._since,
+            "time": time.time(),
+        }
+
+        def rest() -> Token:
+            with self.named():
+                staged.wait()
+            return token
+
+        return rest
+
+    def close(self) -> None:
+        if self._staged is not None and not self._closed:
+            with contextlib.suppress(StreamsError):
+                _delete(self.client, self._staged.stream)
+        super().close()
+
+
+def _commit(client: SyncClient, token: Token, suspicious: bool) -> None:
+    """Publish what was staged, unless that was done; `suspicious`: somebody may have begun, long ago."""
+    staged, target = token["staged"], token["target"]
+    try:
+        box = client.admin("describe", name=target)["settings"]["id_box"]
+        old = suspicious or not 0 <= time.time() - token["time"] < box / 4
+        reader = client.subscribe(staged, prefetch=PREFETCH)
+    except StreamsError as error:
+        if error.code == "NO_STREAM" and staged in str(error):
+            return  # it was published, and deleted
+        raise
+    name = _name(staged)
+    with reader:
+        known = _known(client, target, token["since"], name) if old else set()
+        try:
+            for number, payloads in _pieces(reader, token["count"]):
+                id = name + number
+                if id not in known:
+                    with contextlib.suppress(DuplicateIdError):
+                        client.publish_many(target, payloads, id=id)
+        except StreamsError as error:
+            if error.code != "NO_STREAM":
+                raise
+            return  # another process was faster, and has deleted it
+    _delete(client, staged)
+
+
+def _name(staged: str) -> bytes:
+    """How the IDs of what was staged there begin in the target."""
+    return staged.rpartition(".")[2].encode()
+
+
+def _pieces(reader: SyncSubscription, count: int) -> Iterator[tuple[bytes, list[bytes]]]:
+    """What was staged, in the pieces in which it was: each begins with a message that has an ID."""
+    number, payloads, at = b"", list[bytes](), 0
+    while at < count:
+        records = reader.records(TIMEOUT)
+        at = records.end
+        for id, payload in zip(records.ids(), records.payloads(), strict=True):
+            if id is not None:
+                if payloads:
+                    yield number, payloads
+                number, payloads = id, []
+            payloads.append(payload)
+    yield number, payloads
+
+
+def _known(client: SyncClient, target: str, since: int, name: bytes) -> set[bytes]:
+    """The IDs that begin so and are in the target."""
+    told = client.admin("describe", name=target)
+    found: set[bytes] = set()
+    at = max(since, told["first"])
+    if at < told["end"]:
+        with client.subscribe(target, start=at, prefetch=PREFETCH) as reader:
+            while at < told["end"]:
+                records = reader.records(TIMEOUT)
+                at = records.end
+                if records.has_ids:
+                    found.update(id for id in records.ids() if id and id.startswith(name))
+    return found
+
+
+def _delete(client: SyncClient, stream: str) -> None:
+    try:
+        client.admin("delete", name=stream)
+    except StreamsError as error:
+        if error.code != "NO_STREAM":
+            raise
