@@ -379,7 +379,8 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     config = tmp_path / "node.toml"
-    config.write_text(f'[cluster]\n[node]\ndata = "kept"\nport = {free_port()}\n')
+    ports = f"port = {free_port()}\nhttp_port = 0"
+    config.write_text(f'[cluster]\n[node]\ndata = "kept"\n{ports}\n')
     serve = ("serve", "--config", str(config))
     node, told = started(*serve, until="listening")
     assert told["listening"]["data"] == str(tmp_path / "kept")

@@ -113,6 +113,11 @@ class GroupLog(Generic[S]):
         """Bytes of its file."""
         return self._tail.size
 
+    @property
+    def failed(self) -> StorageError | None:
+        """Why it takes no more, if so."""
+        return self._tail.failed
+
     def append(self, changes: Sequence[tuple[str, bytes]]) -> None:
         """Write changes, each of a group: all of them or none."""
         self._write([_pack(_CHANGE, group, change) for group, change in changes])
