@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from railgun.core.delivery import (
@@ -201,7 +201,7 @@ class GroupDriver:
             if deliver.delivery > 1:
                 self.redelivered += deliver.end - deliver.first
         if group.config.exclusive and self.tracked and out:
-            self._save(lambda error: self._send(out))
+            self._save(lambda error: self._send(self._still(out)))
         else:
             self._send(out)
             if self._awaited:
@@ -222,6 +222,20 @@ class GroupDriver:
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+
+    def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
+        """What of these was not taken back while the log was written."""
+        found: dict[str, list[Deliver]] = {}
+        for member, delivers in out.items():
+            party = self.group.members.get(member)
+            if party is None:
+                continue
+            for deliver in delivers:
+                terms = (deliver.delivery, deliver.epoch)
+                for first, end, flight in party.flights.pieces(deliver.first, deliver.end):
+                    if (flight.delivery, flight.epoch) == terms:
+                        found.setdefault(member, []).append(replace(deliver, first=first, end=end))
+        return found
 
     def _send(self, out: dict[str, list[Deliver]]) -> None:
         for member, delivers in out.items():

@@ -35,7 +35,7 @@ from railgun.wire.commands import VERSION
 if TYPE_CHECKING:
     from railgun.node.server import Server
 
-LARGEST: Final = 1 << 20  # bytes of a request
+LARGEST: Final = 256 << 10  # bytes of a request
 OPEN: Final = ("/health", "/openapi.json")
 STATUS: Final = {
     "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,

@@ -537,9 +537,8 @@ class StreamLog:
         try:
             return log, log._recover()
         except OSError as error:
-            raise StorageError(
-                f"the log in {disk.where(directory)} cannot be opened: {error.strerror or error}"
-            ) from error
+            what = f"the log in {disk.where(directory)} cannot be opened"
+            raise storage_error(error, what) from error
 
     def _recover(self) -> Recovery:
         disk, config = self._disk, self.config
