@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -332,6 +335,117 @@ def test_dead_letters_are_listed_and_shown(terminal: Terminal, data: Path) -> No
     assert terminal.refused("dlq", "ls", "nothing") == (REFUSED, "no-stream")
 
 
+def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path) -> None:
+    terminal.type("stream", "ensure", "again", "--dead-deliveries", "1")
+    terminal.type("pub", "again", *"abc")
+
+    async def refuse_all() -> None:
+        async with (
+            await railgun.connect(data=data) as client,
+            await client.subscribe("again", group="g") as messages,
+        ):
+            for _ in range(3):
+                (await messages.next(5)).nack()
+            await messages.flush()
+
+    asyncio.run(refuse_all())
+    eventually(lambda: len(terminal.json("dlq", "ls", "again")[1][0]["letters"]) == 3)
+    assert terminal.json("dlq", "redrive", "again", "--offset", "1") == (
+        DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2}],
+    )  # fmt: skip
+    assert terminal.type("dlq", "redrive", "again", "--count", "1") == DONE
+    assert terminal.out == "again: 1 redriven, 1 left\n"
+    assert terminal.type("sub", "again", "--start", "3") == DONE
+    assert terminal.out == "b\na\n"
+    assert terminal.refused("dlq", "purge", "again") == (USAGE, "not-confirmed")
+    assert terminal.type("dlq", "purge", "again", "--before", "1", "--yes") == DONE
+    assert terminal.out == "again.dlq: 1 message gone, begins at 1\n"
+    assert terminal.type("dlq", "purge", "again", "--yes") == DONE
+    assert terminal.type("dlq", "ls", "again") == DONE
+    assert "no dead letters" in terminal.out
+    assert terminal.json("dlq", "redrive", "again")[1][0]["redriven"] == 0
+    assert terminal.refused("dlq", "redrive", "nothing") == (REFUSED, "no-stream")
+
+
+# ---------------------------------------------------------------- what destroys
+
+
+def test_streams_are_purged_and_deleted_when_it_is_meant(terminal: Terminal) -> None:
+    terminal.type("stream", "ensure", "brief")
+    terminal.type("pub", "brief", *"abcd")
+    for words in (("purge", "brief"), ("purge", "brief", "--before", "2"), ("rm", "brief")):
+        assert terminal.refused("stream", *words) == (USAGE, "not-confirmed")
+    assert terminal.json("stream", "purge", "brief", "--before", "3", "--yes") == (
+        DONE, [{"stream": "brief", "first": 3, "end": 4, "purged": 3}],
+    )  # fmt: skip
+    assert terminal.type("sub", "brief") == DONE
+    assert terminal.out == "d\n"
+    assert terminal.type("stream", "purge", "brief", "--yes") == DONE
+    assert terminal.out == "brief: 1 message gone, begins at 4\n"
+    assert terminal.refused("stream", "purge", "brief", "--before", "9", "--yes") == (
+        REFUSED, "offset-out-of-range",
+    )  # fmt: skip
+    assert terminal.json("stream", "rm", "brief", "--dead-letters", "--yes") == (
+        DONE, [{"deleted": ["brief"]}],
+    )  # fmt: skip
+    assert terminal.refused("stream", "rm", "brief", "--yes") == (REFUSED, "no-stream")
+
+
+def test_groups_are_reset_and_forgotten(terminal: Terminal, data: Path) -> None:
+    terminal.type("stream", "ensure", "grouped")
+    terminal.type("pub", "grouped", *"abcd")
+    terminal.type("sub", "grouped", "--group", "g")
+    assert terminal.refused("group", "reset", "grouped", "g", "start") == (USAGE, "not-confirmed")
+    assert terminal.type("group", "reset", "grouped", "g", "1", "--yes") == DONE
+    assert terminal.out == "g: goes on at 1\n"
+    assert terminal.type("group", "info", "grouped", "g") == DONE
+    assert "1 of 4: 3 to go" in terminal.out
+    assert terminal.json("group", "reset", "grouped", "g", "end", "--yes")[1][0]["position"] == 4
+    assert terminal.json("group", "info", "grouped", "g")[1][0]["group"]["lag"] == 0
+    at = ("--data", str(data))
+    follower, _ = started(
+        "sub", "grouped", "--group", "g", "--start", "3", "--follow", *at, until="payload"
+    )
+    for words in (("reset", "grouped", "g", "start"), ("rm", "grouped", "g")):
+        assert terminal.refused("group", *words, "--yes") == (REFUSED, "group-busy")
+    assert stop(follower) == (DONE, "")
+    assert terminal.refused("group", "reset", "grouped", "g", "9", "--yes")[0] == REFUSED
+    assert terminal.refused("group", "reset", "grouped", "g", "middle") == (USAGE, "usage")
+    assert terminal.refused("group", "rm", "grouped", "g") == (USAGE, "not-confirmed")
+    assert terminal.json("group", "rm", "grouped", "g", "--yes") == (
+        DONE, [{"stream": "grouped", "deleted": "g"}],
+    )  # fmt: skip
+    assert terminal.refused("group", "info", "grouped", "g") == (REFUSED, "no-group")
+    assert terminal.json("group", "ls", "grouped") == (DONE, [{"groups": []}])
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "left"), [("n", FAILED, 1), ("", FAILED, 1), ("y", DONE, 0)]
+)
+def test_on_a_terminal_it_asks(
+    terminal: Terminal, data: Path, answer: str, code: int, left: int
+) -> None:
+    terminal.type("stream", "ensure", "asked")
+    terminal.type("stream", "purge", "asked", "--yes")
+    terminal.type("pub", "asked", "a")
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*RAILGUN, "stream", "purge", "asked", "--data", str(data)], stdin=theirs,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        RUNNING.append(process)
+        os.write(ours, f"{answer}\n".encode())
+        out, error = process.communicate(timeout=20)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert out.startswith("take all messages out of asked? That cannot be taken back. [y/N] ")
+    assert (process.returncode, "nothing was done" in error) == (code, code == FAILED)
+    _, [told] = terminal.json("stream", "info", "asked")
+    assert told["stream"]["end"] - told["stream"]["first"] == left
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 
@@ -379,7 +493,8 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     config = tmp_path / "node.toml"
-    config.write_text(f'[cluster]\n[node]\ndata = "kept"\nport = {free_port()}\n')
+    ports = f"port = {free_port()}\nhttp_port = 0"
+    config.write_text(f'[cluster]\n[node]\ndata = "kept"\n{ports}\n')
     serve = ("serve", "--config", str(config))
     node, told = started(*serve, until="listening")
     assert told["listening"]["data"] == str(tmp_path / "kept")
@@ -413,6 +528,8 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
         ("node = 3\n", "node is a section"),
         ('[node]\nport = "7171"\n', "node.port is 0 (any) to 65535, not '7171'"),
         ("[node]\nport = true\n", "node.port"),
+        ("[node]\nhttp_port = false\n", "node.http_port is 0 (any) to 65535, not False"),
+        ('[node]\nhttp_port = "off"\n', "node.http_port is 0 (any) to 65535"),
         ("[node]\ndata = 1\n", "node.data is text"),
         ("[node\n", "is no TOML"),
     ],
@@ -432,6 +549,25 @@ def test_paths_in_a_config_begin_where_it_lies(tmp_path: Path) -> None:
     assert read_config(file) == {"data": tmp_path / "d", "key": Path("/k.pem"), "host": "::1"}
     with pytest.raises(CommandError, match="cannot be read"):
         read_config(tmp_path / "none.toml")
+
+
+def test_http_is_served_where_it_is_wanted(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text('[node]\ndata = "d"\nport = 0\nhttp_port = "none"\n')
+    port = free_port()
+    for words, expected in {
+        ("--config", str(config)): None,
+        ("--config", str(config), "--http-port", str(port)): f"http://127.0.0.1:{port}",
+        ("--data", str(tmp_path / "e"), "--port", "0", "--http-port", "none"): None,
+    }.items():
+        node, told = started("serve", *words, until="listening")
+        assert told["listening"]["http"] == expected
+        if expected is not None:
+            with urlopen(f"{expected}/health", timeout=10) as answer:
+                assert json.loads(answer.read()) == {"healthy": True, "reasons": {}}
+            found = json.loads((tmp_path / "d" / "node.json").read_text())
+            assert found["http"] == expected
+        assert stop(node)[0] == DONE
 
 
 def test_the_command_line_loads_neither_node_nor_client() -> None:

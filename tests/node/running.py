@@ -51,17 +51,20 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 class Running:
     """A node that can be stopped and started again on its port."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, http_port: int | None = None) -> None:
         self.data = data
         self.port = 0
+        self.http_port = http_port
         self.server: Server | None = None
         self._clients: list[Client] = []
 
     async def start(self) -> None:
         """Start it, where it was before."""
-        self.server = Server(ServerConfig(self.data, port=self.port))
+        self.server = Server(ServerConfig(self.data, port=self.port, http_port=self.http_port))
         await self.server.start()
         self.port = self.server.port
+        if self.server.http is not None:
+            self.http_port = self.server.http.port
 
     async def stop(self) -> None:
         """Stop it in order."""
@@ -89,9 +92,9 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def node(data: Path) -> AsyncIterator[Running]:
+async def node(data: Path, http_port: int | None = None) -> AsyncIterator[Running]:
     """A node within this."""
-    running = Running(data)
+    running = Running(data, http_port)
     await running.start()
     try:
         yield running

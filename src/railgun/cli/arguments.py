@@ -38,6 +38,10 @@ def _port(told: str) -> int:
     return port
 
 
+def _port_or_none(told: str) -> int | str:
+    return told if told == "none" else _port(told)
+
+
 def _some(told: str) -> int:
     count = number(told)
     if count < 1:
@@ -81,7 +85,7 @@ def add_streams(commands: Any) -> None:
         made = among.add_parser(name, help=what, description=what)
         made.set_defaults(command=_later(f"railgun.cli.{module}", function), registry=None)
         made.add_argument("--json", action="store_true", help="one JSON object a line")
-        if module == "streams":
+        if module != "serve":
             made.add_argument(
                 "--data", metavar="DIR", default="railgun-data",
                 help="where the node works, on this machine (railgun-data)",
@@ -93,6 +97,11 @@ def add_streams(commands: Any) -> None:
             )
         return made
 
+    def destroys(name: str, function: str, what: str, among: Any) -> Any:
+        made = command(name, function, what, among, "administer")
+        made.add_argument("--yes", action="store_true", help="do not ask whether it is meant")
+        return made
+
     def several(name: str, what: str) -> Any:
         return commands.add_parser(name, help=what, description=what).add_subparsers(
             required=True, metavar="COMMAND"
@@ -102,6 +111,10 @@ def add_streams(commands: Any) -> None:
     made.add_argument("--data", metavar="DIR", help="where it works (railgun-data)")
     made.add_argument("--host", metavar="H", help="where it listens (127.0.0.1)")
     made.add_argument("--port", metavar="P", type=_port, help="and on which port (7171; 0: any)")
+    made.add_argument(
+        "--http-port", metavar="P", type=_port_or_none,
+        help="of the HTTP API (7172, or any if --port is 0); none: without it",
+    )  # fmt: skip
     made.add_argument("--config", metavar="FILE", help="all of this, in TOML; what is typed wins")
 
     streams = several("stream", "make streams, and look at them")
@@ -137,6 +150,12 @@ def add_streams(commands: Any) -> None:
     command("ls", "streams", "which streams there are", streams)
     made = command("info", "info", "what there is to know of a stream", streams)
     made.add_argument("name", metavar="NAME")
+    made = destroys("rm", "remove_stream", "delete a stream with all that is in it", streams)
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("--dead-letters", action="store_true", help="its dead letters, too")
+    made = destroys("purge", "purge_stream", "take messages out of a stream", streams)
+    made.add_argument("name", metavar="NAME")
+    made.add_argument("--before", type=number, metavar="OFFSET", help="only those before it (all)")
 
     made = command("pub", "publish", "publish messages, or the lines of stdin")
     made.add_argument("stream", metavar="STREAM")
@@ -179,16 +198,39 @@ def add_streams(commands: Any) -> None:
     made.add_argument("--matcher", metavar="M", help="of topics: a.*, a.#")
     made.add_argument("--count", type=_some, metavar="N", help="end after so many")
 
-    groups = several("group", "look at the groups of a stream")
+    groups = several("group", "the groups of a stream")
     made = command("ls", "groups", "which groups a stream has", groups)
     made.add_argument("stream", metavar="STREAM")
     made = command("explain", "explain", "what a group does, and why it gets nothing", groups)
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("group", metavar="GROUP")
 
-    letters = several("dlq", "look at the dead letters of a stream")
+    made = command("info", "group_info", "how far a group is", groups)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("group", metavar="GROUP")
+    made = destroys("reset", "reset_group", "let a group without members begin anew", groups)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("group", metavar="GROUP")
+    made.add_argument("to", type=_start, metavar="start|end|OFFSET")
+    made = destroys("rm", "remove_group", "forget a group without members", groups)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("group", metavar="GROUP")
+
+    letters = several("dlq", "the dead letters of a stream")
     made = command("ls", "dead_letters", "which there are, and why", letters)
     made.add_argument("stream", metavar="STREAM")
     made = command("show", "show_dead_letters", "print them whole", letters)
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("--count", type=_some, metavar="N", help="so many, the oldest (all)")
+    made = command(
+        "redrive", "redrive", "publish them to their stream again, each once", letters, "administer"
+    )
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument(
+        "--offset", type=number, action="append", metavar="LETTER", help="only this; repeatable"
+    )
+    made.add_argument("--count", type=_some, metavar="N", help="at most so many (all)")
+    made.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="(600)")
+    made = destroys("purge", "purge_letters", "take them away", letters)
+    made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--before", type=number, metavar="LETTER", help="only those before it (all)")

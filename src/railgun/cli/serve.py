@@ -14,10 +14,11 @@ from railgun.cli.output import Output
 from railgun.controller.registry import Registry
 from railgun.core.errors import RailgunError
 from railgun.node.persistent import Persistent
-from railgun.node.server import Server, ServerConfig
+from railgun.node.server import HTTP_PORT, Server, ServerConfig
 
 SECTIONS: Final = ("cluster", "node")
-KEYS: Final = ("data", "host", "port", "certificate", "key")
+KEYS: Final = ("data", "host", "port", "http_port", "certificate", "key")
+NO_HTTP: Final = "none"
 _CODES: Final = {"NO_TLS": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE}
 
 
@@ -26,8 +27,10 @@ def serve(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     told = read_config(Path(options.config)) if options.config else {}
     if options.data is not None:
         told["data"] = Path(options.data)
-    typed = {"host": options.host, "port": options.port}
+    typed = {"host": options.host, "port": options.port, "http_port": options.http_port}
     told |= {name: value for name, value in typed.items() if value is not None}
+    http_port = told.get("http_port", 0 if told.get("port") == 0 else HTTP_PORT)
+    told["http_port"] = None if http_port == NO_HTTP else http_port
     if ("certificate" in told) != ("key" in told):
         raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
     try:
@@ -51,8 +54,14 @@ async def _serve(config: ServerConfig, out: Output) -> int:
     try:
         kept = [one for one in server.node.streams.values() if isinstance(one, Persistent)]
         messages = sum(one.log.durable_end - one.log.first for one in kept)
+        http = None if server.http is None else server.http.url
         out.data(
-            listening={"host": config.host, "port": server.port, "data": str(config.data)},
+            listening={
+                "host": config.host,
+                "port": server.port,
+                "data": str(config.data),
+                "http": http,
+            },
             recovery={"streams": len(server.node.streams), "messages": messages, "found": found},
         )
         streams = f"{len(server.node.streams)} stream{'s' * (len(server.node.streams) != 1)}"
@@ -64,6 +73,8 @@ async def _serve(config: ServerConfig, out: Output) -> int:
             out.line(f"  {line}", "yellow")
         secured = " with TLS" if config.certificate is not None else ""
         out.line(f"listening on {config.host}:{server.port}{secured}; Ctrl-C stops", "green")
+        if http is not None:
+            out.line(f"HTTP API at {http}, described by {http}/openapi.json")
         await stopped.wait()
         for number in signals:  # a second one ends it at once
             loop.remove_signal_handler(number)
@@ -97,7 +108,9 @@ def read_config(file: Path) -> dict[str, Any]:
     for name, value in node.items():
         if name not in KEYS:
             raise _unknown(file, f"node.{name}", f"node has {', '.join(KEYS)}")
-        if name == "port":
+        if name == "http_port" and value == NO_HTTP:
+            continue
+        if name in ("port", "http_port"):
             fits, expected = type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
         else:
             fits, expected = isinstance(value, str), "text"

@@ -44,15 +44,15 @@ _SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 # ---------------------------------------------------------------- talking to a node
 
 
-def _talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) -> int:
+def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) -> int:
     """Connect, work, and tell what goes wrong as commands do."""
 
-    async def talk() -> int:
+    async def connected() -> int:
         async with await _connect(options) as client:
             return await work(client)
 
     try:
-        return asyncio.run(talk())
+        return asyncio.run(connected())
     except StreamsError as error:
         raise command_error(error) from error
 
@@ -144,14 +144,14 @@ def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
                 out.line(f"  {name}: {values['is']} → {values['asked']}")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Which streams there are."""
 
     async def work(client: Client) -> int:
-        found = await client.admin("list")
+        found = await client.streams()
         out.data(streams=found)
         if found:
             out.show(view.streams(found))
@@ -159,26 +159,26 @@ def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int
             out.line("there are no streams yet")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """What there is to know of a stream."""
 
     async def work(client: Client) -> int:
-        found = await client.admin("describe", name=options.name)
+        found = await client.describe(options.name)
         out.data(stream=found)
         out.show(view.stream(found))
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Which groups a stream has."""
 
     async def work(client: Client) -> int:
-        found = (await client.admin("describe", name=options.stream)).get("groups", [])
+        found = await client.groups(options.stream)
         out.data(groups=found)
         if found:
             out.show(view.groups(found))
@@ -186,20 +186,32 @@ def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             out.line(f"{options.stream} has no groups")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def explain(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """What a group does."""
 
     async def work(client: Client) -> int:
-        found = await client.admin("group", name=options.stream, group=options.group)
+        found = await client.group(options.stream, options.group)
         out.data(group=found)
         out.line(f"{found['code']}: {found['text']}")
         out.show(view.group(found))
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
+
+
+def group_info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """How far a group is."""
+
+    async def work(client: Client) -> int:
+        found = await client.group(options.stream, options.group)
+        out.data(group=found)
+        out.show(view.group(found))
+        return DONE
+
+    return talk(options, work)
 
 
 # ---------------------------------------------------------------- publishing
@@ -212,7 +224,7 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
         raise CommandError(USAGE, "usage", "an ID is for one message: give one, as MESSAGE")
 
     async def work(client: Client) -> int:
-        told = await client.admin("describe", name=stream)
+        told = await client.describe(stream)
         ephemeral = told["settings"]["kind"] == "ephemeral"
         count, first, last = 0, None, None
         try:
@@ -234,7 +246,7 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
             out.line(words + where + (f" to {last}" if first != last else ""))
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
@@ -300,7 +312,7 @@ def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> i
     async def work(client: Client) -> int:
         return await _stoppable(_print(client, options, out))
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 async def _print(client: Client, options: argparse.Namespace, out: Output) -> int:
@@ -345,7 +357,7 @@ async def _messages(
     position = subscription.offset
     end: int | None = None
     if not follow and not subscription.group:
-        end = (await client.admin("describe", name=subscription.stream))["end"]
+        end = (await client.describe(subscription.stream))["end"]
     quiet = 0.0
     while (left is None or left) and (end is None or position < end):
         try:
@@ -354,7 +366,7 @@ async def _messages(
         except TimeoutError:
             quiet += LOOK
             if end is not None:
-                told = await client.admin("describe", name=subscription.stream)
+                told = await client.describe(subscription.stream)
                 position = max(position, told["first"])
             elif await _at_end(client, subscription, quiet):
                 return
@@ -368,7 +380,7 @@ async def _messages(
 async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:
     """Whether a group has nothing more for its members; what others have may still come back."""
     await subscription.flush()
-    told = await client.admin("group", name=subscription.stream, group=subscription.group)
+    told = await client.group(subscription.stream, subscription.group)
     return not told["ready"] and (not told["in_flight"] or quiet >= QUIET)
 
 
@@ -411,7 +423,7 @@ def request(options: argparse.Namespace, out: Output, registry: Registry) -> int
         out.raw(answer + b"\n")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def respond(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -428,7 +440,7 @@ def respond(options: argparse.Namespace, out: Output, registry: Registry) -> int
     async def work(client: Client) -> int:
         return await _stoppable(_respond(client, options, words, out))
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 async def _respond(
@@ -514,7 +526,7 @@ def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -
             out.line(f"{options.stream} has no dead letters")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 def show_dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -531,11 +543,11 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
             out.line(f"{options.stream} has no dead letters")
         return DONE
 
-    return _talk(options, work)
+    return talk(options, work)
 
 
 async def _letters(client: Client, stream: str, most: int | None) -> AsyncIterator[Message]:
-    await client.admin("describe", name=stream)  # or there is no such stream
+    await client.describe(stream)  # or there is no such stream
     try:
         subscription = await client.subscribe(stream + DEAD)
     except StreamsError as error:

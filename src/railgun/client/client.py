@@ -619,15 +619,62 @@ class Client:
 
     # ------------------------------------------------------------ streams
 
-    async def admin(self, call: str, **arguments: Any) -> Any:
+    async def admin(self, call: str, timeout: float | None = None, **arguments: Any) -> Any:
         """Ask the node to do something with its streams."""
         told = json.dumps(arguments)
-        answer = await self.ask(lambda n: self.send(p.Admin(request=n, call=call, arguments=told)))
+        answer = await self.ask(
+            lambda n: self.send(p.Admin(request=n, call=call, arguments=told)), timeout
+        )
         return json.loads(answer.result)
 
     async def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
         """Make a stream what it is asked to be: what was done, and what differs."""
         return dict(await self.admin("ensure", name=stream, asked=settings, mode=mode))
+
+    async def streams(self) -> list[dict[str, Any]]:
+        """All streams, with their groups."""
+        return list(await self.admin("list"))
+
+    async def describe(self, stream: str) -> dict[str, Any]:
+        """What there is to know of a stream."""
+        return dict(await self.admin("describe", name=stream))
+
+    async def delete(self, stream: str, *, dead_letters: bool = False) -> list[str]:
+        """Delete a stream with all that is in it, and its dead letters if asked to: the names that are gone."""
+        told = await self.admin("delete", name=stream, dead_letters=dead_letters)
+        return list(told["deleted"])
+
+    async def purge(self, stream: str, before: int | None = None) -> dict[str, int]:
+        """Take all messages out of a stream, or those before an offset: `first`, `end`, and how many (`purged`)."""
+        return dict(await self.admin("purge", name=stream, before=before))
+
+    async def redrive(
+        self,
+        stream: str,
+        offsets: Sequence[int] | None = None,
+        most: int | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Publish the dead letters of a stream to it again: how many were `redriven`, `already`, and are `left`."""
+        chosen = None if offsets is None else list(offsets)
+        return dict(await self.admin("redrive", timeout, name=stream, offsets=chosen, most=most))
+
+    async def groups(self, stream: str) -> list[dict[str, Any]]:
+        """The groups of a stream."""
+        return list(await self.admin("groups", name=stream))
+
+    async def group(self, stream: str, group: str) -> dict[str, Any]:
+        """What a group does, and why it gets nothing."""
+        return dict(await self.admin("group", name=stream, group=group))
+
+    async def reset_group(self, stream: str, group: str, to: Start | int) -> int:
+        """Let a group without members begin anew; its position."""
+        told = await self.admin("reset_group", name=stream, group=group, to=to)
+        return int(told["position"])
+
+    async def delete_group(self, stream: str, group: str) -> None:
+        """Forget a group without members, and its position."""
+        await self.admin("delete_group", name=stream, group=group)
 
 
 def _bytes(given: Payload) -> bytes:

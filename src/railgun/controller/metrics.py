@@ -5,7 +5,7 @@ Rules:
 1. A worker counts from zero when it starts again, and some of its counts begin anew with every rescale. What is told as
    a counter here never falls: the controller adds up increases, and what a worker that has left has counted stays.
 2. A gauge is told of workers that are there, and of no others.
-3. Names, label values and help texts come from users' flows: all are escaped.
+3. Label values come from users' flows: all are escaped (`core.prometheus`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from railgun.core.prometheus import Labels, Text
+
 STATES: Final = ("starting", "running", "rescaling", "stopping", "finished", "failed")
 BY_STAGE: Final = ("records", "written", "moved", "taken", "bytes")
-Labels = tuple[tuple[str, str], ...]
 
 
 def nothing_moved() -> dict[str, Any]:
@@ -90,10 +91,12 @@ def _counts(worker: int, metrics: Mapping[str, Any]) -> Iterator[tuple[str, Labe
 
 def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
     """The figures of a job in Prometheus' text format."""
-    text = _Text(str(status["name"]))
-    text.gauge("generation", "Generation of the flow: one more with every start", status)
-    text.gauge("uptime_seconds", "Seconds since the job was started", status, "uptime")
-    text.gauge("workers_wanted", "Workers there are to be", status, "goal")
+    text = Text((("flow", str(status["name"])),))
+    text.gauge(
+        "generation", "Generation of the flow: one more with every start", status["generation"]
+    )
+    text.gauge("uptime_seconds", "Seconds since the job was started", status["uptime"])
+    text.gauge("workers_wanted", "Workers there are to be", status["goal"])
     text.counter("failures_total", "Failures that made the flow start again or fail")
     text.add((), status["failures"])
     text.begin("state", "gauge", "1 for the state the flow is in")
@@ -141,7 +144,7 @@ def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
     return str(text)
 
 
-def _tell_snapshots(text: _Text, snapshots: Mapping[str, Any]) -> None:
+def _tell_snapshots(text: Text, snapshots: Mapping[str, Any]) -> None:
     text.counter("snapshots_total", "Snapshots that were committed")
     text.add((), snapshots["count"])
     text.counter("snapshot_failures_total", "Snapshots that did not come about")
@@ -159,35 +162,3 @@ def _tell_snapshots(text: _Text, snapshots: Mapping[str, Any]) -> None:
         text.begin(metric, "gauge", what)
         if last is not None:
             text.add((), last[name])
-
-
-class _Text:
-    def __init__(self, flow: str) -> None:
-        self.flow = flow
-        self.lines: list[str] = []
-        self.name = ""
-
-    def begin(self, name: str, kind: str, what: str) -> None:
-        self.name = f"railgun_{name}"
-        told = what.replace("\\", "\\\\").replace("\n", "\\n")
-        self.lines += [f"# HELP {self.name} {told}", f"# TYPE {self.name} {kind}"]
-
-    def counter(self, name: str, what: str) -> None:
-        self.begin(name, "counter", what)
-
-    def gauge(self, name: str, what: str, status: Mapping[str, Any], field: str = "") -> None:
-        self.begin(name, "gauge", what)
-        self.add((), status[field or name])
-
-    def add(self, labels: Labels, value: float) -> None:
-        told = ",".join(
-            f'{name}="{_escaped(text)}"' for name, text in (("flow", self.flow), *labels)
-        )
-        self.lines.append(f"{self.name}{{{told}}} {value}")
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -14,6 +14,8 @@ Rules:
 5. `run` is called once a group, from the thread, with a function that calls all of its `done`; a node gives
    `loop.call_soon_threadsafe`. An error in a `done` is logged, and hinders nobody.
 6. `close` takes nothing more, and returns when all that was submitted is done. The logs stay open.
+7. `perform` is for other work of the one writer of a log, as to roll or close it: it stands in the same line, and is
+   done alone.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class _Job:
     done: Done
     stamp: Stamp | None
     size: int
+    work: Callable[[], object] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +115,13 @@ class Committer:
         self, log: Log, batches: Sequence[Any], done: Done, stamp: Stamp | None = None
     ) -> None:
         """Commit these as soon as may be; `done` is called once, with None or what went wrong."""
-        job = _Job(batches, done, stamp, sum(map(len, batches)))
+        self._line_up(log, _Job(batches, done, stamp, sum(map(len, batches))))
+
+    def perform(self, log: Log, work: Callable[[], object], done: Done) -> None:
+        """Do this when all that was submitted for the log before is done, and nobody else writes to it."""
+        self._line_up(log, _Job((), done, None, 0, work))
+
+    def _line_up(self, log: Log, job: _Job) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError("the committer is closed: the node is about to end")
@@ -154,7 +163,9 @@ class Committer:
     def _take(self, line: _Line) -> list[_Job]:
         jobs = [line.jobs.popleft()]
         size = jobs[0].size
-        while line.jobs and size + line.jobs[0].size <= self._most:
+        if jobs[0].work is not None:
+            return jobs
+        while line.jobs and not line.jobs[0].work and size + line.jobs[0].size <= self._most:
             job = line.jobs.popleft()
             jobs.append(job)
             size += job.size
@@ -162,6 +173,9 @@ class Committer:
 
     def _commit(self, log: Log, jobs: list[_Job]) -> list[tuple[Done, RailgunError | None]]:
         try:
+            if (work := jobs[0].work) is not None:
+                work()
+                return [(jobs[0].done, None)]
             alone = self._append(log, jobs)
             log.sync()
         except RailgunError as error:

@@ -1,4 +1,4 @@
-"""What can go wrong with a stream on disk. Each error has a `code`, which travels to clients."""
+"""What can go wrong with a stream, above all on disk. Each error has a `code`, which travels to clients."""
 
 from __future__ import annotations
 
@@ -21,6 +21,42 @@ class NoSpaceError(StorageError):
     """The disk is full: nothing was stored, and what is stored can be read. It may be tried again."""
 
     code = "NO_SPACE"
+
+
+class NoStreamError(RailgunError, LookupError):
+    """There is no stream of that name."""
+
+    code: ClassVar[str] = "NO_STREAM"
+
+
+class NoGroupError(RailgunError, LookupError):
+    """There is no group of that name."""
+
+    code: ClassVar[str] = "NO_GROUP"
+
+
+class PortTakenError(RailgunError):
+    """Somebody else listens there."""
+
+    code: ClassVar[str] = "PORT_TAKEN"
+
+
+class NotPersistentError(RailgunError):
+    """An ephemeral stream was asked for what only a persistent one has."""
+
+    code: ClassVar[str] = "NOT_PERSISTENT"
+
+
+def storage_error(error: OSError, what: str) -> StorageError:
+    """What a disk says, as an error with a name; `what` is what could not be done.
+
+    >>> storage_error(OSError(errno.ENOSPC, "No space left"), "the stream 'a' cannot be made")
+    NoSpaceError("the stream 'a' cannot be made: No space left. Make room, and try again.")
+    """
+    why = error.strerror or error
+    if error.errno in FULL:
+        return NoSpaceError(f"{what}: {why}. Make room, and try again.")
+    return StorageError(f"{what}: {why}. Look after the disk, and try again.")
 
 
 class LogFailedError(StorageError):

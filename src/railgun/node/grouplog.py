@@ -26,7 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from railgun.node.disk import Disk, File
-from railgun.node.errors import FULL, ClosedError, DamagedLogError, StorageError
+from railgun.node.errors import (
+    FULL,
+    ClosedError,
+    DamagedLogError,
+    StorageError,
+    storage_error,
+)
 from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, read_mark
 
 S = TypeVar("S")
@@ -104,14 +110,17 @@ class GroupLog(Generic[S]):
         try:
             return log, log._recover()
         except OSError as error:
-            raise StorageError(
-                f"{log._what()} cannot be opened: {error.strerror or error}"
-            ) from error
+            raise storage_error(error, f"{log._what()} cannot be opened") from error
 
     @property
     def size(self) -> int:
         """Bytes of its file."""
         return self._tail.size
+
+    @property
+    def failed(self) -> StorageError | None:
+        """Why it takes no more, if so."""
+        return self._tail.failed
 
     def append(self, changes: Sequence[tuple[str, bytes]]) -> None:
         """Write changes, each of a group: all of them or none."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from railgun.core.delivery import (
@@ -64,6 +64,9 @@ class Consumer(Protocol):
     def tell(self, command: Command) -> None:
         """Say what it has to know: `Missed`, `Recalled`."""
 
+    def lost(self, error: RailgunError) -> None:
+        """There is nothing more to get, for this reason."""
+
 
 class GroupDriver:
     """A group, its members, and its part of the group log."""
@@ -82,7 +85,10 @@ class GroupDriver:
         self.tracked = tracked
         self.group = Group(config, saved, start, stream.log.first, stream.log.durable_end)
         self.consumers: dict[str, Consumer] = {}
+        self.redelivered = 0
+        """Messages that were delivered again, since the node was started."""
         self._awaited: list[Told] = []  # who waits for the log
+        self._saving = 0  # changes that are on their way to it
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
@@ -164,6 +170,11 @@ class GroupDriver:
         self._tell(self.group.trimmed(first, self.stream.now()))
         self.look()
 
+    def reset(self, offset: int) -> None:
+        """Begin anew at an offset, if nobody is here."""
+        self._tell(self.group.seek(offset, self.stream.now()))
+        self.look()
+
     def explain(self) -> Explanation:
         """Why it receives nothing, or what it is doing."""
         return self.group.explain(self.stream.now())
@@ -187,8 +198,10 @@ class GroupDriver:
         out: dict[str, list[Deliver]] = {}
         for deliver in group.take(now):
             out.setdefault(deliver.member, []).append(deliver)
+            if deliver.delivery > 1:
+                self.redelivered += deliver.end - deliver.first
         if group.config.exclusive and self.tracked and out:
-            self._save(lambda error: self._send(out))
+            self._save(lambda error: self._send(self._still(out)))
         else:
             self._send(out)
             if self._awaited:
@@ -209,6 +222,20 @@ class GroupDriver:
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+
+    def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
+        """What of these was not taken back while the log was written."""
+        found: dict[str, list[Deliver]] = {}
+        for member, delivers in out.items():
+            party = self.group.members.get(member)
+            if party is None:
+                continue
+            for deliver in delivers:
+                terms = (deliver.delivery, deliver.epoch)
+                for first, end, flight in party.flights.pieces(deliver.first, deliver.end):
+                    if (flight.delivery, flight.epoch) == terms:
+                        found.setdefault(member, []).append(replace(deliver, first=first, end=end))
+        return found
 
     def _send(self, out: dict[str, list[Deliver]]) -> None:
         for member, delivers in out.items():
@@ -236,13 +263,18 @@ class GroupDriver:
         if then is not None:
             awaited.append(then)
 
+        changes = self.group.changes() if self.tracked else []
+
         def done(error: RailgunError | None) -> None:
+            self._saving -= bool(changes)
             for told in awaited:
                 told(error)
 
-        changes = self.group.changes() if self.tracked else []
         if changes:
+            self._saving += 1
             self.stream.keep([(self.name, pack(changes))], done)
+        elif awaited and self._saving:
+            self.stream.keep([], done)  # when those before are on disk
         elif awaited:
             done(None)
 
@@ -265,6 +297,18 @@ class GroupDriver:
             self.ended = True
             if self._timer is not None:
                 self._timer.cancel()
+
+    def abandon(self, error: RailgunError) -> None:
+        """Keep nothing: the group is deleted, or its stream. Who waits or consumes is told why."""
+        self.ended = True
+        for timer in (self._timer, self._lazy):
+            if timer is not None:
+                timer.cancel()
+        awaited, self._awaited = self._awaited, []
+        for told in awaited:
+            told(error)
+        for consumer in list(self.consumers.values()):
+            consumer.lost(error)
 
 
 # ---------------------------------------------------------------- changes as bytes

@@ -15,8 +15,10 @@ Rules:
 6. A failed sync ends the log; a full disk does not. See `railgun.node.tail`.
 7. Retention takes whole segments away, oldest first, each for good before the next, and never the last one: a hole
    cannot come about by a crash, and an offset that was used is never forgotten.
-8. One writer at a time (`append`, `sync`, `roll`, `close`; the committer sees to it). Readers and `trim` come from any
-   thread. No read copies a message: what is given are views of what the system has read.
+8. One writer at a time (`append`, `sync`, `roll`, `trim`, `retain`, `purge`, `close`; the committer sees to it).
+   Readers come from any thread. No read copies a message: what is given are views of what the system has read.
+9. `purge` takes away all before an offset. The name of an empty file says so for good, before anything is removed;
+   then the segments go that lie wholly before it. The rest of such messages stays on disk, and is not read.
 """
 
 from __future__ import annotations
@@ -40,12 +42,15 @@ from railgun.node.errors import (
     OrderError,
     StorageError,
     TrimmedError,
+    storage_error,
 )
 from railgun.node.segment import (
     Index,
     Segment,
     Walk,
     base_of,
+    floor_name,
+    floor_of,
     index_name,
     log_name,
     pack_index,
@@ -58,6 +63,7 @@ from railgun.wire.records import Bytes, head, patch
 _OPEN_FILES: Final = 16
 _HINTS: Final = 256
 _LONG_AGO: Final = -(1 << 63)
+_SHARE: Final = 4  # a segment spans at most this part of the time that messages are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class StreamLog:
         self._lock = threading.Lock()
         self._segments: list[Segment] = []
         self._bases: list[int] = []
+        self._floor = 0  # what lies before was purged
         self._tail: Tail
         self._files: OrderedDict[int, File] = OrderedDict()  # of segments that are not written
         self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()  # offset: segment, byte
@@ -134,7 +141,7 @@ class StreamLog:
     @property
     def first(self) -> int:
         """The first offset that is kept."""
-        return self._bases[0]
+        return max(self._bases[0], self._floor)
 
     @property
     def end(self) -> int:
@@ -307,11 +314,11 @@ class StreamLog:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the log of stream {self.directory!r} is closed")
-            if offset < self._bases[0]:
+            if offset < self.first:
                 raise TrimmedError(
-                    f"stream {self.directory!r} keeps offset {self._bases[0]} and later; {offset} is gone. "
-                    f"Go on from {self._bases[0]}.",
-                    self._bases[0],
+                    f"stream {self.directory!r} keeps offset {self.first} and later; {offset} is gone. "
+                    f"Go on from {self.first}.",
+                    self.first,
                 )
             if self._damage is not None and offset >= self._damage.offset:
                 raise DamagedLogError(str(self._damage), self._damage.offset)
@@ -386,7 +393,7 @@ class StreamLog:
             start = self._end
             for segment in self._segments:
                 if not segment.empty and segment.last_time >= time:
-                    start = self._index(segment, self._file(segment)).before(time)
+                    start = max(self.first, self._index(segment, self._file(segment)).before(time))
                     break
         while batches := self.read(start, 4 << 20):
             for batch in batches:
@@ -444,6 +451,7 @@ class StreamLog:
         """Take away whole segments that are older or more than that; the first offset that is kept then.
 
         A segment is as old as its last batch. What is left has at most `max_bytes`, unless the last one alone has more.
+        Segments that were purged go, too.
         """
         if self._closed or self._damage is not None:
             self._check()
@@ -453,8 +461,9 @@ class StreamLog:
                 too_old = max_age is not None and oldest.last_time < now - max_age
                 total = sum(segment.size for segment in self._segments)
                 too_much = max_bytes is not None and total > max_bytes
-                if len(self._segments) == 1 or not (too_old or too_much):
-                    return self._bases[0]
+                purged = oldest.end <= self._floor
+                if len(self._segments) == 1 or not (too_old or too_much or purged):
+                    return self.first
                 del self._segments[0], self._bases[0]
                 file = self._files.pop(oldest.base, None)
             path = self._path(log_name(oldest.base))
@@ -473,6 +482,50 @@ class StreamLog:
                 if file is not None:
                     file.close()
 
+    def retain(self, max_age: int | None, max_bytes: int | None, now: int) -> int:
+        """As `trim`, but a last segment that never fills keeps nothing alive: it is followed by another in time.
+
+        What is older than `max_age` is gone when it is a quarter older than that.
+        """
+        last = self._segments[-1]
+        if max_age is not None and not last.empty and last.first_time < now - max_age // _SHARE:
+            self.roll()
+        return self.trim(max_age, max_bytes, now)
+
+    def purge(self, before: int) -> int:
+        """Take away all before this offset, for good when it returns; the first offset that is kept then."""
+        self._check()
+        if before > self._durable_end:
+            raise BeyondEndError(
+                f"stream {self.directory!r} ends at {self._durable_end}: there is nothing before {before} to take away",
+                self._durable_end,
+            )
+        if before > self.first:
+            if before == self._end:
+                self.roll()
+            self._set_floor(before)
+        self.trim(None, None, 0)
+        self._tidy_floors()
+        return self.first
+
+    def _set_floor(self, first: int) -> None:
+        path = self._path(floor_name(first))
+        try:
+            self._disk.create(path).close()
+            self._disk.sync_directory(self.directory)
+        except OSError as error:
+            raise storage_error(error, f"{self._what(path)} cannot be made") from error
+        with self._lock:
+            self._floor = first
+
+    def _tidy_floors(self) -> None:
+        """Only the highest one says something, and only while a segment lies before it."""
+        for name in self._disk.list(self.directory):
+            told = floor_of(name)
+            if told is not None and (told < self._floor or told <= self._bases[0]):
+                with contextlib.suppress(OSError):
+                    self._disk.remove(self._path(name))
+
     # ------------------------------------------------------------ opening
 
     @classmethod
@@ -484,9 +537,8 @@ class StreamLog:
         try:
             return log, log._recover()
         except OSError as error:
-            raise StorageError(
-                f"the log in {disk.where(directory)} cannot be opened: {error.strerror or error}"
-            ) from error
+            what = f"the log in {disk.where(directory)} cannot be opened"
+            raise storage_error(error, what) from error
 
     def _recover(self) -> Recovery:
         disk, config = self._disk, self.config
@@ -522,6 +574,11 @@ class StreamLog:
         self._end = self._durable_end = self._segments[-1].end
         if stored:
             self._last_time, self._epoch = stored[-1].last_time, stored[-1].epoch
+        floors = [floor for floor in map(floor_of, names) if floor is not None]
+        self._floor = min(max(floors, default=0), self._end)
+        if floors and damage is None:  # a crash may have left what was purged
+            self.trim(None, None, 0)
+            self._tidy_floors()
         return Recovery(self.first, self.end, cut, reason, tuple(rebuilt), damage)
 
     def _tidy(self, names: list[str], bases: list[int]) -> None:

@@ -5,25 +5,35 @@ Rules:
 1. What a stream is stands in a file beside its log, written before the stream is used and replaced whole. A directory
    without it is a stream that was being made or deleted, and is removed.
 2. One node works in a directory at a time.
-3. `ensure` makes a stream what it is asked to be, or says how it differs; it never ends anything.
+3. `ensure` makes a stream what it is asked to be, or says how it differs; it never ends anything. A stream is used
+   when that file is on disk: if it cannot be made, there is none.
+4. `delete` removes that file first, for good, and the rest then: a crash leaves the stream, or nothing.
+5. Streams are made, changed and deleted one at a time, and their files in other threads: nobody waits for them who does
+   not ask for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
+from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
 from railgun.core.exchange import Exchange, Responses
 from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
+from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
+from railgun.node.groups import GroupDriver
 from railgun.node.persistent import NoGraveError, Persistent
+from railgun.node.redrive import Redriven, redrive
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import FileLock
@@ -32,18 +42,7 @@ RETENTION: Final = 10.0  # seconds between two looks at what is too old
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
 _SETTINGS: Final = "stream.json"
 Mode = Literal["warn", "overwrite", "strict"]
-
-
-class NoStreamError(RailgunError, LookupError):
-    """There is no stream of that name."""
-
-    code: ClassVar[str] = "NO_STREAM"
-
-
-class NoGroupError(RailgunError, LookupError):
-    """There is no group of that name."""
-
-    code: ClassVar[str] = "NO_GROUP"
+T = TypeVar("T")
 
 
 class StreamDiffersError(RailgunError):
@@ -79,7 +78,11 @@ class Node:
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
+        self.refused: Counter[str] = Counter()
+        """Publishes that were refused, by code."""
         self._home = data / "streams"
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._lock: FileLock | None = None
         self._retention: asyncio.TimerHandle | None = None
 
@@ -99,7 +102,7 @@ class Node:
                 shutil.rmtree(path)
                 continue
             settings = StreamSettings.of(json.loads((path / _SETTINGS).read_text("utf-8")))
-            stream = self._start(path.name, settings)
+            stream = self.streams[path.name] = self._start(path.name, settings)
             if isinstance(stream, Persistent) and (stream.found.cut_bytes or stream.found.damage):
                 told.append(f"stream {path.name!r}: {stream.found}")
         self._keep()
@@ -109,35 +112,46 @@ class Node:
         """Write what has to be written, and leave the directory."""
         if self._retention is not None:
             self._retention.cancel()
-        persistent = list(self._persistent())
-        for stream in persistent:
+        for stream in self._persistent():
             stream.end()
         await self.loop.run_in_executor(None, self.committer.close)
-        for stream in persistent:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for stream in self._persistent():
             stream.close()
         if self._lock is not None:
             self._lock.release()
 
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do this beside all else; the node does not end before it has."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+        return task
+
+    def _spawned(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever wants to hear of it has heard
+
     def _start(self, name: str, settings: StreamSettings) -> Stream:
-        stream: Stream
         if settings.kind == "ephemeral":
-            stream = Ephemeral(name)
-        else:
-            where = f"streams/{name}"
-            stream = Persistent(
-                name, settings, self._disk, where, self.committer, self.loop, self._graves
-            )
-        self.streams[name] = stream
-        return stream
+            return Ephemeral(name)
+        where = f"streams/{name}"
+        return Persistent(
+            name, settings, self._disk, where, self.committer, self.loop, self._graves
+        )
 
     def _persistent(self) -> Iterator[Persistent]:
         return (stream for stream in self.streams.values() if isinstance(stream, Persistent))
 
-    def _graves(self, stream: Persistent) -> Persistent:
+    async def _graves(self, stream: Persistent) -> Persistent:
         """Where the dead letters of a stream go."""
         name = stream.name + DEAD
         if name not in self.streams:
-            self._make(name, StreamSettings(id_box=DEAD_BOX))
+            async with self._changing:
+                if name not in self.streams:
+                    await self._make(name, StreamSettings(id_box=DEAD_BOX))
         graves = self.streams[name]
         if not isinstance(graves, Persistent):
             raise NoGraveError(f"{name!r} is not persistent: dead letters cannot be kept in it")
@@ -146,15 +160,12 @@ class Node:
     def _keep(self) -> None:
         """Take away what is too old, now and then."""
         self._retention = self.loop.call_later(RETENTION, self._keep)
-        limited = [stream for stream in self._persistent() if stream.settings.limited]
-        if limited:
-            self.loop.create_task(self._trim(limited))
+        self.spawn(self._retain())
 
-    async def _trim(self, streams: list[Persistent]) -> None:
-        for stream in streams:
+    async def _retain(self) -> None:
+        for stream in [one for one in self._persistent() if one.settings.limited]:
             with contextlib.suppress(RailgunError):  # it stays, and is tried again
-                await self.loop.run_in_executor(None, stream.trim)
-                stream.trimmed()
+                await stream.retain()
 
     # ------------------------------------------------------------ streams
 
@@ -167,15 +178,26 @@ class Node:
             )
         return stream
 
-    def ensure(
+    def get_persistent(self, name: str) -> Persistent:
+        """A stream by its name, which has to be persistent."""
+        stream = self.get(name)
+        if not isinstance(stream, Persistent):
+            raise NotPersistentError(f"stream {name!r} is ephemeral: it keeps nothing")
+        return stream
+
+    async def ensure(
         self, name: str, asked: dict[str, Any] | None = None, mode: Mode = "warn"
     ) -> dict[str, Any]:
         """Make a stream what it is asked to be: what was done, and what differs."""
         check_name(name)
+        async with self._changing:
+            return await self._ensure(name, asked, mode)
+
+    async def _ensure(self, name: str, asked: dict[str, Any] | None, mode: Mode) -> dict[str, Any]:
         wanted = StreamSettings.of(asked or {})
         stream = self.streams.get(name)
         if stream is None:
-            self._make(name, wanted)
+            await self._make(name, wanted)
             return {"result": "CREATED", "differs": {}}
         differs = {
             key: {"is": value, "asked": getattr(wanted, key)}
@@ -190,14 +212,47 @@ class Node:
         if mode != "overwrite":
             return {"result": "DIFFERS", "differs": differs}
         merged = StreamSettings.of(asdict(stream.settings) | (asked or {}))
-        self._write(name, merged)
+        try:
+            await self.loop.run_in_executor(None, self._write, name, merged)
+        except OSError as error:
+            raise storage_error(error, f"the stream {name!r} cannot be changed") from error
         stream.settings = merged
         return {"result": "UPDATED", "differs": differs}
 
-    def _make(self, name: str, settings: StreamSettings) -> None:
-        self._disk.make_directory(f"streams/{name}")
-        self._start(name, settings)
-        self._write(name, settings)
+    async def _make(self, name: str, settings: StreamSettings) -> None:
+        try:
+            made = await self.loop.run_in_executor(None, self._make_files, name, settings)
+        except OSError as error:
+            raise storage_error(error, f"the stream {name!r} cannot be made") from error
+        self.streams[name] = made
+
+    def _make_files(self, name: str, settings: StreamSettings) -> Stream:
+        home = f"streams/{name}"
+        if Path(self._disk.where(f"{home}/{_SETTINGS}")).exists():  # as where A and a are the same
+            raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
+        self._clear(name)  # what a delete could not take away
+        stream: Stream | None = None
+        try:
+            self._disk.make_directory(home)
+            stream = self._start(name, settings)
+            self._write(name, settings)
+        except BaseException:
+            with contextlib.suppress(OSError, RailgunError):
+                if isinstance(stream, Persistent):
+                    stream.close()
+                self._clear(name)
+            raise
+        return stream
+
+    def _clear(self, name: str) -> None:
+        """Take away the directory of a stream that is none (any more): first what makes it one."""
+        home = f"streams/{name}"
+        if not Path(self._disk.where(home)).exists():
+            return
+        self._disk.remove(f"{home}/{_SETTINGS}")
+        self._disk.sync_directory(home)
+        shutil.rmtree(self._disk.where(home))
+        self._disk.sync_directory("streams")
 
     def _write(self, name: str, settings: StreamSettings) -> None:
         home = f"streams/{name}"
@@ -210,6 +265,64 @@ class Node:
         self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
         self._disk.sync_directory(home)
 
+    async def delete(self, name: str, dead_letters: bool = False) -> dict[str, Any]:
+        """Take a stream away with all that is in it; what is deleted."""
+        async with self._changing:
+            self.get(name)
+            deleted = [name]
+            if dead_letters and name + DEAD in self.streams:
+                deleted.append(name + DEAD)
+            for one in deleted:
+                await self._delete(one)
+        return {"deleted": deleted}
+
+    async def _delete(self, name: str) -> None:
+        stream = self.streams[name]
+        home = f"streams/{name}"
+        run = self.loop.run_in_executor
+        what = f"the stream {name!r} cannot be deleted"
+        try:
+            await run(None, self._disk.remove, f"{home}/{_SETTINGS}")
+        except OSError as error:
+            raise storage_error(error, f"{what}, and is as it was") from error
+        del self.streams[name]
+        gone = NoStreamError(f"the stream {name!r} was deleted")
+        try:  # not until it is for good: else the stream could come back without its messages
+            await run(None, self._disk.sync_directory, home)
+        except OSError as error:
+            raise storage_error(error, f"{what} for good, and may come back") from error
+        finally:
+            if isinstance(stream, Persistent):
+                await stream.delete(gone)
+            else:
+                for listener in stream.exchange.members():
+                    listener.lost(gone)
+        try:
+            await run(None, self._clear, name)
+        except OSError as error:
+            raise storage_error(
+                error, f"the stream {name!r} is deleted, but not its files"
+            ) from error
+
+    async def purge(self, name: str, before: int | None = None) -> dict[str, Any]:
+        """Take messages out of a stream: all, or those before an offset."""
+        stream = self.get_persistent(name)
+        was, end = stream.log.first, stream.log.durable_end
+        if before is not None and before > end:
+            raise OffsetRangeError(f"stream {name!r} ends at {end}: {before} is beyond")
+        first = await stream.purge(before)
+        return {"first": first, "end": stream.log.durable_end, "purged": max(0, first - was)}
+
+    async def redrive(
+        self, name: str, offsets: list[int] | None = None, most: int | None = None
+    ) -> dict[str, Any]:
+        """Publish the dead letters of a stream to it again; how many."""
+        stream = self.get_persistent(name)
+        done = Redriven()
+        if name + DEAD in self.streams:
+            done = await redrive(self.get_persistent(name + DEAD), stream, offsets, most)
+        return asdict(done)
+
     def describe(self, name: str) -> dict[str, Any]:
         """What there is to know of a stream."""
         stream = self.get(name)
@@ -221,25 +334,50 @@ class Node:
                 "end": log.durable_end,
                 "bytes": log.size,
                 "last_time": log.last_time / SECOND if log.durable_end > log.first else None,
-                "trouble": str(log.failed) if log.failed else "",
-                "groups": [self.group(name, group) for group in stream.groups if group[0] != "#"],
+                "trouble": str(stream.trouble or ""),
+                "groups": self.groups(name),
                 "readers": sum(group.startswith("#") for group in stream.groups),
             }
         else:
             told["consumers"] = len(stream.exchange)
         return told
 
-    def list(self) -> list[dict[str, Any]]:
+    def every(self) -> list[dict[str, Any]]:
         """All streams, briefly."""
         return [self.describe(name) for name in sorted(self.streams)]
 
-    def group(self, name: str, group: str) -> dict[str, Any]:
-        """What a group is doing, and why it gets nothing if so."""
+    def groups(self, name: str) -> list[dict[str, Any]]:
+        """The groups of a stream."""
+        stream = self.get(name)
+        if not isinstance(stream, Persistent):
+            return []
+        return [self.group(name, group) for group in stream.groups if group[0] != "#"]
+
+    def _driver(self, name: str, group: str) -> tuple[Persistent, GroupDriver]:
         stream = self.get(name)
         driver = stream.groups.get(group) if isinstance(stream, Persistent) else None
-        if driver is None:
+        if driver is None or not isinstance(stream, Persistent) or group.startswith("#"):
             raise NoGroupError(f"stream {name!r} has no group {group!r}")
+        return stream, driver
+
+    async def reset_group(self, name: str, group: str, to: str | int) -> dict[str, Any]:
+        """Let a group begin anew: at the `start`, the `end` or an offset. Only if no member is live."""
+        stream, _ = self._driver(name, group)
+        places: dict[str | int, int | None] = {"start": stream.log.first, "end": None}
+        place = places[to] if isinstance(to, str) else to
+        return {"position": await stream.reset(group, place)}
+
+    async def delete_group(self, name: str, group: str) -> dict[str, Any]:
+        """Forget a group and its position. Only if no member is live."""
+        stream, _ = self._driver(name, group)
+        await stream.remove(group)
+        return {"deleted": group}
+
+    def group(self, name: str, group: str) -> dict[str, Any]:
+        """What a group is doing, and why it gets nothing if so."""
+        _, driver = self._driver(name, group)
         told = asdict(driver.explain())
         told |= {"name": group, "exclusive": driver.group.config.exclusive}
+        told["redelivered"] = driver.redelivered
         told["lag"] = told["end"] - told["floor"]
         return told

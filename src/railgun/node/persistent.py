@@ -7,25 +7,29 @@ Rules:
 2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
    others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
 3. Groups see what is on disk, and nothing else.
+4. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
+   is under way, tells its consumers, and takes nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
-from railgun.core.delivery import Bury, Joined
+from railgun.core.delivery import Bury, GroupBusyError, Joined
 from railgun.core.errors import RailgunError
-from railgun.node.commit import Committer, Stamp
+from railgun.node.commit import Committer, Log, Stamp
+from railgun.node.counts import Counts
 from railgun.node.disk import Disk
-from railgun.node.errors import TrimmedError
+from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.grouplog import GroupLog
 from railgun.node.groups import Consumer, GroupDriver, fold
 from railgun.node.log import LogConfig, StreamLog
@@ -33,6 +37,7 @@ from railgun.node.settings import SECOND, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
 
 EPOCH: Final = 1
+T = TypeVar("T")
 
 
 class GroupKindError(RailgunError):
@@ -80,7 +85,7 @@ class Persistent:
         directory: str,
         committer: Committer,
         loop: asyncio.AbstractEventLoop,
-        graves: Callable[[Persistent], Persistent],
+        graves: Callable[[Persistent], Awaitable[Persistent]],
         log_config: LogConfig | None = None,
     ) -> None:
         self.name = name
@@ -91,6 +96,9 @@ class Persistent:
         self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
         self._group_log, self._saved = GroupLog.open(disk, f"{directory}/groups", fold)
         self.groups: dict[str, GroupDriver] = {}
+        self.counts = Counts()
+        self._gone: RailgunError | None = None  # why it takes nothing more
+        self._burials: set[asyncio.Task[None]] = set()
         self._box: IdBox | None = None
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _Publish] = {}
@@ -118,6 +126,9 @@ class Persistent:
         self, batches: list[bytearray], done: Callable[[RailgunError | None], None]
     ) -> None:
         try:
+            if self._gone is not None:
+                raise self._gone
+            done = self.counts.timed(done)
             self._committer.submit(self.log, batches, done, Stamp(EPOCH, self.now()))
         except RailgunError as error:
             self.loop.call_soon(done, error)
@@ -133,6 +144,8 @@ class Persistent:
             answer(error)
             return
         base, end = head(batches[0]).base, head(batches[-1]).end
+        self.counts.messages += end - base
+        self.counts.bytes += sum(map(len, batches))
         answer(Stored(base, end - base, refused))
         if not self._told:
             self._told = True
@@ -211,6 +224,8 @@ class Persistent:
                     told.append((index, known, first))
                 case PoolFull():
                     told.append((index, verdict.code, 0))
+        for _, code, _ in told:
+            self.counts.refused[code] += 1
         return tuple(told)
 
     # ------------------------------------------------------------ consuming
@@ -276,6 +291,32 @@ class Persistent:
         except RailgunError as error:
             done(error)
 
+    async def reset(self, name: str, to: int | None) -> int:
+        """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
+        driver = self.groups[name]
+        self._appended()
+        driver.reset(self.log.durable_end if to is None else to)
+        done: asyncio.Future[None] = self.loop.create_future()
+        driver.safe(partial(resolve, done))
+        await done
+        return driver.group.floor
+
+    async def remove(self, name: str) -> None:
+        """Forget a group without members, for good."""
+        driver = self.groups[name]
+        if driver.consumers:
+            raise GroupBusyError(f"{len(driver.consumers)} members of {name!r} are live")
+        driver.abandon(NoGroupError(f"the group {name!r} is deleted"))
+        saved = driver.group.save()
+        del self.groups[name]
+        try:
+            await self._perform(self._group_log, partial(_remove, self._group_log, name))
+        except RailgunError:
+            if name not in self.groups:  # it is still there, as it was
+                self._saved[name] = saved
+                self._driver(name, driver.group.config.exclusive, 0, 0)
+            raise
+
     # ------------------------------------------------------------ reading
 
     def read(self, first: int, end: int, most_bytes: int) -> tuple[list[Bytes], int]:
@@ -301,7 +342,10 @@ class Persistent:
         return stored
 
     def bury(self, driver: GroupDriver, bury: Bury) -> None:
-        """Bring a message to the dead letters; its ID there sees to it that it comes once."""
+        """Bring a message to the dead letters; its ID there sees to it that it comes once.
+
+        The time is a part of that ID: if the stream is deleted and made anew, its messages are others.
+        """
         try:
             (batch,), _ = self.read(bury.offset, bury.offset + 1, 1)
         except (TrimmedError, ValueError):
@@ -320,33 +364,60 @@ class Persistent:
             "reason": bury.reason,
             "rule": bury.rule,
             "time": str(records.time),
-        }
-        key = f"{driver.name}/{bury.offset}".encode()[:255]
+        } | kept_headers(records.headers(0))
+        key = f"{bury.offset}/{records.time}/{driver.name}".encode()[:255]
         letter = build([records.payload(0)], [key], [json.dumps(told).encode()])
 
         def answer(stored: Stored | RailgunError) -> None:
             error = stored if isinstance(stored, RailgunError) else None
             if isinstance(stored, Stored) and any(c == PoolFull.code for _, c, _ in stored.refused):
                 error = NoGraveError(f"the dead letters of {self.name!r} remember no more IDs")
+            if isinstance(stored, Stored):
+                self.counts.dead += stored.count
             driver.buried(bury, error)
 
-        try:
-            graves = self._graves(self)
-        except (RailgunError, OSError) as error:
-            self.loop.call_soon(driver.buried, bury, NoGraveError(str(error)))
-            return
-        graves.publish([letter], answer)
+        async def lay() -> None:
+            try:
+                graves = await self._graves(self)
+            except (RailgunError, OSError) as error:
+                driver.buried(bury, NoGraveError(str(error)))
+            else:
+                graves.publish([letter], answer)
+
+        task = self.loop.create_task(lay())
+        self._burials.add(task)
+        task.add_done_callback(self._burials.discard)
 
     # ------------------------------------------------------------ keeping, ending
 
-    def trim(self) -> int:
-        """Take away what is too old or too much, in any thread; the first offset there is then."""
+    async def _perform(self, log: Log, work: Callable[[], T]) -> T:
+        """What the one writer of a log has to do, in its turn."""
+        done: asyncio.Future[None] = self.loop.create_future()
+        results: list[T] = []
+        self._committer.perform(log, lambda: results.append(work()), partial(resolve, done))
+        await done
+        return results[0]
+
+    async def retain(self) -> None:
+        """Take away what is too old or too much."""
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
-        return self.log.trim(age, settings.max_bytes, self.now())
+        most, now = settings.max_bytes, self.now()
+        await self._perform(self.log, lambda: self.log.retain(age, most, now))
+        self._trimmed()
 
-    def trimmed(self) -> None:
+    async def purge(self, before: int | None) -> int:
+        """Take away all before an offset (None: all there is); the first offset there is then."""
+        log = self.log
+        first = await self._perform(
+            log, lambda: log.purge(log.durable_end if before is None else before)
+        )
+        self._trimmed()
+        return first
+
+    def _trimmed(self) -> None:
         """Tell the groups what is gone."""
+        self._appended()
         first = self.log.first
         for driver in list(self.groups.values()):
             if first > driver.group.first:
@@ -357,10 +428,53 @@ class Persistent:
         for driver in list(self.groups.values()):
             driver.end()
 
+    async def delete(self, error: RailgunError) -> None:
+        """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
+        self._gone = error
+        drivers, self.groups = list(self.groups.values()), {}
+        for driver in drivers:
+            driver.abandon(error)
+        await self._perform(self.log, self.log.close)
+        await self._perform(self._group_log, self._group_log.close)
+
+    @property
+    def trouble(self) -> RailgunError | None:
+        """What is wrong with its files, if anything is."""
+        return self.log.failed or self._group_log.failed
+
     def close(self) -> None:
         """Leave the files; when the committer has done its work."""
         self.log.close()
         self._group_log.close()
+
+
+def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
+    """What a committer says, for who awaits it."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _remove(log: GroupLog[Any], name: str) -> None:
+    log.remove(name)
+    log.sync()
+
+
+def kept_headers(given: bytes) -> dict[str, str]:
+    """The headers of a message, as a header of its dead letter.
+
+    >>> kept_headers(b'{"a": "b"}'), kept_headers(b""), kept_headers(bytes([255]))
+    ({'headers': '{"a": "b"}'}, {}, {'headers_base64': '/w=='})
+    """
+    if not given:
+        return {}
+    try:
+        return {"headers": given.decode()}
+    except UnicodeDecodeError:
+        return {"headers_base64": base64.b64encode(given).decode()}
 
 
 def _chosen(batches: Sequence[Bytes], rows: Sequence[int]) -> bytearray:

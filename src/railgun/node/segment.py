@@ -29,6 +29,7 @@ from railgun.wire.records import HEADER, BatchError, Head, head
 
 CHUNK: Final = 1 << 20
 _NAME: Final = re.compile(r"([0-9]{20})\.log")
+_FLOOR: Final = re.compile(r"([0-9]{20})\.first")
 _INDEX: Final = struct.Struct("<4sIQQQqqQQ")
 _MAGIC: Final = b"RGI1"
 
@@ -50,6 +51,21 @@ def index_name(base: int) -> str:
 def base_of(name: str) -> int | None:
     """The offset in the name of a segment; None for other files."""
     found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def floor_name(first: int) -> str:
+    """The name of the empty file that says: what lies before this offset is not there any more."""
+    return f"{first:020}.first"
+
+
+def floor_of(name: str) -> int | None:
+    """The offset in such a name; None for other files.
+
+    >>> floor_of(floor_name(12)), floor_of(log_name(12))
+    (12, None)
+    """
+    found = _FLOOR.fullmatch(name)
     return int(found[1]) if found else None
 
 

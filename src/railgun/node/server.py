@@ -5,7 +5,7 @@ Rules:
 1. Whoever connects proves that they know the secret, before anything else is read (`wire.hello`).
 2. The secret is made at the first start, in a file that only its owner can read. Beside it stands where the node
    listens, so that clients on the same machine find both.
-3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start.
+3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start. So does its HTTP API.
 4. On SIGTERM or Ctrl-C it takes nothing more, answers what it has, writes what has to be written, and ends.
 """
 
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from railgun.core.errors import RailgunError
+from railgun.node.errors import PortTakenError
+from railgun.node.http import Api
 from railgun.node.node import Node
 from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
@@ -32,6 +34,7 @@ from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
 
 PORT: Final = 7171
+HTTP_PORT: Final = 7172
 DATA: Final = "railgun-data"
 ADDRESS: Final = "node.json"
 
@@ -40,12 +43,6 @@ class OpenListenError(RailgunError):
     """A node would listen where strangers can reach it, without TLS."""
 
     code: ClassVar[str] = "NO_TLS"
-
-
-class PortTakenError(RailgunError):
-    """Somebody else listens there."""
-
-    code: ClassVar[str] = "PORT_TAKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,8 @@ class ServerConfig:
     secret: bytes | None = None
     certificate: Path | None = None
     key: Path | None = None
+    http_port: int | None = None
+    """Of the HTTP API; 0: any that is free, None: there is none."""
 
     def check(self) -> None:
         """Refuse to listen openly."""
@@ -91,6 +90,7 @@ class Server:
         self.sessions: dict[Connection, Session] = {}
         self.secret = b""
         self.port = 0
+        self.http: Api | None = None
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -116,7 +116,12 @@ class Server:
                 raise PortTakenError(
                     f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
                 ) from error
+            if config.http_port is not None:
+                self.http = Api(self, config.host, config.http_port, tls)
+                await self.http.start()
         except BaseException:
+            if self._server is not None:
+                self._server.close()
             await self.node.close()
             raise
         self.port = self._server.sockets[0].getsockname()[1]
@@ -129,6 +134,8 @@ class Server:
         where: dict[str, Any] = {"host": self.config.host, "port": self.port, "pid": os.getpid()}
         if self.config.certificate is not None:
             where["certificate"] = str(self.config.certificate.resolve())
+        if self.http is not None:
+            where["http"] = self.http.url
         (self.config.data / ADDRESS).write_text(json.dumps(where), "utf-8")
 
     def _accept(self) -> Wire:
@@ -162,6 +169,8 @@ class Server:
         """End in order."""
         if self._watch is not None:
             self._watch.cancel()
+        if self.http is not None:
+            await self.http.close()
         if self._server is not None:
             self._server.close()
         for session in list(self.sessions.values()):

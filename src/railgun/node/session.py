@@ -19,13 +19,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from google.protobuf.message import Message
 
 from railgun.core.delivery import Command, Deliver, Missed, Recalled, Receipt, Stale
 from railgun.core.errors import RailgunError
 from railgun.core.topics import check_topic
+from railgun.node import admin
+from railgun.node.errors import TrimmedError
 from railgun.node.groups import GroupDriver, Told
 from railgun.node.node import Ephemeral, Node
 from railgun.node.persistent import Persistent, Stored
@@ -88,6 +90,12 @@ class Consumer:
                 deliver = self.outbox.popleft()
                 try:
                     batches, end = self.stream.read(deliver.first, deliver.end, PIECE - size)
+                except TrimmedError as error:
+                    if ranges:  # which go first
+                        self.outbox.appendleft(deliver)
+                        break
+                    self._missed(deliver, error.first)
+                    continue
                 except RailgunError as error:
                     self.session.lose(self, error)
                     return
@@ -101,7 +109,17 @@ class Consumer:
                 size += read
                 if end < deliver.end:
                     self.outbox.appendleft(replace(deliver, first=end))
-            self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
+            if ranges:
+                self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
+
+    def _missed(self, deliver: Deliver, first: int) -> None:
+        """What was to be sent is gone, up to there: the group takes it back, and says so."""
+        assert self.driver is not None
+        gone = min(first, deliver.end)
+        if gone < deliver.end:
+            self.outbox.appendleft(replace(deliver, first=gone))
+        receipt = Receipt(deliver.first, gone, deliver.delivery, deliver.epoch)
+        self.driver.nack(self.name, [receipt], 0, "", None)
 
     def tell(self, command: Command) -> None:
         """What it has to know."""
@@ -111,6 +129,10 @@ class Consumer:
             case Recalled(_, first, end):
                 self.outbox.clear()  # all of it was recalled: it lies above what came back
                 self.session.send(p.Recalled(first=first, end=end), (), self.channel)
+
+    def lost(self, error: RailgunError) -> None:
+        """There is nothing more to get."""
+        self.session.lose(self, error)
 
     def leave(self, graceful: bool) -> None:
         """It goes."""
@@ -125,6 +147,12 @@ class Listener:
         self.session = session
         self.channel = channel
         self.stream = stream
+
+    def lost(self, error: RailgunError) -> None:
+        """There is nothing more to hear."""
+        self.session.subscriptions.pop(self.channel, None)
+        self.leave(graceful=False)
+        self.session.fail(0, error, self.channel)
 
     def leave(self, graceful: bool) -> None:
         """It goes."""
@@ -190,6 +218,8 @@ class Session:
                 except FrameError:
                     raise
                 except RailgunError as error:
+                    if isinstance(frame.command, p.Publish):
+                        self.node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
                     self.fail(getattr(frame.command, "request", 0), error, frame.channel)
         except FrameError as error:
             self.fail(0, error)
@@ -263,6 +293,7 @@ class Session:
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
         if isinstance(outcome, RailgunError):
+            self.node.refused[getattr(outcome, "code", "BAD_REQUEST")] += 1
             self.fail(request, outcome)
             return
         refused = [p.Refused(index=n, code=code, offset=o) for n, code, o in outcome.refused]
@@ -369,8 +400,10 @@ class Session:
         consumer.driver = driver
 
         def begin(error: RailgunError | None) -> None:
-            if self.subscriptions.get(channel) is not consumer:
-                return  # it has gone meanwhile
+            if self.subscriptions.get(channel) is not consumer:  # it has gone meanwhile
+                gone = RequestError("NO_SUBSCRIPTION", "it ended before it began")
+                self.fail(command.request, error or gone, channel)
+                return
             if error is not None:
                 del self.subscriptions[channel]
                 consumer.leave(graceful=True)
@@ -435,19 +468,16 @@ class Session:
     # ------------------------------------------------------------ everything else
 
     def _administer(self, command: p.Admin) -> None:
-        calls: dict[str, Callable[..., Any]] = {
-            "ensure": self.node.ensure,
-            "list": self.node.list,
-            "describe": self.node.describe,
-            "group": self.node.group,
-        }
-        try:
-            arguments = json.loads(command.arguments or "{}")
-            call = calls[command.call]
-            result = call(**arguments)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RequestError("BAD_REQUEST", f"{command.call[:80]!r}: {error}") from error
-        self.send(p.Done(request=command.request, result=json.dumps(result)))
+        async def work() -> None:
+            try:
+                arguments = admin.arguments_of(command.arguments)
+                result = await admin.call(self.node, command.call, arguments)
+            except RailgunError as error:
+                self.fail(command.request, error)
+            else:
+                self.send(p.Done(request=command.request, result=json.dumps(result)))
+
+        self.node.spawn(work())
 
     def ended(self) -> None:
         """The connection is gone: so are its consumers, and what it waited for."""

@@ -1,0 +1,245 @@
+"""What a node can be asked to do with its streams: one table, for the wire, for HTTP and for its documentation.
+
+Rules:
+
+1. A call has a name, arguments with their kinds, a sentence, and a function. Clients call it by its name (`Admin`), or
+   by a method and a path of HTTP: `{name}` and `{group}` are in the path, the others in the query of GET and DELETE, or
+   in the JSON object that is sent.
+2. Arguments are checked before the function is called: what is missing, unknown or of another kind is `BAD_REQUEST`,
+   and named. So what goes wrong inside of a function is never taken for a bad request.
+3. What a disk says is `NO_SPACE` or `STORAGE`. What nobody has thought of is `INTERNAL`, and logged; the session goes
+   on.
+4. No call holds up the node: what waits for a disk is awaited.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+from railgun.core.errors import RailgunError
+from railgun.node.errors import storage_error
+from railgun.node.node import Node
+
+_LOG: Final = logging.getLogger(__name__)
+_MOST: Final = 1 << 62  # beyond every offset
+
+
+class BadRequestError(RailgunError):
+    """A call that makes no sense: there is none of that name, or not with these arguments."""
+
+    code: ClassVar[str] = "BAD_REQUEST"
+
+
+class InternalError(RailgunError):
+    """An error of Railgun."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+# ---------------------------------------------------------------- kinds of arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an argument may be: in words, for a program (JSON Schema), and as it stands in a query."""
+
+    words: str
+    schema: Mapping[str, Any]
+    fits: Callable[[Any], bool]
+    typed: Callable[[str], Any] = str
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _typed_whole(text: str) -> Any:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text
+
+
+def _one_of(*choices: str) -> Kind:
+    words = " or ".join(map(repr, choices))
+    return Kind(words, {"type": "string", "enum": list(choices)}, lambda v: v in choices)
+
+
+_INTEGER: Final = {"type": "integer", "minimum": 0}
+TEXT: Final = Kind("text", {"type": "string"}, lambda value: isinstance(value, str))
+WHOLE: Final = Kind("a whole number from 0 on", _INTEGER, _whole, _typed_whole)
+FLAG: Final = Kind(
+    "true or false",
+    {"type": "boolean"},
+    lambda value: isinstance(value, bool),
+    lambda text: {"true": True, "false": False}.get(text, text),
+)
+OBJECT: Final = Kind("an object", {"type": "object"}, lambda value: isinstance(value, dict))
+OFFSETS: Final = Kind(
+    "a list of offsets",
+    {"type": "array", "items": _INTEGER},
+    lambda value: isinstance(value, list) and all(map(_whole, value)),
+)
+PLACE: Final = Kind(
+    "'start', 'end' or an offset",
+    {"oneOf": [{"type": "string", "enum": ["start", "end"]}, _INTEGER]},
+    lambda value: _whole(value) or (isinstance(value, str) and value in ("start", "end")),
+    _typed_whole,
+)
+MODE: Final = _one_of("warn", "overwrite", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument. An optional one may be left out, or be null."""
+
+    name: str
+    kind: Kind
+    what: str
+    optional: bool = True
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One thing a node can be asked for."""
+
+    name: str
+    what: str
+    method: Literal["GET", "PUT", "POST", "DELETE"]
+    path: str
+    arguments: tuple[Argument, ...]
+    function: Callable[..., Awaitable[Any]]
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, if they are what they are to be."""
+        known = {argument.name: argument for argument in self.arguments}
+        for name in given:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise BadRequestError(
+                    f"{self.name} has no argument {name[:80]!r}; there are {there}"
+                )
+        found: dict[str, Any] = {}
+        for name, argument in known.items():
+            value = given.get(name)
+            if value is None and argument.optional:
+                continue
+            if value is None:
+                raise BadRequestError(f"{self.name} needs the argument {name!r}: {argument.what}")
+            if not argument.kind.fits(value):
+                raise BadRequestError(f"{name} is {argument.kind.words}, not {repr(value)[:80]}")
+            found[name] = value
+        return found
+
+
+async def _list(node: Node) -> Any:
+    return node.every()
+
+
+async def _describe(node: Node, name: str) -> Any:
+    return node.describe(name)
+
+
+async def _groups(node: Node, name: str) -> Any:
+    return node.groups(name)
+
+
+async def _group(node: Node, name: str, group: str) -> Any:
+    return node.group(name, group)
+
+
+_NAME: Final = Argument("name", TEXT, "The stream.", optional=False)
+_GROUP: Final = Argument("group", TEXT, "The group.", optional=False)
+_STREAM: Final = "/streams/{name}"
+_OF_GROUP: Final = _STREAM + "/groups/{group}"
+
+_TABLE: Final = (
+    Call("list", "All streams, with their groups.", "GET", "/streams", (), _list),
+    Call(
+        "ensure", "Make a stream what it is asked to be, or tell how it differs.", "PUT", _STREAM,
+        (
+            _NAME,
+            Argument("asked", OBJECT, "Its settings; those that are not given are as they are, or usual."),
+            Argument("mode", MODE, "What to do with one that differs: tell, change it, or refuse."),
+        ),
+        Node.ensure,
+    ),
+    Call("describe", "What there is to know of a stream.", "GET", _STREAM, (_NAME,), _describe),
+    Call(
+        "delete", "Delete a stream with all that is in it; its consumers are told.", "DELETE", _STREAM,
+        (_NAME, Argument("dead_letters", FLAG, "Its dead letters, too.")),
+        Node.delete,
+    ),
+    Call(
+        "purge", "Take messages out of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
+        (_NAME, Argument("before", WHOLE, "Only those before this offset.")),
+        Node.purge,
+    ),
+    Call(
+        "redrive", "Publish the dead letters of a stream to it again, each once.", "POST",
+        _STREAM + "/redrive",
+        (
+            _NAME,
+            Argument("offsets", OFFSETS, "Only these letters, by their offset in the dead letters."),
+            Argument("most", WHOLE, "At most so many."),
+        ),
+        Node.redrive,
+    ),
+    Call("groups", "The groups of a stream.", "GET", _STREAM + "/groups", (_NAME,), _groups),
+    Call(
+        "group", "What a group does, and why it gets nothing.", "GET", _OF_GROUP,
+        (_NAME, _GROUP), _group,
+    ),
+    Call(
+        "reset_group", "Let a group without members begin anew somewhere.", "POST",
+        _OF_GROUP + "/reset",
+        (_NAME, _GROUP, Argument("to", PLACE, "Where it begins.", optional=False)),
+        Node.reset_group,
+    ),
+    Call(
+        "delete_group", "Forget a group without members, and its position.", "DELETE", _OF_GROUP,
+        (_NAME, _GROUP), Node.delete_group,
+    ),
+)  # fmt: skip
+CALLS: Final[Mapping[str, Call]] = {call.name: call for call in _TABLE}
+
+
+# ---------------------------------------------------------------- calling
+
+
+def arguments_of(text: str | bytes) -> dict[str, Any]:
+    """The arguments of a call, as they travel: a JSON object, or nothing.
+
+    >>> arguments_of('{"name": "orders"}'), arguments_of("")
+    ({'name': 'orders'}, {})
+    """
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the arguments are not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadRequestError("the arguments are to be a JSON object")
+    return found
+
+
+async def call(node: Node, name: str, given: Mapping[str, Any]) -> Any:
+    """Do what was asked for; what is told of it. Every error is a `RailgunError` with a code."""
+    asked = CALLS.get(name)
+    if asked is None:
+        raise BadRequestError(f"there is no call {name[:80]!r}; there are {', '.join(CALLS)}")
+    arguments = asked.checked(given)
+    try:
+        return await asked.function(node, **arguments)
+    except RailgunError:
+        raise
+    except OSError as error:
+        raise storage_error(error, f"{name} has failed") from error
+    except Exception as error:
+        _LOG.exception("the call %s has failed in a way nobody has thought of", name)
+        raise InternalError(
+            f"{name} has failed: {type(error).__name__}: {error}. This is an error of Railgun."
+        ) from error

@@ -1,0 +1,180 @@
+"""The HTTP API of a node: the admin calls, figures and health, on a port of its own.
+
+    GET /streams   and all other calls of `node.admin`      GET /health         200, or 503 with the reasons
+    GET /metrics   figures for Prometheus                   GET /openapi.json   all of this, for programs
+
+Rules:
+
+1. Whoever has not the node's secret (`Authorization: Bearer`, and its hexadecimal digits) gets 401, and nothing but
+   `/health` and `/openapi.json`. With a certificate it speaks TLS, as the node does.
+2. What a client gets wrong is answered with 4xx and `{"error": {"code", "message"}}`; the codes are those of the wire.
+   Nothing a client sends ends the node: what nobody has thought of is answered with 500.
+3. The answer to a call is what the wire tells, as JSON, and comes when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from railgun.core.errors import RailgunError
+from railgun.node import admin, openapi
+from railgun.node.errors import PortTakenError
+from railgun.node.metrics import prometheus
+from railgun.node.persistent import Persistent
+from railgun.wire.commands import VERSION
+
+if TYPE_CHECKING:
+    from railgun.node.server import Server
+
+LARGEST: Final = 256 << 10  # bytes of a request
+OPEN: Final = ("/health", "/openapi.json")
+STATUS: Final = {
+    "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,
+    "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500,
+    "ID_POOL_FULL": 503, "CLOSED": 503, "INTERNAL": 500,
+}  # fmt: skip
+"""By code; what is not named here is a bad request."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Api:
+    """Serves one node, in its event loop."""
+
+    def __init__(self, server: Server, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self.host, self.port = host, port
+        self._server, self._tls = server, tls
+        self._token = server.secret.hex().encode()
+        self._document = openapi.document(str(VERSION))
+        app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
+        for call in admin.CALLS.values():
+            app.router.add_route(call.method, call.path, partial(self._call, call))
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/openapi.json", self._openapi)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=1.0
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self._tls else ''}://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise PortTakenError(
+                f"the HTTP API cannot listen on {self.host}:{self.port}: {error.strerror or error}. Give it "
+                "another port (--http-port; 0: any, none: no HTTP)"
+            ) from error
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Answer what was asked, and end."""
+        await self._runner.cleanup()
+
+    # ------------------------------------------------------------ around all requests
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.path not in OPEN and not self._knows_secret(request):
+                told = "this needs the node's secret: Authorization: Bearer, and its hexadecimal digits"
+                return _refusal(401, "UNAUTHORIZED", told)
+            return await handler(request)
+        except RailgunError as error:
+            code = str(getattr(error, "code", "BAD_REQUEST"))
+            return _refusal(STATUS.get(code, 400), code, str(error))
+        except web.HTTPException as error:
+            return _refusal(error.status, *_in_words(error, request))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _LOG.exception("a request has failed in a way nobody has thought of")
+            return _refusal(500, "INTERNAL", f"{type(error).__name__}: {error}")
+
+    def _knows_secret(self, request: web.Request) -> bool:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        given = token.strip().lower().encode(errors="replace")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token)
+
+    # ------------------------------------------------------------ answers
+
+    async def _call(self, call: admin.Call, request: web.Request) -> web.Response:
+        given: dict[str, Any] = dict(request.match_info)
+        in_query = call.method in ("GET", "DELETE")
+        more = _query(call, request) if in_query else admin.arguments_of(await request.read())
+        twice = given.keys() & more.keys()
+        if twice:
+            raise admin.BadRequestError(f"{min(twice)} is in the path already")
+        node = self._server.node
+        done = node.spawn(admin.call(node, call.name, given | more))
+        return _answer(await asyncio.shield(done))  # what was begun is not left half done
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = prometheus(self._server.node, len(self._server.sessions))
+        return web.Response(
+            body=text.encode(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _health(self, request: web.Request) -> web.Response:
+        streams = self._server.node.streams
+        reasons = {
+            name: str(stream.trouble)
+            for name, stream in sorted(streams.items())
+            if isinstance(stream, Persistent) and stream.trouble
+        }
+        return _answer({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return _answer(self._document)
+
+
+def _query(call: admin.Call, request: web.Request) -> dict[str, Any]:
+    kinds = {argument.name: argument.kind for argument in call.arguments}
+    found: dict[str, Any] = {}
+    for name, text in request.query.items():
+        if name in found:
+            raise admin.BadRequestError(f"{name[:80]} is given twice")
+        found[name] = kinds[name].typed(text) if name in kinds else text
+    return found
+
+
+def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]:
+    match error.status:
+        case 404:
+            return "NOT_FOUND", f"there is nothing at {request.path[:200]}"
+        case 405:
+            return "BAD_METHOD", f"{request.path[:200]} does not answer to {request.method}"
+        case 413:
+            return "TOO_LARGE", f"a request has at most {LARGEST} bytes"
+    return "BAD_REQUEST", error.reason
+
+
+def _answer(data: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        text=json.dumps(data) + "\n", status=status, content_type="application/json"
+    )
+
+
+def _refusal(status: int, code: str, message: str) -> web.Response:
+    made = _answer({"error": {"code": code, "message": message}}, status)
+    if status == 401:
+        made.headers["WWW-Authenticate"] = "Bearer"
+    return made
