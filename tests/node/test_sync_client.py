@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pytest
+from tests.node.served import DEADLINE, served
 
 from railgun.client import payloads
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.node.server import Server, ServerConfig
-
-DEADLINE = 10.0
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[SyncClient]:
-    started, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def main() -> None:
-        server = Server(ServerConfig(tmp_path, port=0))
-        await server.start()
-        started.set()
-        await stop.wait()
-        await server.stop()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert started.wait(DEADLINE)
-    with connect_sync(data=tmp_path, timeout=DEADLINE) as made:
+    with served(tmp_path), connect_sync(data=tmp_path, timeout=DEADLINE) as made:
         yield made
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
 
 
 def test_publish_and_consume(client: SyncClient) -> None:
@@ -143,10 +124,11 @@ def test_closed_twice_and_used_after_that(client: SyncClient) -> None:
         client.publish("orders", "x")
 
 
-def test_no_node(tmp_path: Path) -> None:
+def test_no_node() -> None:
+    before = set(threading.enumerate())
     with pytest.raises(NoNodeError):
-        connect_sync(data=tmp_path)
-    assert not [one for one in threading.enumerate() if one.name == "railgun-client"]
+        connect_sync("127.0.0.1:1", secret="00", timeout=0.2)
+    assert not [one for one in set(threading.enumerate()) - before if one.name == "railgun-client"]
 
 
 def test_payloads_of_all_kinds(client: SyncClient) -> None:

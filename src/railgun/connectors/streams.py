@@ -53,6 +53,7 @@ from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
 
 if TYPE_CHECKING:
+    from railgun.client.subscription import Subscription
     from railgun.client.sync import SyncClient, SyncSubscription
     from railgun.wire.records import Records
 
@@ -322,18 +323,40 @@ class _Feed:
         self._work = asyncio.run_coroutine_threadsafe(self._run(stream, position), client.loop)
 
     async def _run(self, stream: str, position: int | None) -> None:
-        start: int | Literal["start"] = "start" if position is None else position
+        while True:
+            async with await self._subscribe(stream, position) as sub:
+                try:
+                    while True:
+                        records = await sub.records()
+                        position = records.end
+                        await self._add(records)
+                except (
+                    StreamsError
+                ) as error:  # a reconnect, and what comes next was deleted meanwhile
+                    if error.code != "OFFSET_OUT_OF_RANGE":
+                        raise
+
+    async def _subscribe(self, stream: str, position: int | None) -> Subscription:
+        """From there on; or from what is left, and the reader will see what is missing."""
         client = self._client.client
-        async with await client.subscribe(stream, start=start, prefetch=PREFETCH) as sub:
-            while True:
-                records = await sub.records()
-                with self._lock:
-                    self._queue.append(records)
-                    self._queued += records.count
-                    full = self._queued >= AHEAD
-                if full:
-                    self._room.clear()
-                    await self._room.wait()
+        start: int | Literal["start"] = "start" if position is None else position
+        try:
+            return await client.subscribe(stream, start=start, prefetch=PREFETCH)
+        except StreamsError as error:
+            if error.code != "OFFSET_OUT_OF_RANGE" or position is None:
+                raise
+            if position > (await client.admin("describe", name=stream))["end"]:
+                raise
+            return await client.subscribe(stream, start="start", prefetch=PREFETCH)
+
+    async def _add(self, records: Records) -> None:
+        with self._lock:
+            self._queue.append(records)
+            self._queued += records.count
+            full = self._queued >= AHEAD
+        if full:
+            self._room.clear()
+            await self._room.wait()
 
     def take(self) -> Records | None:
         """The next batch, if there is one."""

@@ -1,0 +1,59 @@
+"""A real node in a thread of its own, for tests without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from railgun.node.server import Server, ServerConfig
+
+DEADLINE = 10.0
+
+
+class Served:
+    """A node that can be stopped and started again on its port."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.port = 0
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start it, where it was before."""
+        started = threading.Event()
+
+        async def main() -> None:
+            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            server = Server(ServerConfig(self.data, port=self.port))
+            await server.start()
+            self.port = server.port
+            started.set()
+            await self._stop.wait()
+            await server.stop()
+
+        self._thread = threading.Thread(target=asyncio.run, args=(main(),))
+        self._thread.start()
+        assert started.wait(DEADLINE)
+
+    def stop(self) -> None:
+        """Stop it in order."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+
+
+@contextlib.contextmanager
+def served(data: Path) -> Iterator[Served]:
+    """A node within this."""
+    made = Served(data)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
