@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.controller import flows, tallies
 from tests.controller.tallies import committed, expected, kill, line_of, recovered, saved, tally
-from tests.node.served import Served, served
 
 from railgun import Flow, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.job import Job
+from railgun.testing.served import Served, served
 
 COUNT = 24_000
 

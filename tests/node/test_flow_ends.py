@@ -12,12 +12,12 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import pytest
-from tests.node.served import DEADLINE, Served, served
 
 from railgun import ConnectorError, Place, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.connectors import streams
 from railgun.flow.errors import may_pass
+from railgun.testing.served import DEADLINE, Served, served
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from tests.node.served import DEADLINE, served
 
 from railgun.client import payloads
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.sync import SyncClient, connect_sync
+from railgun.testing.served import DEADLINE, served
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ def test_the_demo_passes_and_leaves_a_picture(tmp_path: Path) -> None:
     assert values["lost"] == values["doubled"] == values["reordered"] == values["restarts"] == 0
     assert values["2 → 4, keys moved"] > 0
     assert values["4 → 1, keys moved"] > 0
+    assert values["streams: totals of all orders"] == 10_000
+    assert values["streams: customers with a wrong sum"] == 0
     assert {"name", "value", "unit", "goal", "pass"} == set(report["checks"][0])
 
     assert not [word for word in SPARK_NOISE if word in run.stderr + run.stdout]

@@ -1,4 +1,4 @@
-"""A real node in a thread of its own, for tests without an event loop."""
+"""A real node in a thread of its own, for what has no event loop: tests, and the demo."""
 
 from __future__ import annotations
 
