@@ -1,0 +1,387 @@
+"""Our client at the work of `bench streams`, in a process of its own: it prints what it measured as its last line.
+
+    python -m bench._streamer WORK --data DIR [--seconds S] [--messages N]
+
+The node works in DIR, on the same machine. What it does for the peers' sake is in `railgun.client.load`; what has no peer is
+here: bare writes beside ours, the memory of the node, and a node with many streams. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from railgun import __version__
+from railgun.client import load
+from railgun.client.client import Client, connect
+from railgun.core.delivery import Group, GroupConfig, Receipt
+from railgun.wire.records import build
+
+SIZE = 100
+BATCH, SMALL_BATCH = 1_000, 100
+LANES, SMALL_LANES = 8, 32  # publishes at once
+TASKS = 1_000
+TOGETHER = 4  # batches that share a sync in the bare loop: as many as a client has under way
+SHARES = (0.2, 0.5, 0.8)
+OPEN = 100_000  # messages published and not yet consumed, at most, in `through`
+EVERY = 0.1  # seconds between two looks at the memory of the node
+PAGE = os.sysconf("SC_PAGE_SIZE")
+Figures = dict[str, float]
+
+
+class Work:
+    """What it is asked to do, and where."""
+
+    def __init__(self, data: Path, seconds: float, messages: int) -> None:
+        self.data = data
+        self.seconds = seconds
+        self.messages = messages
+        self.payloads = load.messages(BATCH, SIZE)
+        self._told = 0.0
+
+    def progress(self, what: str, count: int, more: str = "") -> None:
+        """Tell it, once a second."""
+        if time.monotonic() > self._told + 1:
+            self._told = time.monotonic()
+            print(f"{what}: {count:,} messages{more}", file=sys.stderr, flush=True)
+
+    def node_bytes(self) -> int:
+        """The memory of the node: what is resident of it."""
+        process = json.loads((self.data / "node.json").read_text("utf-8"))["pid"]
+        return int(Path(f"/proc/{process}/statm").read_text("ascii").split()[1]) * PAGE
+
+
+# ---------------------------------------------------------------- beside peers
+
+
+async def publish(work: Work, client: Client) -> Figures:
+    """Durable publishes."""
+    await client.ensure("publish")
+    await load.publish_batches(client, "publish", work.payloads, 0.2)
+    small, one = work.payloads[:SMALL_BATCH], work.payloads[0]
+    return {
+        "batches of 1,000": (
+            await load.publish_batches(client, "publish", work.payloads, work.seconds, LANES)
+        ).rate,
+        "batches of 100": (
+            await load.publish_batches(client, "publish", small, work.seconds, SMALL_LANES)
+        ).rate,
+        "1,000 tasks": (
+            await load.publish_singly(client, "publish", one, work.seconds, TASKS)
+        ).rate,
+    }
+
+
+async def consume(work: Work, client: Client) -> Figures:
+    """Consume and ack what was published before, as groups that begin at the start."""
+    await client.ensure("consume")
+    count = 0
+    for _ in range(max(1, work.messages // (LANES * BATCH))):
+        some = [client.publish_many("consume", work.payloads) for _ in range(LANES)]
+        count += sum(map(len, await asyncio.gather(*some)))
+    await load.consume_batches(client, "consume", "warm", count, 0.2)
+    one, other = client, "consume"
+    return {
+        "batches": (await load.consume_batches(one, other, "a", count, work.seconds)).rate,
+        "singly": (await load.consume_singly(one, other, "b", count, work.seconds)).rate,
+    }
+
+
+async def pubsub(work: Work, client: Client) -> Figures:
+    """An ephemeral stream, one publisher and one subscriber, each with a connection of its own."""
+    await client.ensure("pubsub", kind="ephemeral")
+    async with await connect(data=work.data) as other:
+        await load.scatter_batches(client, other, "pubsub", work.payloads, 0.2)
+        batches = await load.scatter_batches(client, other, "pubsub", work.payloads, work.seconds)
+        singly = await load.scatter_singly(
+            client, other, "pubsub", work.payloads[0], work.seconds, TASKS
+        )
+    return {"batches of 1,000": batches.rate, "1,000 tasks": singly.rate}
+
+
+async def request(work: Work, client: Client) -> Figures:
+    """Requests, one after the other, to a responder in another process."""
+    await client.ensure("request", kind="ephemeral")
+    responder = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench._streamer", "respond", "--data", str(work.data),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert responder.stdout is not None
+        await responder.stdout.readline()  # it listens
+        await load.requests(client, "request", work.payloads[0], work.seconds / 4)
+        waits = await load.requests(client, "request", work.payloads[0], work.seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            responder.kill()
+        await responder.wait()
+    return {"p50": 1e6 * waits.at(0.5), "p99": 1e6 * waits.at(0.99)}
+
+
+async def respond(work: Work, client: Client) -> Figures:
+    """The other side of `request`, until it is killed."""
+    await load.respond(client, "request", ready=lambda: print("ready", flush=True))
+    return {}
+
+
+# ---------------------------------------------------------------- beside bare writes
+
+
+async def single(work: Work, client: Client) -> Figures:
+    """One awaited publish after the other, and one bare append and sync after the other, in turns of fifty."""
+    await client.ensure("single")
+    one = work.payloads[0]
+    same = build([one])
+    times: dict[str, list[float]] = {"awaited": [], "bare": []}
+    file = os.open(work.data / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    clock, end, warm = time.perf_counter, time.perf_counter() + work.seconds, True
+    while clock() < end or warm:
+        for _ in range(50):
+            began = clock()
+            os.writev(file, [same])
+            os.fdatasync(file)
+            times["bare"].append(clock() - began)
+        for _ in range(50):
+            began = clock()
+            await client.publish("single", one)
+            times["awaited"].append(clock() - began)
+        if warm:
+            warm = False
+            for found in times.values():
+                found.clear()
+            end = max(end, clock() + 0.1)
+    os.close(file)
+    return {name: 1e6 * statistics.median(found) for name, found in times.items()}
+
+
+async def limit(work: Work, client: Client) -> Figures:
+    """Batches of 1,000, one at a time and several at once, each beside bare appends and syncs of the same bytes."""
+    await client.ensure("limit")
+    same = build(work.payloads)
+    file = os.open(work.data / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    clock = time.perf_counter
+
+    def bare(together: int) -> float:
+        began, count, batches = clock(), 0, [same] * together
+        while clock() < began + work.seconds:
+            os.writev(file, batches)
+            os.fdatasync(file)
+            count += together * BATCH
+        return count / (clock() - began)
+
+    await load.publish_batches(client, "limit", work.payloads, 0.2)
+    figures = {
+        "bare, 1": bare(1),
+        "ours, 1": (
+            await load.publish_batches(client, "limit", work.payloads, work.seconds, 1)
+        ).rate,
+        f"bare, {TOGETHER}": bare(TOGETHER),
+        f"ours, {LANES}": (
+            await load.publish_batches(client, "limit", work.payloads, work.seconds, LANES)
+        ).rate,
+    }
+    os.close(file)
+    return figures
+
+
+# ---------------------------------------------------------------- the memory of the node
+
+
+async def through(work: Work, client: Client) -> Figures:
+    """Many messages published, consumed and acked; the memory of the node meanwhile, by quarters of the messages."""
+    await client.ensure("through")
+    published = consumed = 0
+    room = asyncio.Event()
+    quarters: list[list[int]] = [[], [], [], []]
+    began = time.perf_counter()
+
+    async def lane() -> None:
+        nonlocal published
+        while published < work.messages:
+            while published - consumed > OPEN:
+                room.clear()
+                await room.wait()
+            published += BATCH
+            await client.publish_many("through", work.payloads)
+
+    async def take() -> None:
+        nonlocal consumed
+        subscription = await client.subscribe("through", group="all", prefetch=load.PREFETCH)
+        async with subscription:
+            while consumed < work.messages:
+                batch = await subscription.batch(load.PREFETCH // 2, load.PATIENCE)
+                subscription.ack_all(batch)
+                consumed += len(batch)
+                room.set()
+            await subscription.flush()
+
+    async def look() -> None:
+        while True:
+            found = work.node_bytes()
+            quarters[min(3, 4 * consumed // work.messages)].append(found)
+            work.progress("memory", consumed, f", the node has {found / 2**20:,.0f} MiB")
+            await asyncio.sleep(EVERY)
+
+    looking = asyncio.create_task(look())
+    try:
+        await asyncio.gather(take(), *(lane() for _ in range(LANES)))
+    finally:
+        looking.cancel()
+    took = time.perf_counter() - began
+    for n, found in enumerate(quarters):  # a quarter may be over between two looks
+        found or found.append(quarters[n - 1][-1] if n else work.node_bytes())
+    peaks = [max(found) for found in quarters]
+    return {"rate": consumed / took, "second": peaks[1], "last": peaks[3], "all": max(peaks)}
+
+
+async def unacked(work: Work, client: Client) -> Figures:
+    """A group that has many messages in flight, and acks them one by one in any order: bytes each in the node."""
+    count = work.messages
+    await client.ensure("unacked")
+    await client.publish("unacked", work.payloads[0])
+    for _ in range(count // BATCH):
+        await client.publish_many("unacked", work.payloads)
+    await load.consume_batches(client, "unacked", "warm", count, prefetch=count)
+    chance = random.Random(7)
+    subscription = await client.subscribe("unacked", group="held", prefetch=count)
+    before = work.node_bytes()
+    held = []
+    while len(held) < count:
+        held += await subscription.batch(count, load.PATIENCE)
+    await subscription.flush()
+    peak = after = work.node_bytes()
+    chance.shuffle(held)
+    for n, message in enumerate(held):
+        message.ack()
+        await asyncio.sleep(0)  # in a frame of its own
+        if not n % 500:
+            await subscription.flush()
+            peak = max(peak, work.node_bytes())
+            work.progress("un-acked", n, " acked one by one")
+    await subscription.flush()
+    told = await client.admin("group", name="unacked", group="held")
+    return {
+        "delivered": (after - before) / count,
+        "peak": (peak - before) / count,
+        "left": told["lag"] - 1,
+        **{f"machine, {name}": found for name, found in machine_bytes(count).items()},
+    }
+
+
+def machine_bytes(count: int) -> Figures:
+    """The same in the machine of a group alone, by what Python has allocated; and its worst case.
+
+    In any order most acks come beside others, and what is in flight are ranges. The worst are messages that are in flight
+    each with acked ones on both sides: a range each.
+    """
+    peak = 0
+    order = list(range(count))
+    random.Random(7).shuffle(order)
+    worst = [Receipt(n, n + 1, 1, 0) for n in range(0, 2 * count, 2)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        group = _group(count)
+        for n, offset in enumerate(order):
+            group.ack("one", [Receipt(offset, offset + 1, 1, 0)], 2)
+            if not n % 500:
+                peak = max(peak, tracemalloc.get_traced_memory()[0] - before)
+        del group
+        before = tracemalloc.get_traced_memory()[0]
+        group = _group(2 * count)
+        for receipt in worst:
+            group.ack("one", [receipt], 2)
+        alone = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    return {"peak": peak / count, "worst": alone / count}
+
+
+def _group(count: int) -> Group:
+    group = Group(GroupConfig(), None, start=0, first=0, end=count)
+    group.join("one", 0)
+    group.grant("one", count, 0)
+    group.take(1)
+    return group
+
+
+# ---------------------------------------------------------------- many streams
+
+
+async def many(work: Work, client: Client) -> Figures:
+    """So many streams with a consumer each, on twenty connections: messages to each, and all consumed."""
+    names = [f"many-{n:05d}" for n in range(work.messages)]
+    each = 10
+    clock = time.perf_counter
+    began = clock()
+    for name in names:
+        await client.ensure(name)
+        work.progress("streams", int(name[5:]), " (one to come for each stream)")
+    made = clock()
+    right = 0
+
+    async def consumer(who: Client, name: str) -> None:
+        nonlocal right
+        async with await who.subscribe(name, group="all") as subscription:
+            found: list[bytes] = []
+            while len(found) < each:
+                batch = await subscription.batch(each, load.PATIENCE)
+                subscription.ack_all(batch)
+                found += [message.payload for message in batch]
+            await subscription.flush()
+            right += found == [f"{name} {n}".encode() for n in range(each)]
+
+    clients = [await connect(data=work.data) for _ in range(20)]
+    try:
+        consuming = [
+            asyncio.create_task(consumer(clients[n % 20], name)) for n, name in enumerate(names)
+        ]
+        sent = [client.publish_many(name, [f"{name} {n}" for n in range(each)]) for name in names]
+        await asyncio.gather(*sent)
+        await asyncio.gather(*consuming)
+    finally:
+        await asyncio.gather(*(one.close() for one in clients))
+    return {
+        "made": made - began,
+        "worked": clock() - made,
+        "right": right,
+        "bytes": work.node_bytes(),
+    }
+
+
+WORKS: dict[str, Callable[[Work, Client], Awaitable[Figures]]] = {
+    "publish": publish, "consume": consume, "pubsub": pubsub, "request": request, "respond": respond,
+    "single": single, "limit": limit, "through": through, "unacked": unacked, "many": many,
+}  # fmt: skip
+
+
+async def do(name: str, work: Work) -> None:
+    """Do some work, and print what it came to."""
+    async with await connect(data=work.data) as client:
+        figures = await WORKS[name](work, client)
+    print(json.dumps({"engine": f"railgun {__version__}", "figures": figures}), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read what to do, and do it."""
+    parser = argparse.ArgumentParser(prog="python -m bench._streamer")
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("--data", type=Path, required=True, help="where the node works")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
+    parser.add_argument("--messages", type=int, default=100_000, help="or streams, for many")
+    chosen = parser.parse_args(argv)
+    asyncio.run(do(chosen.work, Work(chosen.data, chosen.seconds, chosen.messages)))
+
+
+if __name__ == "__main__":
+    main()
