@@ -1,8 +1,8 @@
 """Servers of messages in processes of their own, on loopback, each in a directory of its own: ours, NATS and Redis.
 
 They run as whoever installs them gets them, which is lazy about the disk in both peers: JetStream keeps files and syncs
-them every two minutes; Redis (`appendonly yes`) appends to a file and syncs it every second (`appendfsync everysec`, its
-default). A server is ended by its process, whatever happens; on Linux also if this program is killed.
+them every two minutes; Redis (`appendonly yes`) appends to a file and syncs it every second (`appendfsync everysec`,
+its default). A server is ended by its process, whatever happens; on Linux also if this program is killed.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ async def publish_batches(
     async def lane() -> None:
         nonlocal count
         while clock() < began + seconds:
-            count += len(await client.publish_many(stream, payloads))
+            offsets = await client.publish_many(stream, payloads)
+            count += len(offsets)  # not in one line: others have counted while this one waited
             progress(count)
 
     await _all(lane() for _ in range(lanes))
@@ -222,7 +223,8 @@ async def scatter_batches(
 
     async def receive(subscription: Subscription) -> None:
         while True:
-            window.receive(len(await subscription.batch(WINDOW)))
+            batch = await subscription.batch(WINDOW)
+            window.receive(len(batch))
             progress(window.received)
 
     return await _scatter(subscriber, stream, seconds, window, lane, lanes, receive)
