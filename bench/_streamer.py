@@ -235,7 +235,8 @@ async def through(work: Work, client: Client) -> Figures:
         looking.cancel()
     took = time.perf_counter() - began
     for n, found in enumerate(quarters):  # a quarter may be over between two looks
-        found or found.append(quarters[n - 1][-1] if n else work.node_bytes())
+        if not found:
+            found.append(quarters[n - 1][-1] if n else work.node_bytes())
     peaks = [max(found) for found in quarters]
     return {"rate": consumed / took, "second": peaks[1], "last": peaks[3], "all": max(peaks)}
 
@@ -259,17 +260,19 @@ async def unacked(work: Work, client: Client) -> Figures:
         held += await subscription.batch(2 * count, load.PATIENCE)
     await subscription.flush()
     delivered = peak = work.node_bytes()
-    acked = 0
+    acked, longest = 0, 0.0
 
     async def ack(some: list[Message]) -> None:
-        nonlocal peak, acked
+        nonlocal peak, acked, longest
         random.Random(7).shuffle(some)
         for message in some:
             message.ack()
             await asyncio.sleep(0)  # in a frame of its own
             acked += 1
             if not acked % 1_000:
+                began = time.perf_counter()
                 await subscription.flush()
+                longest = max(longest, time.perf_counter() - began)
                 peak = max(peak, work.node_bytes())
                 work.progress("un-acked", acked, " acked one by one")
         await subscription.flush()
@@ -283,6 +286,7 @@ async def unacked(work: Work, client: Client) -> Figures:
         "alone": (alone - before) / count,
         "peak": (peak - before) / count,
         "left": told["lag"],
+        "wait": longest,
         **machine_bytes(min(count, TRACED)),
     }
 
