@@ -49,10 +49,10 @@ def ours(data: Path) -> Iterator[Server]:
     """A node, as `railgun serve` runs it."""
     command = [sys.executable, "-m", "railgun", "serve", "--data", str(data), "--port", "0"]
     with _running([*command, "--json"], data) as (process, began):
-        _wait(process, data, lambda: b"\n" in _words(data).read_bytes())
-        [first, *_] = _words(data).read_text("utf-8").splitlines()
-        port = json.loads(first)["listening"]["port"]
-        yield Server(process.pid, port, data, time.perf_counter() - began)
+        _wait(process, data, lambda: _listening(data) is not None)
+        took, port = time.perf_counter() - began, _listening(data)
+        assert port is not None
+        yield Server(process.pid, port, data, took)
 
 
 @contextlib.contextmanager
@@ -125,6 +125,14 @@ def _wait(process: subprocess.Popen[bytes], data: Path, ready: Callable[[], bool
             how = "did not answer" if process.returncode is None else "ended at its start"
             raise PeerError(f"a server {how}: {said}")
         time.sleep(0.005)
+
+
+def _listening(data: Path) -> int | None:
+    """The port a node says that it listens on."""
+    for line in _words(data).read_text("utf-8", "replace").splitlines(keepends=True):
+        if line.startswith('{"listening"') and line.endswith("\n"):
+            return int(json.loads(line)["listening"]["port"])
+    return None
 
 
 def _answers(port: int) -> bool:

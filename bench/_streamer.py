@@ -50,11 +50,11 @@ class Work:
         self.payloads = load.messages(BATCH, SIZE)
         self._told = 0.0
 
-    def progress(self, what: str, count: int, more: str = "") -> None:
+    def progress(self, text: str) -> None:
         """Tell it, once a second."""
         if time.monotonic() > self._told + 1:
             self._told = time.monotonic()
-            print(f"{what}: {count:,} messages{more}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     def node_bytes(self) -> int:
         """The memory of the node: what is resident of it."""
@@ -225,7 +225,7 @@ async def through(work: Work, client: Client) -> Figures:
         while True:
             found = work.node_bytes()
             quarters[min(3, 4 * consumed // work.messages)].append(found)
-            work.progress("memory", consumed, f", the node has {found / 2**20:,.0f} MiB")
+            work.progress(f"{consumed:,} messages, the node has {found / 2**20:,.0f} MiB")
             await asyncio.sleep(EVERY)
 
     looking = asyncio.create_task(look())
@@ -274,7 +274,7 @@ async def unacked(work: Work, client: Client) -> Figures:
                 await subscription.flush()
                 longest = max(longest, time.perf_counter() - began)
                 peak = max(peak, work.node_bytes())
-                work.progress("un-acked", acked, " acked one by one")
+                work.progress(f"{acked:,} of {2 * count:,} acked one by one")
         await subscription.flush()
 
     await ack(held[1::2])
@@ -330,7 +330,7 @@ async def many(work: Work, client: Client) -> Figures:
     began = clock()
     for name in names:
         await client.ensure(name)
-        work.progress("many", 0, f", {int(name[5:]) + 1:,} streams are made")
+        work.progress(f"{int(name[5:]) + 1:,} streams are made")
     made = clock()
     right = 0
 

@@ -132,7 +132,7 @@ class Bench:
         said = json.loads(line)
         figures: Figures = said["figures"]
         self.engines.add(said["engine"])
-        shown = "; ".join(f"{key}: {value:,.0f}" for key, value in figures.items())
+        shown = "; ".join(f"{key}: {brief(value)}" for key, value in figures.items())
         self.say(f"{work}, {name}: {shown}")
         return figures
 
@@ -324,13 +324,12 @@ def spread(values: Sequence[float]) -> str:
     """
     if len(values) < 2:
         return ""
-    low, high = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in extremes(values))
-    return f" ({low} to {high})"
+    return f" ({brief(min(values))} to {brief(max(values))})"
 
 
-def extremes(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the most."""
-    return min(values), max(values)
+def brief(value: float) -> str:
+    """A figure as it is told beside others."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 def sections(told: str) -> list[str]:
