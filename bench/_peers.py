@@ -7,6 +7,7 @@ that file changes. A peer is a module of `bench/peers/` that prints what it meas
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -26,6 +27,7 @@ from railgun.core.errors import RailgunError
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks" / "peers"
 ENVIRONMENTS = ROOT / ".peers"
+PARENT_DIES = 1  # PR_SET_PDEATHSIG
 PATIENCE = 240  # seconds for a peer to start, to become warm and to end
 
 
@@ -53,6 +55,12 @@ class Peer:
         return last_line(command, environment, patience)
 
 
+def end_with_parent() -> None:
+    """End this process when the one that has started it ends, however that is; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+
+
 def last_line(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -68,6 +76,7 @@ def last_line(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # what it starts can be ended with it
+        preexec_fn=end_with_parent,
     )
     said: deque[str] = deque(maxlen=10)
     told: list[str] = []

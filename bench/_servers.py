@@ -8,12 +8,10 @@ its default). A server is ended by its process, whatever happens; on Linux also 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,11 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench._peers import ENVIRONMENTS, PeerError, interpreter
+from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
 
 PATIENCE = 30.0  # seconds to start or to end
 REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")
-PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ def _running(
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent,
         )
     try:
         yield process, began
@@ -106,10 +103,6 @@ def _running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
 
 
 def _words(data: Path) -> Path:

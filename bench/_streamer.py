@@ -16,6 +16,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
@@ -115,7 +116,7 @@ async def request(work: Work, client: Client) -> Figures:
     await client.ensure("request", kind="ephemeral")
     responder = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench._streamer", "respond", "--data", str(work.data),
-        stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert responder.stdout is not None
@@ -129,8 +130,15 @@ async def request(work: Work, client: Client) -> Figures:
     return {"p50": 1e6 * waits.at(0.5), "p99": 1e6 * waits.at(0.99)}
 
 
+def end_with_requester() -> None:
+    """Whoever has started this process holds the other end of its stdin."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 async def respond(work: Work, client: Client) -> Figures:
-    """The other side of `request`, until it is killed."""
+    """The other side of `request`, until that ends."""
+    threading.Thread(target=end_with_requester, daemon=True).start()
     await load.respond(client, "request", ready=lambda: print("ready", flush=True))
     return {}
 

@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -173,7 +174,7 @@ async def request(work: Work, connection: Any) -> Figures:
     """Requests, one after the other, to a responder in another process."""
     responder = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.peers.nats_streams", "respond", "--port", str(work.port),
-        stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert responder.stdout is not None
@@ -196,8 +197,15 @@ async def request(work: Work, connection: Any) -> Figures:
 PERCENTILES = {"p50": 0.5, "p99": 0.99}
 
 
+def end_with_requester() -> None:
+    """Whoever has started this process holds the other end of its stdin."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 async def respond(work: Work, connection: Any) -> Figures:
-    """The other side of `request`, until it is killed."""
+    """The other side of `request`, until that ends."""
+    threading.Thread(target=end_with_requester, daemon=True).start()
 
     async def answer(message: Any) -> None:
         await message.respond(message.data)
