@@ -7,14 +7,19 @@ that file changes. A peer is a module of `bench/peers/` that prints what it meas
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from bench._workload import Rate
 from railgun.core.errors import RailgunError
@@ -22,6 +27,7 @@ from railgun.core.errors import RailgunError
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks" / "peers"
 ENVIRONMENTS = ROOT / ".peers"
+PARENT_DIES = 1  # PR_SET_PDEATHSIG
 PATIENCE = 240  # seconds for a peer to start, to become warm and to end
 
 
@@ -46,30 +52,68 @@ class Peer:
         command = [str(interpreter(self.lock)), "-m", f"bench.peers.{self.module}"]
         command += [*self.arguments, *more]
         environment = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # what it starts can be ended with it
-        )
-        try:
-            told, complaints = process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            raise PeerError(
-                f"{self.module} did not end in time; see what it does with: {' '.join(command)}"
-            ) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        lines = told.splitlines()
-        if process.returncode or not lines:
-            last = "\n".join(complaints.splitlines()[-10:])
-            raise PeerError(f"{self.module} ended with code {process.returncode}:\n{last}")
-        return lines[-1]
+        return last_line(command, environment, patience)
+
+
+def end_with_parent() -> None:
+    """End this process when the one that has started it ends, however that is; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+
+
+def last_line(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    patience: float = PATIENCE,
+    heard: Callable[[str], object] = lambda line: None,
+) -> str:
+    """Run a program to its end; the last line it prints. What it says on stderr is heard meanwhile."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # what it starts can be ended with it
+        preexec_fn=end_with_parent,
+    )
+    said: deque[str] = deque(maxlen=10)
+    told: list[str] = []
+
+    def listen(pipe: IO[str], hear: Callable[[str], object]) -> threading.Thread:
+        def read() -> None:
+            with pipe:
+                for line in pipe:
+                    hear(line.rstrip("\n"))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    def complaint(line: str) -> None:
+        said.append(line)
+        heard(line)
+
+    assert process.stdout is not None
+    assert process.stderr is not None
+    listening = [listen(process.stdout, told.append), listen(process.stderr, complaint)]
+    name = " ".join(command[1:4])
+    try:
+        process.wait(timeout=patience)
+    except subprocess.TimeoutExpired:
+        raise PeerError(
+            f"{name} did not end in time; see what it does with: {' '.join(command)}"
+        ) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for thread in listening:  # a grandchild that has outlived it may keep a pipe open
+            thread.join(timeout=5)
+    if process.returncode or not told:
+        raise PeerError(f"{name} ended with code {process.returncode}:\n" + "\n".join(said))
+    return told[-1]
 
 
 PEERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,10 @@ def test_without_json_the_report_is_a_table_for_people() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bench._workload", "bench.throughput", "bench._outage", "bench._recovering", "bench.recovery"],
+    [
+        *("bench._workload", "bench.throughput", "bench._outage", "bench._recovering"),
+        *("bench.recovery", "bench.streams"),
+    ],
 )
 def test_the_examples_in_the_benchmarks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
@@ -121,3 +125,111 @@ def test_a_peer_that_does_not_run_is_a_failed_check_and_the_others_go_on(
     assert [(check.name, check.passed) for check in report.checks] == [("broken", False)]
     throughput.ratio(report, best, "sound", "broken", at_least=2)
     assert (report.checks[-1].value, report.checks[-1].passed) == ("not measured", False)
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_streams_are_measured_without_peers_and_the_report_has_every_line() -> None:
+    ran = bench(
+        *("streams", "--quick", "--json", "--ours"),
+        *("--only", "publish,consume,pubsub,request,single,limit"),
+    )
+    assert ran.stdout, ran.stderr
+    report = json.loads(ran.stdout.splitlines()[-1])
+    assert ran.returncode == (0 if report["pass"] else 1)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert all(check["value"] > 0 for check in checks.values())
+    assert {name.partition(",")[0] for name in checks} == {
+        *("publish", "consume", "pubsub", "request", "single", "limit")
+    }
+    # Without peers only the bare writes are there to be compared with.
+    assert {name for name, check in checks.items() if check["goal"]} == {
+        "single, awaited / bare",
+        "limit, 8 at once / a sync for each",
+        "limit, 8 at once / a sync for 4",
+    }
+    assert not list(ROOT.glob("railgun-bench-*"))
+
+
+def test_what_streams_does_not_know_is_refused_with_what_it_knows() -> None:
+    ran = bench("streams", "--only", "publish,dreams")
+    assert ran.returncode == 2
+    assert "dreams: not among publish, consume" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("work", "count", "figures"),
+    [
+        ("through", 20_000, {"rate", "second", "last", "all"}),
+        ("unacked", 1_000, {"delivered", "alone", "peak", "machine, alone", "machine, peak"}),
+        ("many", 25, {"made", "worked", "bytes"}),
+    ],
+)
+def test_the_node_is_measured_from_a_process_of_its_own(
+    work: str, count: int, figures: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    streams = importlib.import_module("bench.streams")
+    servers = importlib.import_module("bench._servers")
+    run = streams.Bench(tmp_path, streams.QUICK, Report("streams"), Console(stderr=True))
+    with servers.ours(tmp_path / "node") as server:
+        found = run.ask(work, server, count)
+    assert figures <= set(found)
+    assert found.get("right", count) == count  # all streams have brought all
+    assert found.get("left", 0) == 0  # all is acked
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.process, 0)
+
+
+def test_a_server_ends_with_what_it_was_needed_for_also_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    servers = importlib.import_module("bench._servers")
+    found = []
+
+    def use() -> None:
+        with servers.ours(tmp_path / "node") as server:
+            found.append(server.process)
+            raise ValueError("something else")
+
+    with pytest.raises(ValueError, match="something else"):
+        use()
+    with pytest.raises(ProcessLookupError):
+        os.kill(found[0], 0)
+    peers = importlib.import_module("bench._peers")
+    (tmp_path / "secret").write_text("no secret")  # it cannot start
+    with (
+        pytest.raises(peers.PeerError, match="ended at its start"),
+        servers.ours(tmp_path),
+    ):
+        pass
+
+
+def test_a_peer_that_is_left_out_is_told_once_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    streams = importlib.import_module("bench.streams")
+    peers = importlib.import_module("bench._peers")
+    asked: list[str] = []
+
+    def turn(self: object, name: str, work: str) -> dict[str, float]:
+        asked.append(name)
+        if name == "Redis":
+            raise peers.PeerError("there is no redis-server here")
+        return {"batches of 1,000": 3e6, "batches of 100": 2e6, "1,000 tasks": 1e5 * len(asked)}
+
+    monkeypatch.setattr(streams.Bench, "turn", turn)
+    report = Report("streams")
+    run = streams.Bench(tmp_path, streams.Size(rounds=2), report, Console(stderr=True))
+    run.publish()
+    assert asked == ["Railgun", "NATS", "Redis", "Railgun", "NATS"]
+    checks = {check.name: check for check in report.checks}
+    assert len(checks) == len(report.checks)
+    assert (checks["Redis"].value, checks["Redis"].passed) == ("left out", False)
+    assert checks["publish, 1,000 tasks / Redis"].value == "not measured"
+    found = checks["publish, 1,000 tasks / NATS"]
+    assert (found.value, found.unit) == (0.08, "times (0.03 to 0.13)")
+    assert (found.goal, found.passed) == (">= 10 times", False)

@@ -45,12 +45,25 @@ def _port_or_none(told: str) -> int | str:
 def _some(told: str) -> int:
     count = number(told)
     if count < 1:
-        raise argparse.ArgumentTypeError("at least one message is expected")
+        raise argparse.ArgumentTypeError("at least one is expected")
     return count
 
 
 def _start(told: str) -> str | int:
     return told if told in ("start", "end") else number(told)
+
+
+LOADS = ("publish", "consume", "pubsub", "request")
+
+
+def _loads(told: str) -> tuple[str, ...]:
+    asked = {name.strip() for name in told.split(",")}
+    unknown = sorted(asked - set(LOADS))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))}: there are {', '.join(LOADS)}"
+        )
+    return tuple(name for name in LOADS if name in asked)
 
 
 def _later(module: str, function: str) -> Callable[..., int]:
@@ -234,3 +247,20 @@ def add_streams(commands: Any) -> None:
     made = destroys("purge", "purge_letters", "take them away", letters)
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("--before", type=number, metavar="LETTER", help="only those before it (all)")
+
+    loads = several("bench", "measure a node that runs")
+    made = command(
+        "streams", "measure", "messages and requests a second, by this client", loads, "load"
+    )
+    made.add_argument("--seconds", type=seconds, default=2.0, metavar="S", help="for each load (2)")
+    made.add_argument("--size", type=_some, default=100, metavar="BYTES", help="of a message (100)")
+    made.add_argument(
+        "--batch", type=_some, default=1000, metavar="N", help="messages published at once (1000)"
+    )
+    made.add_argument(
+        "--tasks", type=_some, default=1000, metavar="N",
+        help="that publish one message at a time (1000)",
+    )  # fmt: skip
+    made.add_argument(
+        "--only", type=_loads, default=LOADS, metavar="LOAD,...", help=f"some of {', '.join(LOADS)}"
+    )

@@ -48,7 +48,7 @@ def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) 
     """Connect, work, and tell what goes wrong as commands do."""
 
     async def connected() -> int:
-        async with await _connect(options) as client:
+        async with await connected(options) as client:
             return await work(client)
 
     try:
@@ -57,7 +57,7 @@ def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) 
         raise command_error(error) from error
 
 
-async def _connect(options: argparse.Namespace) -> Client:
+async def connected(options: argparse.Namespace) -> Client:
     secret: str | None = None
     if options.secret_file is not None:
         try:

@@ -1,0 +1,188 @@
+"""Servers of messages in processes of their own, on loopback, each in a directory of its own: ours, NATS and Redis.
+
+They run as whoever installs them gets them, which is lazy about the disk in both peers: JetStream keeps files and syncs
+them every two minutes; Redis (`appendonly yes`) appends to a file and syncs it every second (`appendfsync everysec`,
+its default). A server is ended by its process, whatever happens; on Linux also if this program is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
+
+PATIENCE = 30.0  # seconds to start or to end
+REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs."""
+
+    process: int
+    port: int
+    data: Path
+    seconds: float
+    """From its start until it answered."""
+
+
+# ---------------------------------------------------------------- which there are
+
+
+@contextlib.contextmanager
+def ours(data: Path) -> Iterator[Server]:
+    """A node, as `railgun serve` runs it."""
+    command = [sys.executable, "-m", "railgun", "serve", "--data", str(data), "--port", "0"]
+    with _running([*command, "--json"], data) as (process, began):
+        _wait(process, data, lambda: _listening(data) is not None)
+        took, port = time.perf_counter() - began, _listening(data)
+        assert port is not None
+        yield Server(process.pid, port, data, took)
+
+
+@contextlib.contextmanager
+def nats(data: Path) -> Iterator[Server]:
+    """A NATS server with JetStream."""
+    program = interpreter("nats").parent / "nats-server"
+    port = free_port()
+    command = [str(program), "--jetstream", "--store_dir", str(data), "--addr", "127.0.0.1"]
+    with _running([*command, "--port", str(port)], data) as (process, began):
+        _wait(process, data, lambda: _answers(port))
+        yield Server(process.pid, port, data, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def redis(data: Path) -> Iterator[Server]:
+    """A Redis server that appends to a file."""
+    program, environment = redis_program()
+    port = free_port()
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data)]
+    command += ["--appendonly", "yes", "--appendfsync", "everysec"]
+    with _running(command, data, environment) as (process, began):
+        _wait(process, data, lambda: _answers(port))
+        yield Server(process.pid, port, data, time.perf_counter() - began)
+
+
+# ---------------------------------------------------------------- processes
+
+
+@contextlib.contextmanager
+def _running(
+    command: Sequence[str], data: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """A process that is ended afterwards, in order if it can be."""
+    data.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with open(_words(data), "wb") as words:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            preexec_fn=end_with_parent,
+        )
+    try:
+        yield process, began
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _words(data: Path) -> Path:
+    """What a server has said: beside its directory."""
+    return data.with_suffix(".log")
+
+
+def _wait(process: subprocess.Popen[bytes], data: Path, ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not ready():
+        if process.poll() is not None or time.monotonic() > end:
+            said = "\n".join(_words(data).read_text("utf-8", "replace").splitlines()[-10:])
+            how = "did not answer" if process.returncode is None else "ended at its start"
+            raise PeerError(f"a server {how}: {said}")
+        time.sleep(0.005)
+
+
+def _listening(data: Path) -> int | None:
+    """The port a node says that it listens on."""
+    for line in _words(data).read_text("utf-8", "replace").splitlines(keepends=True):
+        if line.startswith('{"listening"') and line.endswith("\n"):
+            return int(json.loads(line)["listening"]["port"])
+    return None
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+# ---------------------------------------------------------------- where Redis comes from
+
+
+def redis_program() -> tuple[str, dict[str, str]]:
+    """The Redis server of this machine; if it has none, one that is fetched from Debian. And its environment."""
+    environment = dict(os.environ)
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found, environment
+    home = ENVIRONMENTS / "redis-server"
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    with open(ENVIRONMENTS / "redis-server.guard", "w") as guard:  # two at once: the second waits
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        program = home / "usr" / "bin" / "redis-server"
+        if not program.exists():
+            _fetch_redis(home)
+    libraries = [str(path) for path in sorted((home / "usr" / "lib").glob("*-linux-gnu*"))]
+    environment["LD_LIBRARY_PATH"] = ":".join(libraries)
+    tried = subprocess.run(
+        [program, "--version"], env=environment, capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        raise PeerError(f"the Redis server in {home} does not run: {tried.stderr.strip()}")
+    return str(program), environment
+
+
+def _fetch_redis(home: Path) -> None:
+    """Debian's packages, laid out in `home`. apt checks their signatures; nobody has to be root."""
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise PeerError("there is no redis-server here, and no apt-get to fetch one: install it")
+    print(f"bench: fetching {', '.join(REDIS_PACKAGES)} into {home} (once)", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="railgun-bench-") as directory:
+        _do(["apt-get", "download", *REDIS_PACKAGES], directory)
+        for package in sorted(Path(directory).glob("*.deb")):
+            _do(["dpkg", "-x", str(package), f"{directory}/laid-out"], directory)
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(f"{directory}/laid-out", home, symlinks=True)
+
+
+def _do(command: list[str], directory: str) -> None:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError(f"{' '.join(command)} failed: {done.stderr.strip()}; install redis-server")

@@ -1,0 +1,173 @@
+"""`railgun bench streams`: how fast a node that runs takes messages from this client, and gives them back.
+
+It works on streams of its own, with names that nobody else has. Publisher and subscriber, and who asks and who answers,
+are two connections of this one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Final
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from railgun.cli.errors import DONE
+from railgun.cli.output import Output
+from railgun.cli.streams import connected, talk
+from railgun.client import load
+from railgun.client.client import Client
+from railgun.controller.registry import Registry
+
+ENDLESS: Final = 1 << 62  # messages: the time is the limit
+
+
+def measure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Measure the loads that are asked for, one after the other."""
+
+    async def work(client: Client) -> int:
+        async with await connected(options) as other:
+            return await _Bench(client, other, options, out).run()
+
+    return talk(options, work)
+
+
+class _Bench:
+    """One run against one node."""
+
+    def __init__(
+        self, client: Client, other: Client, options: argparse.Namespace, out: Output
+    ) -> None:
+        self.client, self.other = client, other
+        self.out = out
+        self.only: tuple[str, ...] = options.only
+        self.seconds: float = options.seconds
+        self.tasks: int = options.tasks
+        self.payloads = load.messages(options.batch, options.size)
+        self.name = f"railgun-bench-{secrets.token_hex(4)}"
+        self.ephemeral = f"{self.name}.ephemeral"
+        self.table = Table("load", "how", "figure", "unit")
+        self.table.columns[2].justify = "right"
+
+    async def run(self) -> int:
+        """All of them."""
+        size, count = len(self.payloads[0]), len(self.payloads)
+        host, port = self.client.where
+        self.out.line(
+            f"{host}:{port}, messages of {size:,} bytes, {self.seconds:g} s for each load"
+        )
+        every = f"batches of {count:,}"
+        async with self._streams():
+            if "publish" in self.only:
+                await self._rate("publish", every, self._publish)
+                await self._rate("publish", f"{self.tasks:,} tasks", self._publish_singly)
+            if "consume" in self.only:
+                if "publish" not in self.only:
+                    await self._rate("publish", "what is to be consumed", self._publish)
+                await self._rate("consume", "batches, acked", self._consume)
+                await self._rate("consume", "singly, acked", self._consume_singly)
+            if "pubsub" in self.only:
+                await self._rate("pubsub", every, self._scatter)
+                await self._rate("pubsub", f"{self.tasks:,} tasks", self._scatter_singly)
+            if "request" in self.only:
+                await self._requests()
+        self.out.show(self.table)
+        return DONE
+
+    # ------------------------------------------------------------ loads
+
+    async def _publish(self, progress: load.Progress) -> load.Measured:
+        return await load.publish_batches(
+            self.client, self.name, self.payloads, self.seconds, progress=progress
+        )
+
+    async def _publish_singly(self, progress: load.Progress) -> load.Measured:
+        one = self.payloads[0]
+        return await load.publish_singly(
+            self.client, self.name, one, self.seconds, self.tasks, progress
+        )
+
+    async def _consume(self, progress: load.Progress) -> load.Measured:
+        return await load.consume_batches(
+            self.client, self.name, "batches", await self._there(), self.seconds, progress=progress
+        )
+
+    async def _consume_singly(self, progress: load.Progress) -> load.Measured:
+        return await load.consume_singly(
+            self.client, self.name, "singly", await self._there(), self.seconds, progress=progress
+        )
+
+    async def _there(self) -> int:
+        return int((await self.client.admin("describe", name=self.name))["end"])
+
+    async def _scatter(self, progress: load.Progress) -> load.Measured:
+        return await load.scatter_batches(
+            self.client, self.other, self.ephemeral, self.payloads, self.seconds, progress=progress
+        )
+
+    async def _scatter_singly(self, progress: load.Progress) -> load.Measured:
+        one = self.payloads[0]
+        return await load.scatter_singly(
+            self.client, self.other, self.ephemeral, one, self.seconds, self.tasks, progress
+        )
+
+    async def _requests(self) -> None:
+        ready = asyncio.Event()
+        responding = asyncio.create_task(load.respond(self.other, self.ephemeral, ready.set))
+        try:
+            await ready.wait()
+            with self._progress("request, one at a time") as progress:
+                waits = await load.requests(
+                    self.client, self.ephemeral, self.payloads[0], self.seconds, ENDLESS, progress
+                )
+        finally:
+            responding.cancel()
+            await asyncio.wait([responding])
+        p50, p99 = (waits.at(share) for share in (0.5, 0.99))
+        count = len(waits.seconds)
+        self.out.data(
+            measured="request", way="one at a time", requests=count, p50_seconds=p50,
+            p99_seconds=p99,
+        )  # fmt: skip
+        self.table.add_row("request", "one at a time", f"{1e6 * p50:,.0f}", "µs, p50")
+        self.table.add_row("", "", f"{1e6 * p99:,.0f}", "µs, p99")
+
+    async def _rate(
+        self, name: str, way: str, work: Callable[[load.Progress], Awaitable[load.Measured]]
+    ) -> None:
+        with self._progress(f"{name}, {way}") as progress:
+            found = await work(progress)
+        self.out.data(
+            measured=name, way=way, messages=found.messages, seconds=found.seconds,
+            messages_per_second=found.rate,
+        )  # fmt: skip
+        self.table.add_row(name, way, f"{found.rate:,.0f}", "messages/s")
+
+    @contextlib.contextmanager
+    def _progress(self, what: str) -> Iterator[load.Progress]:
+        """A line that lives, for people who look at it."""
+        shown = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+            console=self.out.console, transient=True,
+            disable=self.out.as_json or not self.out.console.is_terminal,
+        )  # fmt: skip
+        with shown:
+            task = shown.add_task(what, total=None)
+            yield lambda count: shown.update(task, description=f"{what}: {count:,}")
+
+    # ------------------------------------------------------------ its streams
+
+    @contextlib.asynccontextmanager
+    async def _streams(self) -> AsyncIterator[None]:
+        """The streams, made now and deleted afterwards."""
+        await self.client.ensure(self.name)
+        await self.client.ensure(self.ephemeral, kind="ephemeral")
+        try:
+            yield
+        finally:
+            for name in (self.name, self.ephemeral):
+                await self.client.delete(name)

@@ -1,0 +1,314 @@
+"""Loads for a node, and how fast it takes them.
+
+Both `railgun bench streams` and `./run bench streams` measure with these.
+
+Rules:
+
+1. A load works for so many seconds, and then until all it has begun is answered: what is not answered does not count,
+   and waiting for the last answers is part of the time.
+2. Messages are made beforehand: it is the client and the node that are measured.
+3. `progress` is called now and then with the number of messages so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from railgun.client.client import Client
+from railgun.client.errors import StreamsError
+from railgun.client.subscription import Subscription
+
+PREFETCH: Final = 20_000
+WINDOW: Final = 10_000  # messages of an ephemeral stream that are on their way
+PATIENCE: Final = 30.0  # seconds for the next message of a stream that has some
+LOOK: Final = 500  # messages between two looks at the clock
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a load came to.
+
+    >>> Measured(messages=3_000, seconds=1.5).rate
+    2000.0
+    """
+
+    messages: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long each of some calls took, in seconds.
+
+    >>> waits = Waits([0.004, 0.001, 0.002, 0.003])
+    >>> waits.at(0.5), waits.at(0.99)
+    (0.003, 0.004)
+    """
+
+    seconds: Sequence[float]
+
+    def at(self, share: float) -> float:
+        """The time in which this share of them was done."""
+        ordered = sorted(self.seconds)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def messages(count: int, size: int) -> list[bytes]:
+    """Different messages of one size."""
+    return [os.urandom(size) for _ in range(count)]
+
+
+def _nothing(count: int) -> None:
+    pass
+
+
+# ---------------------------------------------------------------- publishing
+
+
+async def publish_batches(
+    client: Client,
+    stream: str,
+    payloads: Sequence[bytes],
+    seconds: float,
+    lanes: int = 8,
+    progress: Progress = _nothing,
+) -> Measured:
+    """`publish_many` of these messages again and again, in so many tasks at once."""
+    clock, count = time.perf_counter, 0
+    began = clock()
+
+    async def lane() -> None:
+        nonlocal count
+        while clock() < began + seconds:
+            offsets = await client.publish_many(stream, payloads)
+            count += len(offsets)  # not in one line: others have counted while this one waited
+            progress(count)
+
+    await _all(lane() for _ in range(lanes))
+    return Measured(count, clock() - began)
+
+
+async def publish_singly(
+    client: Client,
+    stream: str,
+    payload: bytes,
+    seconds: float,
+    tasks: int = 1_000,
+    progress: Progress = _nothing,
+) -> Measured:
+    """So many tasks, each of which awaits `publish` of one message at a time."""
+    clock, count = time.perf_counter, 0
+    began = clock()
+
+    async def task() -> None:
+        nonlocal count
+        while clock() < began + seconds:
+            await client.publish(stream, payload)
+            count += 1
+            if not count % LOOK:
+                progress(count)
+
+    await _all(task() for _ in range(tasks))
+    return Measured(count, clock() - began)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it; the first that fails ends the others."""
+    async with asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(one)
+
+
+# ---------------------------------------------------------------- consuming
+
+
+async def consume_batches(
+    client: Client,
+    stream: str,
+    group: str,
+    most: int,
+    seconds: float = PATIENCE,
+    prefetch: int = PREFETCH,
+    progress: Progress = _nothing,
+) -> Measured:
+    """What there is, as a member of a group, in batches that are acked whole; until the acks are on disk."""
+    clock, count = time.perf_counter, 0
+    began = clock()
+    async with await client.subscribe(stream, group=group, prefetch=prefetch) as subscription:
+        while count < most and clock() < began + seconds:
+            batch = await subscription.batch(prefetch // 2, PATIENCE)
+            subscription.ack_all(batch)
+            count += len(batch)
+            progress(count)
+        await subscription.flush()
+        return Measured(count, clock() - began)
+
+
+async def consume_singly(
+    client: Client,
+    stream: str,
+    group: str,
+    most: int,
+    seconds: float = PATIENCE,
+    prefetch: int = PREFETCH,
+    progress: Progress = _nothing,
+) -> Measured:
+    """The same, message by message: `async for`, and `ack` of each."""
+    clock, count = time.perf_counter, 0
+    began = clock()
+    async with await client.subscribe(stream, group=group, prefetch=prefetch) as subscription:
+        async for message in subscription:
+            message.ack()
+            count += 1
+            if not count % LOOK:
+                progress(count)
+                if clock() > began + seconds:
+                    break
+            if count == most:
+                break
+        await subscription.flush()
+        return Measured(count, clock() - began)
+
+
+# ---------------------------------------------------------------- ephemeral streams
+
+
+class _Window:
+    """How many messages are on their way from publishers to the subscriber, and no more than so many."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        self._room = asyncio.Event()
+
+    async def send(self, count: int) -> None:
+        """Wait until there is room for these."""
+        while self.sent + count - self.received > WINDOW:
+            self._room.clear()
+            await self._room.wait()
+        self.sent += count
+
+    def receive(self, count: int) -> None:
+        """They have come, or are lost."""
+        self.received += count
+        self._room.set()
+
+
+async def scatter_batches(
+    publisher: Client,
+    subscriber: Client,
+    stream: str,
+    payloads: Sequence[bytes],
+    seconds: float,
+    lanes: int = 4,
+    progress: Progress = _nothing,
+) -> Measured:
+    """Messages received, which one publishes with `publish_many` and the other takes in batches."""
+    clock, window = time.perf_counter, _Window()
+
+    async def lane(until: float) -> None:
+        while clock() < until:
+            await window.send(len(payloads))
+            await publisher.publish_many(stream, payloads)
+
+    async def receive(subscription: Subscription) -> None:
+        while True:
+            batch = await subscription.batch(WINDOW)
+            window.receive(len(batch))
+            progress(window.received)
+
+    return await _scatter(subscriber, stream, seconds, window, lane, lanes, receive)
+
+
+async def scatter_singly(
+    publisher: Client,
+    subscriber: Client,
+    stream: str,
+    payload: bytes,
+    seconds: float,
+    tasks: int = 1_000,
+    progress: Progress = _nothing,
+) -> Measured:
+    """The same, message by message: tasks that await `publish`, and `async for`."""
+    clock, window = time.perf_counter, _Window()
+
+    async def task(until: float) -> None:
+        while clock() < until:
+            await window.send(1)
+            await publisher.publish(stream, payload)
+
+    async def receive(subscription: Subscription) -> None:
+        async for _ in subscription:
+            window.receive(1)
+            if not window.received % LOOK:
+                progress(window.received)
+
+    return await _scatter(subscriber, stream, seconds, window, task, tasks, receive)
+
+
+async def _scatter(
+    subscriber: Client,
+    stream: str,
+    seconds: float,
+    window: _Window,
+    send: Callable[[float], Coroutine[Any, Any, None]],
+    senders: int,
+    receive: Callable[[Subscription], Coroutine[Any, Any, None]],
+) -> Measured:
+    clock = time.perf_counter
+    async with await subscriber.subscribe(stream, prefetch=2 * WINDOW) as subscription:
+        receiving = asyncio.create_task(receive(subscription))
+        began = clock()
+        try:
+            await _all(send(began + seconds) for _ in range(senders))
+            while window.received < window.sent and clock() < began + seconds + PATIENCE:
+                await asyncio.sleep(0.0005)
+            took = clock() - began
+        finally:
+            receiving.cancel()
+        if subscription.lost or window.received != window.sent:
+            raise StreamsError(
+                "LOST", f"{window.sent - window.received:,} of {window.sent:,} did not arrive"
+            )
+        return Measured(window.received, took)
+
+
+# ---------------------------------------------------------------- requests
+
+
+async def respond(client: Client, stream: str, ready: Callable[[], object] = lambda: None) -> None:
+    """Answer every request with itself, until it is cancelled."""
+    async with await client.subscribe(stream) as subscription:
+        ready()
+        async for message in subscription:
+            await message.respond(message.payload)
+
+
+async def requests(
+    client: Client,
+    stream: str,
+    payload: bytes,
+    seconds: float,
+    most: int = 1_000_000,
+    progress: Progress = _nothing,
+) -> Waits:
+    """One request after the other; how long each took."""
+    clock, waits = time.perf_counter, list[float]()
+    end = clock() + seconds
+    while clock() < end and len(waits) < most:
+        began = clock()
+        await client.request(stream, payload)
+        waits.append(clock() - began)
+        if not len(waits) % LOOK:
+            progress(len(waits))
+    return Waits(waits)
