@@ -12,9 +12,6 @@ from railgun.connectors import (
     Items,
     Parquet,
     Print,
-    StreamMessage,
-    Streams,
-    StreamSink,
 )  # fmt: skip
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError, StepError
@@ -28,6 +25,7 @@ from railgun.state.disk import OnDisk
 if TYPE_CHECKING:
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
+    from railgun.connectors.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
 
 __all__ = [
@@ -71,14 +69,18 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-_OF_NODES = {"connect": "railgun.client.client", "connect_sync": "railgun.client.sync"}
-_OF_JOBS = ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run")
+_ELSEWHERE = {
+    "connect": "railgun.client.client",
+    "connect_sync": "railgun.client.sync",
+    **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
+    **dict.fromkeys(
+        ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run"), "railgun.job"
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
     # Only who starts flows or talks to nodes needs these: workers, which import this too, start sooner without them.
-    if name in _OF_JOBS:
-        return getattr(importlib.import_module("railgun.job"), name)
-    if name in _OF_NODES:
-        return getattr(importlib.import_module(_OF_NODES[name]), name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'railgun' has no attribute {name!r}")

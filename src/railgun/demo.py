@@ -24,7 +24,7 @@ from rich.text import Text
 
 from railgun.cli import view
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.connectors import Streams, StreamSink
+from railgun.connectors.streams import Streams, StreamSink
 from railgun.core.errors import RailgunError
 from railgun.flow.flow import Flow
 from railgun.job import Snapshots, run

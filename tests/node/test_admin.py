@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.node.running import DEADLINE, Raw, Running, die, node, nothing, process, run, take, until
@@ -167,7 +167,7 @@ def test_an_error_of_ours_is_not_taken_for_a_bad_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(node: Node) -> Any:
-        return {}["a key"]
+        raise KeyError("a key")
 
     made = admin.Call("broken", "It fails.", "GET", "/broken", (), broken)
     monkeypatch.setattr(admin, "CALLS", {**admin.CALLS, "broken": made})
@@ -725,7 +725,8 @@ def test_a_group_without_members_is_reset_for_good(tmp_path: Path) -> None:
             client = await connect(where, data=tmp_path, timeout=DEADLINE)
             await client.ensure("orders")
             await client.publish_many("orders", [b"%d" % n for n in range(10)])
-            for to, expected in (("start", 0), ("end", 10), (4, 4)):
+            cases: list[tuple[Literal["start", "end"] | int, int]] = [("start", 0), ("end", 10), (4, 4)]
+            for to, expected in cases:
                 sub = await client.subscribe("orders", group="g")
                 await refused("GROUP_BUSY", client.reset_group("orders", "g", to))
                 await refused("GROUP_BUSY", client.delete_group("orders", "g"))

@@ -212,7 +212,7 @@ def test_errors_of_ours_and_of_the_disk_have_their_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(node: Node) -> Any:
-        return {}["a key"]
+        raise KeyError("a key")
 
     async def full(node: Node) -> Any:
         raise OSError(28, "No space left on device")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from railgun.cli.errors import DONE
 from railgun.cli.output import Output
-from railgun.cli.streams import connected, talk
+from railgun.cli.streams import connect_by, talk
 from railgun.client import load
 from railgun.client.client import Client
 from railgun.controller.registry import Registry
@@ -30,7 +30,7 @@ def measure(options: argparse.Namespace, out: Output, registry: Registry) -> int
     """Measure the loads that are asked for, one after the other."""
 
     async def work(client: Client) -> int:
-        async with await connected(options) as other:
+        async with await connect_by(options) as other:
             return await _Bench(client, other, options, out).run()
 
     return talk(options, work)

@@ -48,7 +48,7 @@ def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) 
     """Connect, work, and tell what goes wrong as commands do."""
 
     async def connected() -> int:
-        async with await connected(options) as client:
+        async with await connect_by(options) as client:
             return await work(client)
 
     try:
@@ -57,7 +57,8 @@ def talk(options: argparse.Namespace, work: Callable[[Client], Awaitable[int]]) 
         raise command_error(error) from error
 
 
-async def connected(options: argparse.Namespace) -> Client:
+async def connect_by(options: argparse.Namespace) -> Client:
+    """A client of the node that the options name."""
     secret: str | None = None
     if options.secret_file is not None:
         try:

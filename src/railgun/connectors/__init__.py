@@ -1,4 +1,4 @@
-"""Sources and sinks, one file each."""
+"""Sources and sinks, one file each. `streams` is imported when it is needed: it brings a client with it."""
 
 from railgun.connectors.collect import Collect
 from railgun.connectors.directory import Directory
@@ -8,7 +8,6 @@ from railgun.connectors.generate import Generate
 from railgun.connectors.items import Items
 from railgun.connectors.parquet import Parquet
 from railgun.connectors.printing import Print
-from railgun.connectors.streams import StreamMessage, Streams, StreamSink
 
 __all__ = [
     "Collect",
@@ -20,7 +19,4 @@ __all__ = [
     "LostOutputError",
     "Parquet",
     "Print",
-    "StreamMessage",
-    "StreamSink",
-    "Streams",
 ]
