@@ -146,6 +146,10 @@ def test_a_stream_is_made_shown_and_changed(terminal: Terminal) -> None:
     assert "made-of-air" in terminal.out
     code, [told] = terminal.json("stream", "ls")
     assert {"made", "made-of-air"} <= {stream["name"] for stream in told["streams"]}
+    terminal.type("stream", "ensure", "_hidden")
+    for words, shown in (((), False), (("--all",), True)):
+        code, [told] = terminal.json("stream", "ls", *words)
+        assert ("_hidden" in [stream["name"] for stream in told["streams"]]) is shown
 
 
 # ---------------------------------------------------------------- messages

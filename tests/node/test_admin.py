@@ -725,7 +725,11 @@ def test_a_group_without_members_is_reset_for_good(tmp_path: Path) -> None:
             client = await connect(where, data=tmp_path, timeout=DEADLINE)
             await client.ensure("orders")
             await client.publish_many("orders", [b"%d" % n for n in range(10)])
-            cases: list[tuple[Literal["start", "end"] | int, int]] = [("start", 0), ("end", 10), (4, 4)]
+            cases: list[tuple[Literal["start", "end"] | int, int]] = [
+                ("start", 0),
+                ("end", 10),
+                (4, 4),
+            ]
             for to, expected in cases:
                 sub = await client.subscribe("orders", group="g")
                 await refused("GROUP_BUSY", client.reset_group("orders", "g", to))

@@ -26,7 +26,7 @@ import railgun.node.server as server_module
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
 from railgun.node.node import InUseError
-from railgun.node.server import OpenListenError, Server, ServerConfig
+from railgun.node.server import BadSecretError, OpenListenError, Server, ServerConfig
 from railgun.wire.commands import KINDS, encode
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -1051,6 +1051,17 @@ def test_who_does_not_know_the_secret_is_refused_at_once(tmp_path: Path) -> None
             raw = await Raw.dial(running, secret=b"wrong" * 7)
             assert "secret" in str(raw.error)
             assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+    run(main())
+
+
+@pytest.mark.parametrize("told", ["", "no secret", "00" * 15])
+def test_a_file_without_a_secret_is_refused(tmp_path: Path, told: str) -> None:
+    (tmp_path / "secret").write_text(told)
+
+    async def main() -> None:
+        with pytest.raises(BadSecretError, match="holds no secret"):
+            await Server(ServerConfig(tmp_path, port=0)).start()
 
     run(main())
 

@@ -160,7 +160,8 @@ def add_streams(commands: Any) -> None:
         "--mode", choices=("warn", "overwrite", "strict"), default="warn",
         help="if there is one already that differs (warn)",
     )  # fmt: skip
-    command("ls", "streams", "which streams there are", streams)
+    made = command("ls", "streams", "which streams there are", streams)
+    made.add_argument("--all", action="store_true", help="also what flows keep to themselves (_…)")
     made = command("info", "info", "what there is to know of a stream", streams)
     made.add_argument("name", metavar="NAME")
     made = destroys("rm", "remove_stream", "delete a stream with all that is in it", streams)

@@ -153,6 +153,8 @@ def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
     async def work(client: Client) -> int:
         found = await client.streams()
+        if not options.all:
+            found = [one for one in found if not one["name"].startswith("_")]
         out.data(streams=found)
         if found:
             out.show(view.streams(found))

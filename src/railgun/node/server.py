@@ -37,12 +37,19 @@ PORT: Final = 7171
 HTTP_PORT: Final = 7172
 DATA: Final = "railgun-data"
 ADDRESS: Final = "node.json"
+LEAST_SECRET: Final = 16  # bytes
 
 
 class OpenListenError(RailgunError):
     """A node would listen where strangers can reach it, without TLS."""
 
     code: ClassVar[str] = "NO_TLS"
+
+
+class BadSecretError(RailgunError):
+    """The file of the secret holds none."""
+
+    code: ClassVar[str] = "BAD_SECRET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +207,22 @@ async def serving(config: ServerConfig) -> AsyncIterator[Server]:
 def secret_of(data: Path) -> bytes:
     """The secret of a node's directory, made if there is none."""
     path = data / "secret"
-    with contextlib.suppress(FileExistsError):
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(made, "w") as file:
+    if not path.exists():
+        new = data / "secret.new"  # so that it is there wholly or not at all
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
-    return bytes.fromhex(path.read_text("ascii").strip())
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    told = path.read_text("ascii", errors="replace").strip()
+    try:
+        secret = bytes.fromhex(told)
+    except ValueError:
+        secret = b""
+    if len(secret) < LEAST_SECRET:
+        raise BadSecretError(
+            f"{path} holds no secret: {2 * LEAST_SECRET} hexadecimal digits at least. Mend it, or take it away, and "
+            "the node makes a new one."
+        )
+    return secret
