@@ -1,7 +1,7 @@
 """The client for programs without an event loop: the same calls, each of which waits for its answer.
 
 >>> from railgun.client.sync import connect_sync
->>> connect_sync("127.0.0.1:1", secret="00")
+>>> connect_sync("127.0.0.1:1", secret="00", timeout=0.1)
 Traceback (most recent call last):
 railgun.client.errors.NoNodeError: no node at 127.0.0.1:1: ...
 
