@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -44,14 +43,13 @@ from railgun.controller.metrics import prometheus
 from railgun.core.errors import KeyTypeError, RailgunError
 from railgun.core.lifecycle import LifecycleError
 from railgun.snapshots.plain import from_json
+from railgun.wire.http import Handler, HttpPort, answer, bears, figures, refusal
 
 STATUS_EVERY: Final = 0.25
 LISTENERS: Final = 64
 BEHIND: Final = 1_000  # events a listener may be behind
 SLOW: Final = 5.0  # seconds a listener may take to read what was sent
 LARGEST: Final = 64 << 10  # bytes of a request
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RequestError(RailgunError):
@@ -62,14 +60,13 @@ class RequestError(RailgunError):
         self.status, self.kind = status, kind
 
 
-class Api:
+class Api(HttpPort):
     """Serves one controller. Its coroutines run in the controller's loop."""
 
     def __init__(
         self, controller: Controller, token: str, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         self.controller = controller
-        self.host, self.port = host, port
         self.token = token
         self._listeners: set[asyncio.Queue[Event | None]] = set()
         app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
@@ -84,28 +81,17 @@ class Api:
         app.router.add_post("/snapshot", self._snapshot)
         app.router.add_post("/stop", self._stop)
         app.router.add_post("/abort", self._abort)
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=1.0
-        )
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        super().__init__(app, host, port)
 
     async def start(self) -> None:
         """Listen; raises `ListenError` if that cannot be."""
-        await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self.host, self.port).start()
+            await self.open()
         except OSError as error:
-            await self._runner.cleanup()
             raise ListenError(
                 f"the HTTP API cannot listen at {self.host}:{self.port}: {error.strerror}. "
                 "Give another port, or 0 for one that is free."
             ) from error
-        self.port = self._runner.addresses[0][1]
         self.controller.watch(self._tell)
 
     async def close(self) -> None:
@@ -113,7 +99,7 @@ class Api:
         for queue in self._listeners:
             with contextlib.suppress(asyncio.QueueFull):
                 queue.put_nowait(None)
-        await self._runner.cleanup()
+        await super().close()
 
     # ------------------------------------------------------------ around all requests
 
@@ -144,9 +130,7 @@ class Api:
             return _refusal(500, "internal", f"{type(error).__name__}: {error}")
 
     def _check_token(self, request: web.Request) -> None:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        given = token.strip().encode(errors="replace")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self.token.encode()):
+        if not bears(request, self.token.encode()):
             raise RequestError(
                 401, "unauthorized", "this needs the job's token: Authorization: Bearer …"
             )
@@ -161,11 +145,7 @@ class Api:
         return _answer({"state": state}, 503 if state == "failed" else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = prometheus(self.controller.status(), self.controller.totals)
-        return web.Response(
-            body=text.encode(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        return figures(prometheus(self.controller.status(), self.controller.totals))
 
     async def _snapshots(self, request: web.Request) -> web.Response:
         attempts = await asyncio.wrap_future(self.controller.attempts())
@@ -223,8 +203,8 @@ class Api:
     async def _snapshot(self, request: web.Request) -> web.Response:
         last_event = self.controller.last_event
         before = self.controller.snapshot()
-        answer = {"after": before, "last_event": last_event, "status": self.controller.status()}
-        return _answer(answer, 202)
+        told = {"after": before, "last_event": last_event, "status": self.controller.status()}
+        return _answer(told, 202)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self._check_not_over("aborted")
@@ -308,7 +288,7 @@ def _event(event: Event) -> bytes:
 
 
 def _sse(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {_json(data)}\n\n".encode()
+    return f"event: {kind}\ndata: {json.dumps(data, default=str)}\n\n".encode()
 
 
 def _number(request: web.Request) -> int:
@@ -348,14 +328,8 @@ def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]
 
 
 def _answer(data: Any, status: int = 200) -> web.Response:
-    return web.Response(text=_json(data) + "\n", status=status, content_type="application/json")
+    return answer(data, status, default=str)
 
 
 def _refusal(status: int, kind: str, message: str) -> web.Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    text = _json({"error": {"kind": kind, "message": message}}) + "\n"
-    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, default=str)
+    return refusal(status, kind=kind, message=message)

@@ -15,11 +15,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +28,7 @@ from railgun.node.errors import PortTakenError
 from railgun.node.metrics import prometheus
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import VERSION
+from railgun.wire.http import Handler, HttpPort, answer, bears, figures, refusal
 
 if TYPE_CHECKING:
     from railgun.node.server import Server
@@ -43,16 +41,14 @@ STATUS: Final = {
     "ID_POOL_FULL": 503, "CLOSED": 503, "INTERNAL": 500,
 }  # fmt: skip
 """By code; what is not named here is a bad request."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Api:
+class Api(HttpPort):
     """Serves one node, in its event loop."""
 
     def __init__(self, server: Server, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        self.host, self.port = host, port
-        self._server, self._tls = server, tls
+        self._server = server
         self._token = server.secret.hex().encode()
         self._document = openapi.document(str(VERSION))
         app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
@@ -61,39 +57,24 @@ class Api:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/openapi.json", self._openapi)
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=1.0
-        )
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' if self._tls else ''}://{host}:{self.port}"
+        super().__init__(app, host, port, tls)
 
     async def start(self) -> None:
-        """Listen."""
-        await self._runner.setup()
+        """Listen; raises `PortTakenError` if that cannot be."""
         try:
-            await web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls).start()
+            await self.open()
         except OSError as error:
-            await self._runner.cleanup()
             raise PortTakenError(
                 f"the HTTP API cannot listen on {self.host}:{self.port}: {error.strerror or error}. Give it "
                 "another port (--http-port; 0: any, none: no HTTP)"
             ) from error
-        self.port = self._runner.addresses[0][1]
-
-    async def close(self) -> None:
-        """Answer what was asked, and end."""
-        await self._runner.cleanup()
 
     # ------------------------------------------------------------ around all requests
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if request.path not in OPEN and not self._knows_secret(request):
+            if request.path not in OPEN and not bears(request, self._token, any_case=True):
                 told = "this needs the node's secret: Authorization: Bearer, and its hexadecimal digits"
                 return _refusal(401, "UNAUTHORIZED", told)
             return await handler(request)
@@ -108,11 +89,6 @@ class Api:
             _LOG.exception("a request has failed in a way nobody has thought of")
             return _refusal(500, "INTERNAL", f"{type(error).__name__}: {error}")
 
-    def _knows_secret(self, request: web.Request) -> bool:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        given = token.strip().lower().encode(errors="replace")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token)
-
     # ------------------------------------------------------------ answers
 
     async def _call(self, call: admin.Call, request: web.Request) -> web.Response:
@@ -124,14 +100,10 @@ class Api:
             raise admin.BadRequestError(f"{min(twice)} is in the path already")
         node = self._server.node
         done = node.spawn(admin.call(node, call.name, given | more))
-        return _answer(await asyncio.shield(done))  # what was begun is not left half done
+        return answer(await asyncio.shield(done))  # what was begun is not left half done
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = prometheus(self._server.node, len(self._server.sessions))
-        return web.Response(
-            body=text.encode(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        return figures(prometheus(self._server.node, len(self._server.sessions)))
 
     async def _health(self, request: web.Request) -> web.Response:
         streams = self._server.node.streams
@@ -140,10 +112,10 @@ class Api:
             for name, stream in sorted(streams.items())
             if isinstance(stream, Persistent) and stream.trouble
         }
-        return _answer({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        return answer({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     async def _openapi(self, request: web.Request) -> web.Response:
-        return _answer(self._document)
+        return answer(self._document)
 
 
 def _query(call: admin.Call, request: web.Request) -> dict[str, Any]:
@@ -167,14 +139,5 @@ def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]
     return "BAD_REQUEST", error.reason
 
 
-def _answer(data: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        text=json.dumps(data) + "\n", status=status, content_type="application/json"
-    )
-
-
 def _refusal(status: int, code: str, message: str) -> web.Response:
-    made = _answer({"error": {"code": code, "message": message}}, status)
-    if status == 401:
-        made.headers["WWW-Authenticate"] = "Bearer"
-    return made
+    return refusal(status, code=code, message=message)
