@@ -24,7 +24,7 @@ import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from railgun.snapshots.disk import check_path, disk_error
 from railgun.snapshots.lock import Lock, Owner, locked
@@ -34,24 +34,90 @@ STEPS: Final[tuple[Step, ...]] = ("write", "sync", "rename", "sync directory", "
 """Of a write, in their order; a hook is called before each of them."""
 
 Hook = Callable[[Step, str], None]
+C = TypeVar("C")
+S = TypeVar("S", bound=str)
 
 
 class Crash(BaseException):  # nothing may take it for an error and go on
     """The program is gone, at this very point."""
 
 
+def crashing_at(step: int, crash: Callable[[], None]) -> Callable[[S, str], None]:
+    """A hook by which the program is gone before the step of this number; 0 is the next one."""
+    count = itertools.count()
+
+    def hook(name: S, path: str) -> None:
+        if next(count) == step:
+            crash()
+            raise Crash(f"before {name} of {path}")
+
+    return hook
+
+
+def flipped(data: bytes | bytearray, bit: int | None, chance: random.Random) -> bytearray:
+    """The same but for one bit, a random one unless told which."""
+    made = bytearray(data)
+    at = chance.randrange(8 * len(made)) if bit is None else bit
+    made[at // 8] ^= 1 << at % 8
+    return made
+
+
+@dataclass(slots=True)
+class _Change(Generic[C]):
+    """Of a directory: these names get these contents, or none."""
+
+    directory: str
+    names: dict[str, C | None]
+
+    def apply(self, to: dict[str, C]) -> None:
+        for name, content in self.names.items():
+            if content is None:
+                to.pop(name, None)
+            else:
+                to[name] = content
+
+
+class Names(Generic[C]):
+    """Which names there are, for programs and after a power cut."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, C] = {}
+        self.durable: dict[str, C] = {}
+        self._changes: list[_Change[C]] = []
+
+    def change(self, directory: str, names: dict[str, C | None]) -> None:
+        """In a directory, these names get these contents, or none; nothing is synced by that."""
+        change = _Change(directory, names)
+        change.apply(self.seen)
+        self._changes.append(change)
+
+    def sync(self, directory: str) -> None:
+        """What is seen in this directory now, is there for good."""
+        left = []
+        for change in self._changes:
+            if change.directory == directory:
+                change.apply(self.durable)
+            else:
+                left.append(change)
+        self._changes = left
+
+    def settle(self, chance: random.Random) -> None:
+        """The power is gone: each change that was not synced has come about, or has not."""
+        for change in self._changes:
+            if chance.random() < 0.5:
+                change.apply(self.durable)
+        self._changes = []
+        self.seen = dict(self.durable)
+
+    def put(self, path: str, content: C) -> None:
+        """Behind the back of all programs."""
+        self.seen[path] = self.durable[path] = content
+
+
 @dataclass(eq=False, slots=True)
 class _Content:
     data: bytes
     synced: bool = False
-
-
-@dataclass(slots=True)
-class _Change:
-    """Of a directory: these names get these contents, or none."""
-
-    directory: str
-    names: dict[str, _Content | None]
 
 
 class SimulatedDisk:
@@ -72,9 +138,7 @@ class SimulatedDisk:
         """The names of all files that were written, in order."""
         self._without = without
         self._chance = random.Random(seed)
-        self._seen: dict[str, _Content] = {}
-        self._durable: dict[str, _Content] = {}
-        self._changes: list[_Change] = []
+        self._names: Names[_Content] = Names()
         self._owners: dict[str, _SimulatedLock] = {}
         self._numbers = itertools.count()
 
@@ -92,11 +156,11 @@ class SimulatedDisk:
         self._refuse("write", path, len(data))
         self._step("write", path)
         content = _Content(bytes(data))
-        self._change(directory, {temporary: content})
+        self._names.change(directory, {temporary: content})
         self._step("sync", path)
         content.synced = "sync" not in self._without
         self._step("rename", path)
-        self._change(directory, {path: content, temporary: None})
+        self._names.change(directory, {path: content, temporary: None})
         self._step("sync directory", path)
         if "sync directory" not in self._without:
             self.sync(directory)
@@ -106,39 +170,33 @@ class SimulatedDisk:
     def read(self, path: str) -> bytes:
         """The file."""
         check_path(path)
-        if path not in self._seen:
+        if path not in self._names.seen:
             raise disk_error("read", self.where(path), _os_error(errno.ENOENT))
-        return self._seen[path].data
+        return self._names.seen[path].data
 
     def list(self, path: str) -> list[str]:
         """The names of all files below a directory."""
         start = f"{check_path(path)}/" if path else ""
-        names = [name[len(start) :] for name in self._seen if name.startswith(start)]
+        names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
         return sorted(n for n in names if not any(p.startswith(".") for p in n.split("/")))
 
     def delete(self, path: str) -> None:
         """Take a file away; nothing is synced by that."""
         check_path(path)
-        if path not in self._seen:
+        if path not in self._names.seen:
             return
         if self.read_only:
             raise disk_error("delete", self.where(path), _os_error(errno.EROFS))
         self._step("delete", path)
-        self._change(path.rpartition("/")[0], {path: None})
+        self._names.change(path.rpartition("/")[0], {path: None})
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file."""
-        return check_path(path) in self._seen
+        return check_path(path) in self._names.seen
 
     def sync(self, path: str) -> None:
         """What is seen in this directory now, is there for good."""
-        left = []
-        for change in self._changes:
-            if change.directory == path:
-                _apply(change, self._durable)
-            else:
-                left.append(change)
-        self._changes = left
+        self._names.sync(path)
 
     def lock(self, path: str) -> Lock:
         """A lock, which is gone with `crash` as those of a system are."""
@@ -157,14 +215,7 @@ class SimulatedDisk:
 
     def crash_at(self, step: int) -> None:
         """Let the program be gone before the step of this number, counted from now on; 0 is the next one."""
-        count = itertools.count()
-
-        def hook(name: Step, path: str) -> None:
-            if next(count) == step:
-                self.crash()
-                raise Crash(f"before {name} of {path}")
-
-        self.hook = hook
+        self.hook = crashing_at(step, self.crash)
 
     def crash(self) -> None:
         """All programs are gone, and their locks with them; the disk stays as it is."""
@@ -174,15 +225,11 @@ class SimulatedDisk:
     def lose_power(self) -> None:
         """All programs are gone, and what was not synced is lost, torn or there, as it happens."""
         self.crash()
-        for change in self._changes:
-            if self._chance.random() < 0.5:
-                _apply(change, self._durable)
-        self._changes = []
-        for content in self._durable.values():
+        self._names.settle(self._chance)
+        for content in self._names.durable.values():
             if not content.synced:
                 content.data = self._torn(content.data)
                 content.synced = True
-        self._seen = dict(self._durable)
 
     def _torn(self, data: bytes) -> bytes:
         kept = self._chance.randrange(len(data) + 1)
@@ -190,22 +237,19 @@ class SimulatedDisk:
 
     def flip(self, path: str, bit: int | None = None) -> None:
         """Turn one bit of a file, a random one unless told which."""
-        data = bytearray(self._seen[path].data)
-        at = self._chance.randrange(8 * len(data)) if bit is None else bit
-        data[at // 8] ^= 1 << at % 8
-        self.replace(path, bytes(data))
+        self.replace(path, bytes(flipped(self._names.seen[path].data, bit, self._chance)))
 
     def truncate(self, path: str, size: int) -> None:
         """Cut a file off."""
-        self.replace(path, self._seen[path].data[:size])
+        self.replace(path, self._names.seen[path].data[:size])
 
     def replace(self, path: str, data: bytes) -> None:
         """Put other content into a file, behind the back of all programs."""
-        self._seen[path] = self._durable[path] = _Content(data, synced=True)
+        self._names.put(path, _Content(data, synced=True))
 
     def leftovers(self) -> int:
         """How many temporary files there are."""
-        return sum(name.endswith(".tmp") for name in self._seen)
+        return sum(name.endswith(".tmp") for name in self._names.seen)
 
     # ------------------------------------------------------------ inside
 
@@ -213,15 +257,10 @@ class SimulatedDisk:
         if self.hook is not None:
             self.hook(step, path)
 
-    def _change(self, directory: str, names: dict[str, _Content | None]) -> None:
-        change = _Change(directory, names)
-        _apply(change, self._seen)
-        self._changes.append(change)
-
     def _refuse(self, verb: str, path: str, size: int) -> None:
         if self.read_only:
             raise disk_error(verb, self.where(path), _os_error(errno.EROFS))
-        used = sum(len(content.data) for content in self._seen.values())
+        used = sum(len(content.data) for content in self._names.seen.values())
         if self.full or (self.room is not None and used + size > self.room):
             raise disk_error(verb, self.where(path), _os_error(errno.ENOSPC))
 
@@ -237,14 +276,6 @@ class _SimulatedLock:
     def release(self) -> None:
         if self.held():
             del self._owners[self._path]
-
-
-def _apply(change: _Change, names: dict[str, _Content]) -> None:
-    for name, content in change.names.items():
-        if content is None:
-            names.pop(name, None)
-        else:
-            names[name] = content
 
 
 def _os_error(number: int) -> OSError:

@@ -34,7 +34,7 @@ class Disk(SimulatedDisk):
         self._alive()
         self.changes += 1
         once = "/manifests/" in path or "/data/" in path
-        if once and path in self._seen:
+        if once and path in self._names.seen:
             raise Violation("numbers", f"{path} is written a second time")
         super().write(path, data)
 
@@ -57,7 +57,7 @@ class Disk(SimulatedDisk):
 
     def look(self, path: str) -> bytes:
         """The file, for who judges."""
-        return self._seen[path].data
+        return self._names.seen[path].data
 
 
 class Drawer(TwoPhaseSink[Any]):

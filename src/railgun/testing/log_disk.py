@@ -22,7 +22,6 @@ b'kept'
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from railgun.node.disk import File, check_path
-from railgun.testing.disks import Crash
+from railgun.testing.disks import Names, crashing_at, flipped
 from railgun.wire.records import Bytes
 
 Step = Literal[
@@ -58,14 +57,6 @@ class _Content:
         return self.durable[:to] + bytes(max(0, to - len(self.durable)))
 
 
-@dataclass(slots=True)
-class _Change:
-    """Of a directory: these names get these contents, or none."""
-
-    directory: str
-    names: dict[str, _Content | None]
-
-
 class LogDisk:
     """A `Disk` for tests of logs."""
 
@@ -78,9 +69,7 @@ class LogDisk:
         self.syncs = 0
         """How many syncs of files there were."""
         self._chance = random.Random(seed)
-        self._seen: dict[str, _Content] = {}
-        self._durable: dict[str, _Content] = {}
-        self._changes: list[_Change] = []
+        self._names: Names[_Content] = Names()
         self._life = 0
 
     # ------------------------------------------------------------ a disk
@@ -104,50 +93,37 @@ class LogDisk:
 
     def open(self, path: str) -> File:
         """A file that is there."""
-        if check_path(path) not in self._seen:
+        if check_path(path) not in self._names.seen:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return _LogFile(self, path, self._seen[path])
+        return _LogFile(self, path, self._names.seen[path])
 
     def list(self, path: str) -> list[str]:
         """The names of the files in a directory."""
         start = f"{check_path(path)}/"
-        names = [name[len(start) :] for name in self._seen if name.startswith(start)]
+        names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
         return sorted(name for name in names if "/" not in name)
 
     def rename(self, path: str, to: str) -> None:
         """Give a file another name."""
         self.step("rename", check_path(path))
-        self._change(path, {check_path(to): self._seen[path], path: None})
+        self._change(path, {check_path(to): self._names.seen[path], path: None})
 
     def remove(self, path: str) -> None:
         """Take a file away."""
-        if check_path(path) in self._seen:
+        if check_path(path) in self._names.seen:
             self.step("remove", path)
             self._change(path, {path: None})
 
     def sync_directory(self, path: str) -> None:
         """The names in this directory are there for good."""
         self.step("sync directory", path)
-        left = []
-        for change in self._changes:
-            if change.directory == path:
-                _apply(change, self._durable)
-            else:
-                left.append(change)
-        self._changes = left
+        self._names.sync(path)
 
     # ------------------------------------------------------------ what goes wrong
 
     def crash_at(self, step: int) -> None:
         """Let the program be gone before the step of this number, counted from now on; 0 is the next one."""
-        count = itertools.count()
-
-        def hook(name: Step, path: str) -> None:
-            if next(count) == step:
-                self.crash()
-                raise Crash(f"before {name} of {path}")
-
-        self.hook = hook
+        self.hook = crashing_at(step, self.crash)
 
     def crash(self) -> None:
         """All programs are gone, and their files are closed; the disk stays as it is."""
@@ -157,15 +133,11 @@ class LogDisk:
     def lose_power(self, kinds: Sequence[Kind] = KINDS) -> None:
         """All programs are gone, and what was not synced is lost, torn or there, as it happens."""
         self.crash()
-        for change in self._changes:
-            if self._chance.random() < 0.5:
-                _apply(change, self._durable)
-        self._changes = []
-        for content in self._durable.values():
+        self._names.settle(self._chance)
+        for content in self._names.durable.values():
             if content.dirty is not None:
                 content.durable = self._torn(content, self._chance.choice(kinds))
             content.seen, content.dirty = bytearray(content.durable), None
-        self._seen = dict(self._durable)
 
     def _torn(self, content: _Content, kind: Kind) -> bytearray:
         start = content.dirty or 0
@@ -189,27 +161,23 @@ class LogDisk:
 
     def flip(self, path: str, bit: int | None = None) -> None:
         """Turn one bit of a file, a random one unless told which."""
-        data = bytearray(self._seen[path].seen)
-        at = self._chance.randrange(8 * len(data)) if bit is None else bit
-        data[at // 8] ^= 1 << at % 8
-        self.replace(path, data)
+        self.replace(path, flipped(self._names.seen[path].seen, bit, self._chance))
 
     def replace(self, path: str, data: Bytes) -> None:
         """Put other content into a file, behind the back of all programs."""
-        content = _Content(bytearray(data), bytearray(data))
-        self._seen[path] = self._durable[path] = content
+        self._names.put(path, _Content(bytearray(data), bytearray(data)))
 
     def forget(self, path: str) -> None:
         """Take a file away, behind the back of all programs."""
-        del self._seen[path], self._durable[path]
+        del self._names.seen[path], self._names.durable[path]
 
     def content(self, path: str) -> bytes:
         """What a file has."""
-        return bytes(self._seen[path].seen)
+        return bytes(self._names.seen[path].seen)
 
     def used(self) -> int:
         """How many bytes all files have."""
-        return sum(len(content.seen) for content in self._seen.values())
+        return sum(len(content.seen) for content in self._names.seen.values())
 
     # ------------------------------------------------------------ inside
 
@@ -227,9 +195,7 @@ class LogDisk:
         return self._life
 
     def _change(self, path: str, names: dict[str, _Content | None]) -> None:
-        change = _Change(path.rpartition("/")[0], names)
-        _apply(change, self._seen)
-        self._changes.append(change)
+        self._names.change(path.rpartition("/")[0], names)
 
 
 class _LogFile:
@@ -284,11 +250,3 @@ class _LogFile:
 
     def close(self) -> None:
         self._closed = True
-
-
-def _apply(change: _Change, names: dict[str, _Content]) -> None:
-    for name, content in change.names.items():
-        if content is None:
-            names.pop(name, None)
-        else:
-            names[name] = content
