@@ -864,6 +864,24 @@ def test_rs_the_server_tells_the_timeout_and_that_nobody_is_there(tmp_path: Path
     run(main())
 
 
+def test_rs_each_request_has_its_own_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client, other = await running.client(), await running.client()
+            await client.ensure("ask", kind="ephemeral")
+            await other.subscribe("ask")
+            over: list[float] = []
+
+            async def ask(timeout: float) -> None:
+                await refused("RS_TIMEOUT", client.request("ask", b"what?", timeout=timeout))
+                over.append(timeout)
+
+            await asyncio.gather(*map(ask, (0.6, 0.2, 0.4, 0.1)))
+            assert over == [0.1, 0.2, 0.4, 0.6]
+
+    run(main())
+
+
 def test_rs_ends_with_who_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
@@ -85,6 +86,7 @@ class Node:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock: FileLock | None = None
         self._retention: asyncio.TimerHandle | None = None
+        self._expiry: tuple[int, asyncio.TimerHandle] | None = None  # when, and what will look then
 
     # ------------------------------------------------------------ begin and end
 
@@ -112,6 +114,8 @@ class Node:
         """Write what has to be written, and leave the directory."""
         if self._retention is not None:
             self._retention.cancel()
+        if self._expiry is not None:
+            self._expiry[1].cancel()
         for stream in self._persistent():
             stream.end()
         await self.loop.run_in_executor(None, self.committer.close)
@@ -166,6 +170,32 @@ class Node:
         for stream in [one for one in self._persistent() if one.settings.limited]:
             with contextlib.suppress(RailgunError):  # it stays, and is tried again
                 await stream.retain()
+
+    # ------------------------------------------------------------ responses
+
+    def await_response(self, name: str, session: Any, timeout: int) -> None:
+        """A session awaits a response of this name, for so long (µs); `session.expired` is called if none comes."""
+        now = time.monotonic_ns() // 1000
+        self.responses.open(name, session, now + timeout)
+        self._look_at(now + timeout, now)
+
+    def _look_at(self, deadline: int, now: int) -> None:
+        """One timer for all: it looks when the first one's time is over."""
+        if self._expiry is not None:
+            if self._expiry[0] <= deadline:
+                return
+            self._expiry[1].cancel()
+        delay = (deadline - now) / SECOND
+        self._expiry = deadline, self.loop.call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        now = time.monotonic_ns() // 1000
+        for name, session in self.responses.expired(now):
+            session.expired(name)
+        following = self.responses.deadline()
+        if following is not None:
+            self._look_at(following, now)
 
     # ------------------------------------------------------------ streams
 

@@ -333,16 +333,13 @@ class Session:
         timeout = command.timeout or TIMEOUT
         if timeout > LONGEST_TIMEOUT:
             raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
-        now = time.time_ns() // 1000
         name = command.response
-        self.node.responses.open(name, self, now + timeout)
+        self.node.await_response(name, self, timeout)
         self._requests[name] = command.request
-        self.node.loop.call_later(timeout / SECOND, self._expired)
 
-    def _expired(self) -> None:
-        """Some responses, of this session or another, have not come in time: say so."""
-        for name, session in self.node.responses.expired(time.time_ns() // 1000):
-            session.respond(name, p.Response(code="RS_TIMEOUT"))
+    def expired(self, name: str) -> None:
+        """A response has not come in time: say so."""
+        self.respond(name, p.Response(code="RS_TIMEOUT"))
 
     def respond(self, name: str, response: p.Response, blobs: Sequence[Blob] = ()) -> None:
         """Give the answer to a request of this session."""
