@@ -21,13 +21,14 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from railgun.connectors.errors import ConnectorError
 from railgun.connectors.staging import Mode, StagedFile, StagedSink, Staging, sync_directory
 from railgun.flow.operators.operator import DeadLetter, shorten
 from railgun.flow.sink import Place, Token, TwoPhaseWriter, Writer
 
+T = TypeVar("T")
 _ENOUGH: Final = 1 << 18  # bytes that are written without waiting for more
 
 
@@ -68,6 +69,22 @@ class Files(StagedSink):
         return _Appending(encode, place.step, self.directory / name)
 
 
+def encoded(
+    encode: Callable[[Any], T], items: Sequence[Any], step: str, verb: str, where: str
+) -> list[T]:
+    """All items as they are to be written; the error for one that cannot be says which, and where to."""
+    made: list[T] = []
+    try:
+        made.extend(map(encode, items))
+    except (TypeError, ValueError, RecursionError) as error:
+        item = items[len(made)]
+        raise ConnectorError(
+            f"sink {step!r} cannot {verb} the {type(item).__name__} {shorten(item)} {where}: {error}; .map() it to "
+            "something else before the sink"
+        ) from error
+    return made
+
+
 class _Lines(TwoPhaseWriter[Any]):
     """Makes lines of items, and bytes of many lines."""
 
@@ -79,15 +96,7 @@ class _Lines(TwoPhaseWriter[Any]):
         self.size = 0
 
     def write(self, items: Sequence[Any]) -> None:
-        lines: list[str] = []
-        try:
-            lines.extend(map(self.encode, items))
-        except (TypeError, ValueError, RecursionError) as error:
-            item = items[len(lines)]
-            raise ConnectorError(
-                f"sink {self.step!r} cannot write the {type(item).__name__} {shorten(item)} to {self.path}: "
-                f"{error}; .map() it to something else before the sink"
-            ) from error
+        lines = encoded(self.encode, items, self.step, "write", f"to {self.path}")
         lines.append("")
         data = "\n".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair: \ud83d
         self.waiting.append(data)

@@ -46,7 +46,7 @@ from railgun.client.address import DATA, Address
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError
-from railgun.connectors.files import as_json
+from railgun.connectors.files import as_json, encoded
 from railgun.connectors.staging import MODES, Mode
 from railgun.flow.operators.operator import shorten
 from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
@@ -330,11 +330,9 @@ class _Feed:
                         records = await sub.records()
                         position = records.end
                         await self._add(records)
-                except (
-                    StreamsError
-                ) as error:  # a reconnect, and what comes next was deleted meanwhile
+                except StreamsError as error:
                     if error.code != "OFFSET_OUT_OF_RANGE":
-                        raise
+                        raise  # else: a reconnect, and what comes next was deleted meanwhile
 
     async def _subscribe(self, stream: str, position: int | None) -> Subscription:
         """From there on; or from what is left, and the reader will see what is missing."""
@@ -504,15 +502,7 @@ class _Encoding(TwoPhaseWriter[Any]):
         self._closed = False
 
     def write(self, items: Sequence[Any]) -> None:
-        made: list[bytes] = []
-        try:
-            made.extend(map(self._encode, items))
-        except (TypeError, ValueError, RecursionError) as error:
-            item = items[len(made)]
-            raise ConnectorError(
-                f"sink {self.place.step!r} cannot publish the {type(item).__name__} {shorten(item)} as "
-                f"{self.sink.format}: {error}; .map() it to something else before the sink"
-            ) from error
+        made = encoded(self._encode, items, self.place.step, "publish", f"as {self.sink.format}")
         self._waiting += made
         self._size += sum(map(len, made))
         if self._size >= PIECE:
