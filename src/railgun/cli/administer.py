@@ -10,9 +10,10 @@ import sys
 
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.cli.streams import DEAD, talk
+from railgun.cli.streams import talk
 from railgun.client.client import Client
 from railgun.controller.registry import Registry
+from railgun.node.settings import DEAD
 
 
 def confirm(options: argparse.Namespace, out: Output, what: str) -> None:

@@ -158,11 +158,7 @@ def _all_jobs(options: argparse.Namespace, out: Output, registry: Registry) -> i
             statuses.append(Client(entry).get("/status"))
         except CommandError as error:  # ended between two looks, or on another machine
             out.line(str(error), "yellow")
-    out.data(jobs=statuses)
-    if statuses:
-        out.show(view.jobs(statuses))
-    else:
-        out.line("no jobs are running")
+    out.listing("jobs", statuses, view.jobs, "no jobs are running")
     return DONE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -47,6 +48,16 @@ class Output:
         """A table or picture, for people only."""
         if not self.as_json:
             self.console.print(what)
+
+    def listing(
+        self, name: str, found: list[Any], view: Callable[[list[Any]], Any], nothing: str
+    ) -> None:
+        """What there is of something, for programs by this name, for people as a table or in a word."""
+        self.data(**{name: found})
+        if found:
+            self.show(view(found))
+        else:
+            self.line(nothing)
 
     def raw(self, data: bytes) -> None:
         """Bytes as they are, for people and pipes."""

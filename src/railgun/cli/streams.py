@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -26,17 +27,14 @@ from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
 from railgun.controller.registry import Registry
+from railgun.node.settings import DEAD, StreamSettings
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs
 LOOK: Final = 0.05  # seconds without a message, until a look whether it is the end
 AT_ONCE: Final = 16  # commands that answer requests
 CHUNK: Final = 1 << 18
-DEAD: Final = ".dlq"
-SETTINGS: Final = (
-    "kind", "max_age", "max_bytes", "id_box", "dead_distance", "dead_deliveries", "dead_age",
-    "duplicates",
-)  # fmt: skip
+SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSettings))
 _GONE: Final = ("NO_NODE", "CONNECTION_LOST", "DEADLINE", "CLOSED")
 _SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 
@@ -155,11 +153,7 @@ def streams(options: argparse.Namespace, out: Output, registry: Registry) -> int
         found = await client.streams()
         if not options.all:
             found = [one for one in found if not one["name"].startswith("_")]
-        out.data(streams=found)
-        if found:
-            out.show(view.streams(found))
-        else:
-            out.line("there are no streams yet")
+        out.listing("streams", found, view.streams, "there are no streams yet")
         return DONE
 
     return talk(options, work)
@@ -182,11 +176,7 @@ def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
     async def work(client: Client) -> int:
         found = await client.groups(options.stream)
-        out.data(groups=found)
-        if found:
-            out.show(view.groups(found))
-        else:
-            out.line(f"{options.stream} has no groups")
+        out.listing("groups", found, view.groups, f"{options.stream} has no groups")
         return DONE
 
     return talk(options, work)
@@ -194,23 +184,20 @@ def groups(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 def explain(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """What a group does."""
-
-    async def work(client: Client) -> int:
-        found = await client.group(options.stream, options.group)
-        out.data(group=found)
-        out.line(f"{found['code']}: {found['text']}")
-        out.show(view.group(found))
-        return DONE
-
-    return talk(options, work)
+    return _tell_group(options, out, why=True)
 
 
 def group_info(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """How far a group is."""
+    return _tell_group(options, out, why=False)
 
+
+def _tell_group(options: argparse.Namespace, out: Output, why: bool) -> int:
     async def work(client: Client) -> int:
         found = await client.group(options.stream, options.group)
         out.data(group=found)
+        if why:
+            out.line(f"{found['code']}: {found['text']}")
         out.show(view.group(found))
         return DONE
 
@@ -522,11 +509,7 @@ def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -
             {"letter": message.offset, "buried": message.time / 1e6, **message.headers}
             async for message in _letters(client, options.stream, None)
         ]
-        out.data(letters=found)
-        if found:
-            out.show(view.letters(found))
-        else:
-            out.line(f"{options.stream} has no dead letters")
+        out.listing("letters", found, view.letters, f"{options.stream} has no dead letters")
         return DONE
 
     return talk(options, work)
