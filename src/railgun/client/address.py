@@ -11,6 +11,10 @@ from typing import Final
 from railgun.client.errors import NoNodeError
 
 DATA: Final = "railgun-data"
+ADDRESS: Final = "node.json"
+"""In its directory a node says where it listens."""
+SECRET: Final = "secret"
+"""And here is what whoever connects has to know, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Address:
         certificate = None
         if where is None:
             try:
-                found = json.loads((home / "node.json").read_text("utf-8"))
+                found = json.loads((home / ADDRESS).read_text("utf-8"))
                 host, port = str(found["host"]), int(found["port"])
                 if found.get("certificate"):
                     certificate = Path(found["certificate"]).read_text("ascii")
@@ -54,7 +58,7 @@ class Address:
             port = int(told)
         if secret is None:
             try:
-                secret = (home / "secret").read_text("ascii").strip()
+                secret = (home / SECRET).read_text("ascii").strip()
             except OSError as error:
                 raise NoNodeError(f"the node's secret is not in {home}: give it") from error
         try:

@@ -18,6 +18,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from railgun.core.delivery import (
@@ -124,6 +125,12 @@ class GroupDriver:
     def safe(self, told: Told) -> None:
         """Call this when all that has happened until now is in the log."""
         self._save(told)
+
+    async def saved(self) -> None:
+        """Wait until all that has happened until now is in the log."""
+        done: asyncio.Future[None] = self.stream.loop.create_future()
+        self.safe(partial(resolve, done))
+        await done
 
     def leave(self, member: str, graceful: bool) -> None:
         """A consumer goes."""
@@ -309,6 +316,16 @@ class GroupDriver:
             told(error)
         for consumer in list(self.consumers.values()):
             consumer.lost(error)
+
+
+def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
+    """What a committer says, for who awaits it."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 # ---------------------------------------------------------------- changes as bytes

@@ -34,11 +34,9 @@ from typing import Final
 
 from railgun.node.disk import Disk, File
 from railgun.node.errors import (
-    FULL,
     BeyondEndError,
     ClosedError,
     DamagedLogError,
-    NoSpaceError,
     OrderError,
     StorageError,
     TrimmedError,
@@ -261,11 +259,8 @@ class StreamLog:
         try:
             file = self._disk.create(path)
         except OSError as error:
-            kind = NoSpaceError if error.errno in FULL else StorageError
-            raise kind(
-                f"{self._disk.where(path)} cannot be made: {error.strerror or error}. Nothing was stored; make "
-                "room or mend the disk, and publish again."
-            ) from error
+            what = f"{self._disk.where(path)} cannot be made, and nothing was stored"
+            raise storage_error(error, what) from error
         try:
             self._disk.sync_directory(self.directory)
         except OSError as error:

@@ -31,7 +31,7 @@ from railgun.node.counts import Counts
 from railgun.node.disk import Disk
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.grouplog import GroupLog
-from railgun.node.groups import Consumer, GroupDriver, fold
+from railgun.node.groups import Consumer, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
 from railgun.node.settings import SECOND, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
@@ -296,9 +296,7 @@ class Persistent:
         driver = self.groups[name]
         self._appended()
         driver.reset(self.log.durable_end if to is None else to)
-        done: asyncio.Future[None] = self.loop.create_future()
-        driver.safe(partial(resolve, done))
-        await done
+        await driver.saved()
         return driver.group.floor
 
     async def remove(self, name: str) -> None:
@@ -446,16 +444,6 @@ class Persistent:
         """Leave the files; when the committer has done its work."""
         self.log.close()
         self._group_log.close()
-
-
-def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
-    """What a committer says, for who awaits it."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
 
 
 def _remove(log: GroupLog[Any], name: str) -> None:

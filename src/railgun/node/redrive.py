@@ -19,13 +19,12 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from railgun.core.delivery import Command, Deliver, GroupBusyError, Receipt
 from railgun.core.errors import RailgunError
 from railgun.node.groups import GroupDriver
-from railgun.node.persistent import Persistent, Stored, resolve
+from railgun.node.persistent import Persistent, Stored
 from railgun.wire.records import Records, build
 
 GROUP: Final = "redrive"
@@ -90,7 +89,7 @@ async def redrive(
                 await _send(graves, stream, driver, deliver, first, room, done)
     finally:
         graves.leave(driver, _MEMBER, graceful=True)
-    await _safe(driver)
+    await driver.saved()
     done.left = driver.explain().ready
     return done
 
@@ -187,10 +186,3 @@ async def _publish(stream: Persistent, batch: bytearray) -> Stored:
 
     stream.publish([batch], answer)
     return await answered
-
-
-async def _safe(driver: GroupDriver) -> None:
-    """The position is on disk."""
-    done: asyncio.Future[None] = driver.stream.loop.create_future()
-    driver.safe(partial(resolve, done))
-    await done

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from railgun.client.address import ADDRESS, DATA, SECRET
 from railgun.core.errors import RailgunError
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
@@ -35,8 +36,6 @@ from railgun.wire.hello import HelloError
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
-DATA: Final = "railgun-data"
-ADDRESS: Final = "node.json"
 LEAST_SECRET: Final = 16  # bytes
 
 
@@ -206,9 +205,9 @@ async def serving(config: ServerConfig) -> AsyncIterator[Server]:
 
 def secret_of(data: Path) -> bytes:
     """The secret of a node's directory, made if there is none."""
-    path = data / "secret"
+    path = data / SECRET
     if not path.exists():
-        new = data / "secret.new"  # so that it is there wholly or not at all
+        new = data / f"{SECRET}.new"  # so that it is there wholly or not at all
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
