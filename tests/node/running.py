@@ -35,13 +35,13 @@ asyncio.run(main())
 """
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, None], deadline: float = 3 * DEADLINE) -> None:
     """Run this, with a deadline; nothing may go wrong behind its back."""
     troubles: list[dict[str, Any]] = []
 
     async def bounded() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: troubles.append(told))
-        async with asyncio.timeout(3 * DEADLINE):
+        async with asyncio.timeout(deadline):
             await main
 
     asyncio.run(bounded())

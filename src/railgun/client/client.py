@@ -58,12 +58,15 @@ class _Batch:
     """Messages of one stream that wait to be sent, or to be answered."""
 
     __slots__ = (
-        "again", "deadline", "futures", "headers", "ids", "payloads", "size", "stream", "together", "topic",
+        "again", "deadline", "futures", "headers", "ids", "payloads", "safe", "size", "stream",
+        "together", "topic",
     )  # fmt: skip
 
-    def __init__(self, stream: str, topic: str) -> None:
+    def __init__(self, stream: str, topic: str, safe: bool) -> None:
         self.stream = stream
         self.topic = topic
+        self.safe = safe
+        """Whether it can be sent twice without harm: all of its messages have IDs, or all together one."""
         self.payloads: list[bytes] = []
         self.ids: list[bytes | None] = []  # of all messages, or none if none has one
         self.headers: list[bytes | None] = []
@@ -98,10 +101,9 @@ class _Batch:
         """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
         return code == "OK" or (self.again and code == "DUPLICATE_ID")
 
-    @property
-    def safe(self) -> bool:
-        """Whether it can be sent twice without harm."""
-        return self.together or (bool(self.ids) and all(self.ids))
+    def takes(self, safe: bool) -> bool:
+        """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
+        return self.size < ENOUGH and not self.together and self.safe == safe
 
 
 class Client:
@@ -236,6 +238,8 @@ class Client:
     def _disconnected(self) -> None:
         self._open.clear()
         self._connection = self._outbox = None
+        for subscription in self._subscriptions.values():
+            subscription.disconnected()
         told = StreamsError("CONNECTION_LOST", self._last_error)
         for number, batch in list(self._under_way.items()):
             if not batch.safe or self._closing:  # the others will be sent again
@@ -441,8 +445,9 @@ class Client:
     ) -> asyncio.Future[Any]:
         key = (stream, topic)
         line = self._line(key)
-        if not line or line[-1].size >= ENOUGH or line[-1].together:
-            line.append(_Batch(stream, topic))
+        safe = ids is not None and all(ids)
+        if not line or not line[-1].takes(safe):
+            line.append(_Batch(stream, topic, safe))
         batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
         batch.add(payloads, ids, headers)
@@ -455,7 +460,7 @@ class Client:
         self, stream: str, payloads: list[bytes], id: bytes, deadline: float
     ) -> asyncio.Future[Any]:
         line = self._line((stream, ""))
-        batch = _Batch(stream, "")
+        batch = _Batch(stream, "", safe=True)
         batch.together = True
         batch.add(payloads, [id, *[None] * (len(payloads) - 1)], None)
         future: asyncio.Future[Any] = self.loop.create_future()
@@ -601,12 +606,16 @@ class Client:
             self._subscriptions[made.channel] = made  # not before: a reconnect would make it too
             self.send(made.request(number), (), made.channel)
 
-        try:
-            await self.ask(send, timeout)
-        except BaseException:
-            self._subscriptions.pop(made.channel, None)
-            raise
-        return made
+        deadline = self._deadline(timeout)
+        while True:
+            try:
+                await self.ask(send, deadline - self.loop.time())
+                return made
+            except BaseException as error:
+                self._subscriptions.pop(made.channel, None)
+                lost = isinstance(error, StreamsError) and error.code == "CONNECTION_LOST"
+                if not lost or self._closing:
+                    raise  # if it is lost: nothing has come of it, and it is asked for again
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription; its messages go to others."""

@@ -3,7 +3,7 @@
 Rules:
 
 1. Acks of one turn of the event loop travel together, as ranges. `ack` and `nack` never wait; `await flush()` waits
-   until the node has them on disk.
+   until the node has them on disk. If the connection was lost meanwhile, nobody knows: it raises `CONNECTION_LOST`.
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
    behind the last message it gave, or where it began.
@@ -73,6 +73,9 @@ class Subscription:
         self._arrived = asyncio.Event()
         self._acks: list[Ack] = []
         self._flushing = False
+        self._live = False  # whether the node knows of it
+        self._unconfirmed = False  # whether acks were said that no flush has confirmed
+        self._doubtful = False  # whether some of them may have been lost
         self._error: Exception | None = None
         self._next = -1  # the offset behind the last message that was given
         self._recalled = -1  # messages of this epoch and before will come again
@@ -113,10 +116,17 @@ class Subscription:
         self._life += 1
         self.persistent = answer.persistent
         self._messages.clear()
-        self._acks.clear()
+        self._live = True
         self._given = 0
         self._recalled = -1
         self._pending = []
+
+    def disconnected(self) -> None:
+        """The connection is lost: so may be what was said and not confirmed."""
+        self._live = False
+        self._acks.clear()
+        self._doubtful |= self._unconfirmed
+        self._unconfirmed = False
 
     def delivered(self, command: p.Deliver, blob: bytearray) -> None:
         """Messages have come."""
@@ -251,7 +261,11 @@ class Subscription:
         self._said(_acks(messages))
 
     def _said(self, acks: list[Ack]) -> None:
+        if not self._live:
+            self._doubtful = True
+            return
         self._acks += acks
+        self._unconfirmed = True
         if not self._flushing:
             self._flushing = True
             self.client.loop.call_soon(self._flush)
@@ -259,11 +273,15 @@ class Subscription:
     def nack(self, message: Message, delay: float, reason: str) -> None:
         """It is to come again."""
         self._check()
+        if not self._live:
+            self._doubtful = True
+            return
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
         told = p.Nack(ranges=ranges, epoch=message.epoch, delay=int(delay * 1e6), reason=reason)
         if self._acks:
             self._flush()  # those that were said before count before
         self.client.send(told, (), self.channel)
+        self._unconfirmed = True
         if self._asked[0]:
             self._recalled = max(self._recalled, message.epoch)
             self._messages.drop_until(self._recalled)
@@ -286,14 +304,24 @@ class Subscription:
             by_epoch.setdefault(epoch, []).append((first, end, delivery))
         if not by_epoch and request:
             by_epoch[0] = []
-        for epoch, some in by_epoch.items():
-            self.client.send(
-                p.Ack(request=request, ranges=_ranges(some), epoch=epoch), (), self.channel
-            )
+        for left, (epoch, some) in zip(range(len(by_epoch))[::-1], by_epoch.items(), strict=True):
+            told = p.Ack(request=0 if left else request, ranges=_ranges(some), epoch=epoch)
+            self.client.send(told, (), self.channel)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the node has all acks on disk."""
-        await self.client.ask(self._flush, timeout)
+
+        def send(number: int) -> None:
+            self._unconfirmed = False
+            self._flush(number)
+
+        await self.client.ask(send, timeout)
+        if self._doubtful:
+            self._doubtful = False
+            raise StreamsError(
+                "CONNECTION_LOST",
+                "acks that were said before may be lost: their messages come again",
+            )
 
     async def close(self) -> None:
         """No more; what was not acked goes to others, and does not count as delivered."""

@@ -19,12 +19,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from railgun.node.errors import StorageError
+from railgun.snapshots.lock import FileLock, Lock
 from railgun.wire.records import Bytes
 
 _MOST_PIECES: Final = 1024  # of one writev; what every system takes
@@ -76,6 +78,18 @@ class Disk(Protocol):
 
     def list(self, path: str) -> list[str]:
         """The names of the files in a directory, in order; none if there is no directory."""
+        ...
+
+    def directories(self, path: str) -> Sequence[str]:
+        """The names of the directories in a directory, in order."""
+        ...
+
+    def clear(self, path: str) -> None:
+        """Take away a directory with all that is in it."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """A lock that one program has at a time; `LockedError` if another has it."""
         ...
 
     def rename(self, path: str, to: str) -> None:
@@ -145,6 +159,20 @@ class NodeDisk:
                 return sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return []
+
+    def directories(self, path: str) -> Sequence[str]:
+        """The names of the directories in a directory."""
+        with os.scandir(self._at(path)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def clear(self, path: str) -> None:
+        """Take away a directory with all that is in it."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._at(path))
+
+    def lock(self, path: str) -> Lock:
+        """A lock that is gone with this process."""
+        return FileLock(self._at(path))
 
     def rename(self, path: str, to: str) -> None:
         """Give a file another name."""

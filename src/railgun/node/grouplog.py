@@ -12,13 +12,15 @@ Rules:
 4. When it has grown to twice what the states alone took, and at least `rewrite_bytes`, it is written anew: the states
    of all groups into another file, synced, renamed over this one, and the directory synced. A crash leaves the one or
    the other; both have the same states.
-5. A full disk or a failed sync: as in `railgun.node.tail`. A rewrite that finds no room is put off.
-6. One writer at a time.
+5. A damaged one can be begun anew from the states before the damage (`anew`); what is damaged is kept beside it.
+6. A full disk or a failed sync: as in `railgun.node.tail`. A rewrite that cannot be written is put off.
+7. One writer at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from railgun.node.disk import Disk, File
 from railgun.node.errors import (
-    FULL,
     ClosedError,
     DamagedLogError,
     StorageError,
@@ -111,6 +112,35 @@ class GroupLog(Generic[S]):
             return log, log._recover()
         except OSError as error:
             raise storage_error(error, f"{log._what()} cannot be opened") from error
+
+    @classmethod
+    def anew(
+        cls,
+        disk: Disk,
+        directory: str,
+        fold: Fold[S],
+        states: Mapping[str, S],
+        rewrite_bytes: int = 1 << 20,
+    ) -> tuple[GroupLog[S], dict[str, S]]:
+        """A group log with these states, in place of a damaged one, which is kept beside it."""
+        path = f"{directory}/{_NAME}"
+        try:
+            damaged = disk.open(path)
+            kept = next(
+                name
+                for name in (f"{path}.damaged-{n}" for n in itertools.count(1))
+                if name.rpartition("/")[2] not in disk.list(directory)
+            )
+            _put(disk, kept, [damaged.read(0, damaged.size())]).close()
+            disk.sync_directory(directory)
+            damaged.close()
+            records = [_pack(_WHOLE, name, fold.dump(state)) for name, state in states.items()]
+            _put(disk, f"{path}.tmp", records).close()
+            disk.rename(f"{path}.tmp", path)
+        except OSError as error:
+            what = f"the group log {disk.where(path)}"
+            raise storage_error(error, f"{what} is damaged, and cannot be written anew") from error
+        return cls.open(disk, directory, fold, rewrite_bytes)
 
     @property
     def size(self) -> int:
@@ -230,17 +260,17 @@ class GroupLog(Generic[S]):
         size = sum(map(len, records))
         self._whole = max(size, self._tail.size // 2)  # if it fails, not at once again
         temporary = f"{self._path}.tmp"
-        file = self._disk.create(temporary)
         try:
-            file.write(records)
-            file.sync()
+            file = _put(self._disk, temporary, records)
+        except OSError:  # this one is as it was
+            with contextlib.suppress(OSError):
+                self._disk.remove(temporary)
+            raise
+        try:
             self._disk.rename(temporary, self._path)
         except OSError as error:
             file.close()
-            with contextlib.suppress(OSError):
-                self._disk.remove(temporary)
-            if error.errno not in FULL:
-                self._tail.fail("written anew", error)
+            self._tail.fail("written anew", error)
             raise
         old, self._tail = self._tail, Tail(file, self._what(), size)
         old.file.close()
@@ -252,6 +282,18 @@ class GroupLog(Generic[S]):
 
     def _what(self) -> str:
         return f"the group log of stream {self.directory!r} ({self._disk.where(self._path)})"
+
+
+def _put(disk: Disk, path: str, pieces: list[bytes]) -> File:
+    """A new file with this content, which is synced."""
+    file = disk.create(path)
+    try:
+        file.write(pieces)
+        file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _pack(kind: int, group: str, body: bytes) -> bytes:

@@ -7,6 +7,7 @@ Rules:
 2. What a tracked group must not forget goes to the group log, `LAZY` seconds after it came up at the latest. Who asked
    to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
    again: at least once.
+   What cannot be written (a full disk) is tried again, and then all of it, whatever came between.
 3. What an exclusive group hands out goes out when the log has its epoch.
 4. Who joins is told so, and gets messages, when the log knows the group: what is published after that reaches it.
 5. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
@@ -90,6 +91,7 @@ class GroupDriver:
         """Messages that were delivered again, since the node was started."""
         self._awaited: list[Told] = []  # who waits for the log
         self._saving = 0  # changes that are on their way to it
+        self._unsaved: RailgunError | None = None  # why some did not get there
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
@@ -208,7 +210,7 @@ class GroupDriver:
             if deliver.delivery > 1:
                 self.redelivered += deliver.end - deliver.first
         if group.config.exclusive and self.tracked and out:
-            self._save(lambda error: self._send(self._still(out)))
+            self._hand_out(out)
         else:
             self._send(out)
             if self._awaited:
@@ -229,6 +231,18 @@ class GroupDriver:
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+
+    def _hand_out(self, out: dict[str, list[Deliver]]) -> None:
+        """Send these when the log has their epoch; if it takes nothing now, later."""
+
+        def send(error: RailgunError | None) -> None:
+            still = self._still(out)
+            if error is None:
+                self._send(still)
+            elif still and not self.ended:
+                self.stream.loop.call_later(RETRY, self._hand_out, still)
+
+        self._save(send)
 
     def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
         """What of these was not taken back while the log was written."""
@@ -271,11 +285,19 @@ class GroupDriver:
             awaited.append(then)
 
         changes = self.group.changes() if self.tracked else []
+        if self._unsaved is not None:
+            saved = self.group.save()
+            untold = Untold(tuple((first, end) for first, end, _ in saved.untold))
+            changes, self._unsaved = [*saved.changes(), untold], None
 
         def done(error: RailgunError | None) -> None:
             self._saving -= bool(changes)
+            if error is not None and changes:
+                self._unsaved = error
+                if not self.ended and self._lazy is None:
+                    self._lazy = self.stream.loop.call_later(RETRY, self._save)
             for told in awaited:
-                told(error)
+                told(self._unsaved or error)
 
         if changes:
             self._saving += 1

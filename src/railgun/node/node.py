@@ -10,6 +10,9 @@ Rules:
 4. `delete` removes that file first, for good, and the rest then: a crash leaves the stream, or nothing.
 5. Streams are made, changed and deleted one at a time, and their files in other threads: nobody waits for them who does
    not ask for them.
+6. Timers run by a clock that never jumps, and deadlines by the time of day, which may: when it has jumped, all groups
+   look at their deadlines anew, a second later at most.
+7. A stream of which the settings cannot be read is left alone, and told; the others go on.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ import asyncio
 import contextlib
 import errno
 import json
-import shutil
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar
@@ -30,16 +32,18 @@ from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
 from railgun.core.exchange import Exchange, Responses
 from railgun.node.commit import Committer
-from railgun.node.disk import NodeDisk
+from railgun.node.disk import Disk, NodeDisk
 from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import NoGraveError, Persistent
 from railgun.node.redrive import Redriven, redrive
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
-from railgun.snapshots.lock import FileLock
+from railgun.snapshots.lock import Lock
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
+BEAT: Final = 1.0  # seconds between two looks at the clock
+JUMP: Final = SECOND // 2  # more than clocks drift in that time
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
 _SETTINGS: Final = "stream.json"
 Mode = Literal["warn", "overwrite", "strict"]
@@ -73,47 +77,77 @@ Stream = Persistent | Ephemeral
 class Node:
     """The streams of a directory. Made within an event loop; `open` before use, `close` at the end."""
 
-    def __init__(self, data: Path, threads: int = 2) -> None:
+    def __init__(
+        self,
+        data: Path,
+        threads: int = 2,
+        disk: Disk | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self.data = data
+        self.now = clock or time_of_day
+        """The time of day (µs)."""
         self.loop = asyncio.get_running_loop()
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
-        self._home = data / "streams"
+        self._disk = disk or NodeDisk(data)
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lock: FileLock | None = None
+        self._lock: Lock | None = None
         self._retention: asyncio.TimerHandle | None = None
+        self._beating: asyncio.TimerHandle | None = None
         self._expiry: tuple[int, asyncio.TimerHandle] | None = None  # when, and what will look then
 
     # ------------------------------------------------------------ begin and end
 
     def open(self) -> list[str]:
         """Take the directory, and open all streams in it; what recovery has to tell of them."""
-        self._home.mkdir(parents=True, exist_ok=True)
+        self._disk.make_directory("streams")
         try:
-            self._lock = FileLock(self.data / "lock")
+            self._lock = self._disk.lock("lock")
         except LockedError as error:
             raise InUseError(f"another node works in {self.data}: stop it first") from error
-        self._disk = NodeDisk(self.data)
-        told = []
-        for path in sorted(self._home.iterdir()):
-            if not (path / _SETTINGS).exists():
-                shutil.rmtree(path)
-                continue
-            settings = StreamSettings.of(json.loads((path / _SETTINGS).read_text("utf-8")))
-            stream = self.streams[path.name] = self._start(path.name, settings)
-            if isinstance(stream, Persistent) and (stream.found.cut_bytes or stream.found.damage):
-                told.append(f"stream {path.name!r}: {stream.found}")
+        try:
+            told = self._open_streams()
+        except BaseException:
+            for stream in self._persistent():
+                stream.close()
+            self._lock.release()
+            raise
         self._keep()
+        self._beat(self.now() - _steady())
+        return told
+
+    def _open_streams(self) -> list[str]:
+        told = []
+        for name in self._disk.directories("streams"):
+            home = f"streams/{name}"
+            if _SETTINGS not in self._disk.list(home):
+                self._disk.clear(home)
+                continue
+            file = self._disk.open(f"{home}/{_SETTINGS}")
+            try:
+                settings = StreamSettings.of(json.loads(file.read(0, file.size())))
+            except (ValueError, RailgunError) as error:
+                where = self._disk.where(f"{home}/{_SETTINGS}")
+                told.append(f"stream {name!r} is left alone: {where} cannot be read: {error}")
+                continue
+            finally:
+                file.close()
+            stream = self.streams[name] = self._start(name, settings)
+            if isinstance(stream, Persistent):
+                told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
 
     async def close(self) -> None:
         """Write what has to be written, and leave the directory."""
         if self._retention is not None:
             self._retention.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
         if self._expiry is not None:
             self._expiry[1].cancel()
         for stream in self._persistent():
@@ -143,7 +177,7 @@ class Node:
             return Ephemeral(name)
         where = f"streams/{name}"
         return Persistent(
-            name, settings, self._disk, where, self.committer, self.loop, self._graves
+            name, settings, self._disk, where, self.committer, self.loop, self.now, self._graves
         )
 
     def _persistent(self) -> Iterator[Persistent]:
@@ -166,6 +200,14 @@ class Node:
         self._retention = self.loop.call_later(RETENTION, self._keep)
         self.spawn(self._retain())
 
+    def _beat(self, ahead: int) -> None:
+        """See whether the clock has jumped; `ahead`: how far it was before the one that never does."""
+        now_ahead = self.now() - _steady()
+        if abs(now_ahead - ahead) > JUMP:
+            for stream in self._persistent():
+                stream.look()
+        self._beating = self.loop.call_later(BEAT, self._beat, now_ahead)
+
     async def _retain(self) -> None:
         for stream in [one for one in self._persistent() if one.settings.limited]:
             with contextlib.suppress(RailgunError):  # it stays, and is tried again
@@ -175,7 +217,7 @@ class Node:
 
     def await_response(self, name: str, session: Any, timeout: int) -> None:
         """A session awaits a response of this name, for so long (µs); `session.expired` is called if none comes."""
-        now = time.monotonic_ns() // 1000
+        now = _steady()
         self.responses.open(name, session, now + timeout)
         self._look_at(now + timeout, now)
 
@@ -190,7 +232,7 @@ class Node:
 
     def _expire(self) -> None:
         self._expiry = None
-        now = time.monotonic_ns() // 1000
+        now = _steady()
         for name, session in self.responses.expired(now):
             session.expired(name)
         following = self.responses.deadline()
@@ -258,7 +300,7 @@ class Node:
 
     def _make_files(self, name: str, settings: StreamSettings) -> Stream:
         home = f"streams/{name}"
-        if Path(self._disk.where(f"{home}/{_SETTINGS}")).exists():  # as where A and a are the same
+        if _SETTINGS in self._disk.list(home):  # as where A and a are the same
             raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
         self._clear(name)  # what a delete could not take away
         stream: Stream | None = None
@@ -277,11 +319,11 @@ class Node:
     def _clear(self, name: str) -> None:
         """Take away the directory of a stream that is none (any more): first what makes it one."""
         home = f"streams/{name}"
-        if not Path(self._disk.where(home)).exists():
+        if name not in self._disk.directories("streams"):
             return
         self._disk.remove(f"{home}/{_SETTINGS}")
         self._disk.sync_directory(home)
-        shutil.rmtree(self._disk.where(home))
+        self._disk.clear(home)
         self._disk.sync_directory("streams")
 
     def _write(self, name: str, settings: StreamSettings) -> None:
@@ -411,3 +453,13 @@ class Node:
         told["redelivered"] = driver.redelivered
         told["lag"] = told["end"] - told["floor"]
         return told
+
+
+def time_of_day() -> int:
+    """In µs; it may jump."""
+    return time.time_ns() // 1000
+
+
+def _steady() -> int:
+    """In µs; it never jumps, and means nothing by itself."""
+    return time.monotonic_ns() // 1000

@@ -17,20 +17,19 @@ import asyncio
 import base64
 import itertools
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
-from railgun.core.delivery import Bury, GroupBusyError, Joined
+from railgun.core.delivery import Bury, GroupBusyError, Joined, Saved
 from railgun.core.errors import RailgunError
 from railgun.node.commit import Committer, Log, Stamp
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
 from railgun.node.errors import NoGroupError, TrimmedError
-from railgun.node.grouplog import GroupLog
+from railgun.node.grouplog import DamagedGroupLogError, GroupLog
 from railgun.node.groups import Consumer, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
 from railgun.node.settings import SECOND, StreamSettings
@@ -85,16 +84,23 @@ class Persistent:
         directory: str,
         committer: Committer,
         loop: asyncio.AbstractEventLoop,
+        now: Callable[[], int],
         graves: Callable[[Persistent], Awaitable[Persistent]],
         log_config: LogConfig | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self.loop = loop
+        self.now = now
+        """The time of day (µs)."""
         self._committer = committer
         self._graves = graves  # where its dead letters go
         self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
-        self._group_log, self._saved = GroupLog.open(disk, f"{directory}/groups", fold)
+        self.told: list[str] = []
+        """What there is to say of its files, as they were found."""
+        if self.found.cut_bytes or self.found.damage:
+            self.told.append(str(self.found))
+        self._group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
         self.groups: dict[str, GroupDriver] = {}
         self.counts = Counts()
         self._gone: RailgunError | None = None  # why it takes nothing more
@@ -108,9 +114,12 @@ class Persistent:
         for group in list(self._saved):
             self._driver(group, False, 0, 0)
 
-    def now(self) -> int:
-        """The time (µs)."""
-        return time.time_ns() // 1000
+    def _open_groups(self, disk: Disk, directory: str) -> tuple[GroupLog[Saved], dict[str, Saved]]:
+        try:
+            return GroupLog.open(disk, directory, fold)
+        except DamagedGroupLogError as damage:
+            self.told.append(f"{damage} The groups go on from there, and get messages again.")
+            return GroupLog.anew(disk, directory, fold, damage.states)
 
     # ------------------------------------------------------------ publishing
 
@@ -420,6 +429,11 @@ class Persistent:
         for driver in list(self.groups.values()):
             if first > driver.group.first:
                 driver.trimmed(first)
+
+    def look(self) -> None:
+        """Let the groups see what the time is."""
+        for driver in list(self.groups.values()):
+            driver.look()
 
     def end(self) -> None:
         """Let the groups write what they have to; nothing happens after that."""

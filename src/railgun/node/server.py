@@ -19,13 +19,14 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from railgun.client.address import ADDRESS, DATA, SECRET
 from railgun.core.errors import RailgunError
+from railgun.node.disk import Disk
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
 from railgun.node.node import Node
@@ -90,9 +91,15 @@ def is_loopback(host: str) -> bool:
 class Server:
     """A node and those who are connected to it."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        disk: Disk | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self.config = config
         self.node: Node
+        self._disk, self._clock = disk, clock
         self.sessions: dict[Connection, Session] = {}
         self.secret = b""
         self.port = 0
@@ -105,7 +112,7 @@ class Server:
         config = self.config
         config.check()
         config.data.mkdir(parents=True, exist_ok=True)
-        self.node = Node(config.data)
+        self.node = Node(config.data, disk=self._disk, clock=self._clock)
         told = self.node.open()
         try:
             self.secret = config.secret or secret_of(config.data)

@@ -139,7 +139,7 @@ class SimulatedDisk:
         self._without = without
         self._chance = random.Random(seed)
         self._names: Names[_Content] = Names()
-        self._owners: dict[str, _SimulatedLock] = {}
+        self._owners: dict[str, SimulatedLock] = {}
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------ a disk
@@ -204,7 +204,7 @@ class SimulatedDisk:
             raise disk_error("lock", self.where(path), _os_error(errno.EROFS))
         if path in self._owners:
             raise locked(self.where(path), self._owners[path].owner, certain=True)
-        self._owners[path] = _SimulatedLock(self._owners, path)
+        self._owners[path] = SimulatedLock(self._owners, path)
         return self._owners[path]
 
     def holder(self, path: str) -> str | None:
@@ -265,15 +265,19 @@ class SimulatedDisk:
             raise disk_error(verb, self.where(path), _os_error(errno.ENOSPC))
 
 
-class _SimulatedLock:
-    def __init__(self, owners: dict[str, _SimulatedLock], path: str) -> None:
+class SimulatedLock:
+    """A lock of a disk in memory."""
+
+    def __init__(self, owners: dict[str, SimulatedLock], path: str) -> None:
         self.owner = Owner.me()
         self._owners, self._path = owners, path
 
     def held(self) -> bool:
+        """Whether it is held still."""
         return self._owners.get(self._path) is self
 
     def release(self) -> None:
+        """Let it go."""
         if self.held():
             del self._owners[self._path]
 

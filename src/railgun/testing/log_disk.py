@@ -24,12 +24,14 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from railgun.node.disk import File, check_path
-from railgun.testing.disks import Names, crashing_at, flipped
+from railgun.snapshots.lock import Lock, locked
+from railgun.testing.disks import Names, SimulatedLock, crashing_at, flipped
 from railgun.wire.records import Bytes
 
 Step = Literal[
@@ -70,7 +72,9 @@ class LogDisk:
         """How many syncs of files there were."""
         self._chance = random.Random(seed)
         self._names: Names[_Content] = Names()
+        self._owners: dict[str, SimulatedLock] = {}
         self._life = 0
+        self.guard = threading.RLock()  # several threads of a program use it
 
     # ------------------------------------------------------------ a disk
 
@@ -103,6 +107,25 @@ class LogDisk:
         names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
         return sorted(name for name in names if "/" not in name)
 
+    def directories(self, path: str) -> Sequence[str]:
+        """The names of the directories in a directory: those that have files."""
+        start = f"{check_path(path)}/"
+        names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
+        return sorted({name.partition("/")[0] for name in names if "/" in name})
+
+    def clear(self, path: str) -> None:
+        """Take away a directory with all that is in it, file by file."""
+        start = f"{check_path(path)}/"
+        for name in [name for name in self._names.seen if name.startswith(start)]:
+            self.remove(name)
+
+    def lock(self, path: str) -> Lock:
+        """A lock, which is gone with `crash` as those of a system are."""
+        if path in self._owners:
+            raise locked(self.where(path), self._owners[path].owner, certain=True)
+        self._owners[path] = SimulatedLock(self._owners, path)
+        return self._owners[path]
+
     def rename(self, path: str, to: str) -> None:
         """Give a file another name."""
         self.step("rename", check_path(path))
@@ -117,7 +140,8 @@ class LogDisk:
     def sync_directory(self, path: str) -> None:
         """The names in this directory are there for good."""
         self.step("sync directory", path)
-        self._names.sync(path)
+        with self.guard:
+            self._names.sync(path)
 
     # ------------------------------------------------------------ what goes wrong
 
@@ -129,6 +153,7 @@ class LogDisk:
         """All programs are gone, and their files are closed; the disk stays as it is."""
         self.hook = None
         self._life += 1
+        self._owners.clear()
 
     def lose_power(self, kinds: Sequence[Kind] = KINDS) -> None:
         """All programs are gone, and what was not synced is lost, torn or there, as it happens."""
@@ -195,7 +220,8 @@ class LogDisk:
         return self._life
 
     def _change(self, path: str, names: dict[str, _Content | None]) -> None:
-        self._names.change(path.rpartition("/")[0], names)
+        with self.guard:
+            self._names.change(path.rpartition("/")[0], names)
 
 
 class _LogFile:
@@ -216,16 +242,23 @@ class _LogFile:
         self._check()
         self._disk.step("write", self._path)
         content, data = self._content, b"".join(pieces)
-        room = self._disk.room
-        fits = len(data) if room is None else max(0, min(len(data), room - self._disk.used()))
-        content.touch(len(content.seen))
-        content.seen += data[:fits]
+        with self._disk.guard:
+            self._check()
+            room = self._disk.room
+            fits = len(data) if room is None else max(0, min(len(data), room - self._disk.used()))
+            content.touch(len(content.seen))
+            content.seen += data[:fits]
         if fits < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
         self._check()
         self._disk.step("sync", self._path)
+        with self._disk.guard:
+            self._check()
+            self._sync()
+
+    def _sync(self) -> None:
         self._disk.syncs += 1
         content = self._content
         dirty, content.dirty = content.dirty, None
@@ -243,10 +276,12 @@ class _LogFile:
     def truncate(self, size: int) -> None:
         self._check()
         self._disk.step("truncate", self._path)
-        if self._disk.chance():  # the system has written back on its own what is cut off now
-            self._content.durable = bytearray(self._content.seen)
-        self._content.touch(size)
-        del self._content.seen[size:]
+        with self._disk.guard:
+            self._check()
+            if self._disk.chance():  # the system has written back on its own what is cut off now
+                self._content.durable = bytearray(self._content.seen)
+            self._content.touch(size)
+            del self._content.seen[size:]
 
     def close(self) -> None:
         self._closed = True
