@@ -15,7 +15,10 @@ from typing import Any
 from railgun.client.client import Client, connect
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
+from railgun.node.disk import Disk
+from railgun.node.node import time_of_day
 from railgun.node.server import Server, ServerConfig
+from railgun.node.settings import SECOND
 from railgun.wire.commands import VERSION, Frame, FrameReader
 from railgun.wire.connection import Connection
 
@@ -51,20 +54,30 @@ def run(main: Coroutine[Any, Any, None], deadline: float = 3 * DEADLINE) -> None
 class Running:
     """A node that can be stopped and started again on its port."""
 
-    def __init__(self, data: Path, http_port: int | None = None) -> None:
+    def __init__(self, data: Path, http_port: int | None = None, disk: Disk | None = None) -> None:
         self.data = data
+        self.disk = disk
+        self.ahead = 0.0
+        """How wrong its clock is (seconds)."""
         self.port = 0
         self.http_port = http_port
         self.server: Server | None = None
+        self.told: list[str] = []
+        """What recovery had to say."""
         self._clients: list[Client] = []
 
     async def start(self) -> None:
         """Start it, where it was before."""
-        self.server = Server(ServerConfig(self.data, port=self.port, http_port=self.http_port))
-        await self.server.start()
+        config = ServerConfig(self.data, port=self.port, http_port=self.http_port)
+        self.server = Server(config, self.disk, self.now)
+        self.told = await self.server.start()
         self.port = self.server.port
         if self.server.http is not None:
             self.http_port = self.server.http.port
+
+    def now(self) -> int:
+        """The time, as the node sees it."""
+        return time_of_day() + int(self.ahead * SECOND)
 
     async def stop(self) -> None:
         """Stop it in order."""
@@ -92,9 +105,11 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def node(data: Path, http_port: int | None = None) -> AsyncIterator[Running]:
+async def node(
+    data: Path, http_port: int | None = None, disk: Disk | None = None
+) -> AsyncIterator[Running]:
     """A node within this."""
-    running = Running(data, http_port)
+    running = Running(data, http_port, disk)
     await running.start()
     try:
         yield running

@@ -20,8 +20,7 @@ import railgun.node.log as log_module
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.node.commit import Committer
-from railgun.node.node import time_of_day
-from railgun.node.server import Server, ServerConfig
+from railgun.node.server import Server
 from railgun.node.session import Session, Wire
 from railgun.testing.disks import Crash
 from railgun.testing.log_disk import LogDisk
@@ -30,6 +29,7 @@ from railgun.wire.hello import HelloError
 
 ROUNDS = 50
 SEEDS = range(20)
+ACCEPTED: list[Wire] = []
 
 
 class Fragile(Running):
@@ -37,29 +37,9 @@ class Fragile(Running):
 
     def __init__(self, data: Path, seed: int) -> None:
         super().__init__(data)
-        self.disk = LogDisk(seed)
+        self.disk: LogDisk = LogDisk(seed)
         self.cuts = 0
-        self.ahead = 0
-        """How wrong the clock is (µs)."""
         self.down = asyncio.Event()
-        self._accepted: list[Wire] = []
-
-    async def start(self) -> None:
-        """Start it, where it was before."""
-        self.server = Server(ServerConfig(self.data, port=self.port), self.disk, self.now)
-        self.server._accept = self._accept  # type: ignore[method-assign]
-        await self.server.start()
-        self.port = self.server.port
-        self.down.clear()
-
-    def _accept(self) -> Wire:
-        assert self.server is not None
-        self._accepted.append(Server._accept(self.server))
-        return self._accepted[-1]
-
-    def now(self) -> int:
-        """The time, as the node sees it."""
-        return time_of_day() + self.ahead
 
     def cut_at(self, step: int) -> None:
         """Let the power be gone before the step of the disk of this number, counted from now on."""
@@ -89,7 +69,7 @@ class Fragile(Running):
 
     def abort(self) -> None:
         """End all connections, also those that are being made."""
-        for connection in self._accepted:
+        for connection in ACCEPTED:
             if hasattr(connection, "transport"):
                 connection.transport.abort()
 
@@ -112,13 +92,18 @@ class Fragile(Running):
         for thread in committer._threads:
             await asyncio.to_thread(thread.join)
         self.disk.lose_power()
+        self.down.clear()
         await self.start()
 
 
 @pytest.fixture(autouse=True)
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is gone says nothing, and does nothing."""
-    send, work, open_ = Session.send, Committer._work, Server._opened
+    send, work, accept, open_ = Session.send, Committer._work, Server._accept, Server._opened
+
+    def accepted(server: Server) -> Wire:
+        ACCEPTED.append(accept(server))
+        return ACCEPTED[-1]
 
     def say(session: Session, *told: Any) -> None:
         if not getattr(session.node, "gone", False):
@@ -133,6 +118,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
             raise HelloError("nobody is there")
         open_(server, connection)
 
+    ACCEPTED.clear()
+    monkeypatch.setattr(Server, "_accept", accepted)
     monkeypatch.setattr(Server, "_opened", opened)
     monkeypatch.setattr(Session, "send", say)
     monkeypatch.setattr(Committer, "_work", commit)
@@ -246,7 +233,7 @@ def test_nothing_is_lost_or_doubled_by_a_thousand_power_cuts(
                 if not running.down.is_set():
                     running.cut()
                 if chance.random() < 0.2:
-                    running.ahead = chance.randint(-3600, 3600) * 1_000_000
+                    running.ahead = chance.uniform(-3600.0, 3600.0)
                 await running.again()
                 await asyncio.gather(*publishing)
                 if consuming.done():

@@ -49,8 +49,10 @@ class StreamSettings:
     dead_age: float | None = None
 
     @staticmethod
-    def of(asked: dict[str, Any]) -> StreamSettings:
-        """As it was asked for."""
+    def of(asked: Any) -> StreamSettings:
+        """As it was asked for, by an object of JSON."""
+        if not isinstance(asked, dict):
+            raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
         known = {field.name for field in dataclasses.fields(StreamSettings)}
         for name in asked:
             if name not in known:
