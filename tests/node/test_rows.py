@@ -1084,6 +1084,18 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, told: str) -> None:
     run(main())
 
 
+def test_a_node_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with process(tmp_path) as running:
+            client = await connect(data=tmp_path, timeout=DEADLINE)
+            await client.close()
+            await running.kill()
+        with pytest.raises(NoNodeError, match="no node works in"):
+            await connect(data=tmp_path, timeout=10 * DEADLINE)  # more than the test has
+
+    run(main())
+
+
 def test_another_version_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

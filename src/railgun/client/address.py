@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,8 @@ class Address:
                 host, port = str(found["host"]), int(found["port"])
                 if found.get("certificate"):
                     certificate = Path(found["certificate"]).read_text("ascii")
+                if _was_killed(int(found["pid"]), host, port):
+                    raise ProcessLookupError(f"process {found['pid']} is gone")
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise NoNodeError(
                     f"no node works in {home}: start one (railgun serve), or say where it is"
@@ -59,7 +63,7 @@ class Address:
         if secret is None:
             try:
                 secret = (home / SECRET).read_text("ascii").strip()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise NoNodeError(f"the node's secret is not in {home}: give it") from error
         try:
             known = bytes.fromhex(secret) if isinstance(secret, str) else secret
@@ -72,3 +76,19 @@ class Address:
         if self.certificate is None:
             return None
         return ssl.create_default_context(cadata=self.certificate)
+
+
+def _was_killed(pid: int, host: str, port: int) -> bool:
+    """Whether a node has left word of where it listens, and is not there any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        try:
+            socket.create_connection(
+                (host, port), timeout=1.0
+            ).close()  # it may be in another container
+        except OSError:
+            return True
+    except OSError:
+        pass  # there is such a process, and it is another user's
+    return False

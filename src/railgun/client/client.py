@@ -38,6 +38,7 @@ from railgun.client.errors import (
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.commands import LARGEST, VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.hello import BAD_SECRET, BAD_VERSION, HelloError
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, build
@@ -167,8 +168,8 @@ class Client:
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
                 self._last_error = getattr(error, "text", str(error))
-            if first and ("secret" in self._last_error or "version" in self._last_error):
-                return  # it will not become right by trying
+                if first and getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION):
+                    return  # it will not become right by trying
             self._disconnected()
             if not self._closing:
                 await asyncio.sleep(pause)
@@ -184,7 +185,8 @@ class Client:
                 opened.set_result(None)
 
         def gone(connection: Connection, error: Exception | None) -> None:
-            told = StreamsError("CONNECTION_LOST", str(error or "the node closed the connection"))
+            code = error.code if isinstance(error, HelloError) else "CONNECTION_LOST"
+            told = StreamsError(code, str(error or "the node closed the connection"))
             for future in (opened, lost):
                 if not future.done():
                     future.set_exception(told)

@@ -33,7 +33,7 @@ from railgun.node.node import Node
 from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
-from railgun.wire.hello import HelloError
+from railgun.wire.hello import BAD_VERSION, HelloError
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
@@ -157,7 +157,8 @@ class Server:
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
         if version != VERSION:
-            raise HelloError(f"this node speaks version {VERSION}, and you {version!r}")
+            told = f"this node speaks version {VERSION}, and you {version!r}"
+            raise HelloError(told, BAD_VERSION)
         assert isinstance(connection, Wire)
         self.sessions[connection] = Session(self.node, connection)
 

@@ -118,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
             self._greet(self._hello, data)
         except HelloError as error:
             if isinstance(self._hello, Acceptor):
-                self.transport.write(self._hello.refuse(str(error)))
+                self.transport.write(self._hello.refuse(error))
             self.close(error)
         except ValueError as error:
             self.close(HelloError(f"{self.peer}: {error}"))

@@ -5,7 +5,7 @@ A pure machine, like those of `core`: bytes in, bytes out::
 
     acceptor → dialer    MAGIC, nonce a (32 bytes)
     dialer → acceptor    MAGIC, nonce d (32), length u16, who (JSON), HMAC("dial", a, d, who)
-    acceptor → dialer    b"+", HMAC("accept", d, a)    or    b"-", length u16, why not (text)
+    acceptor → dialer    b"+", HMAC("accept", d, a)    or    b"-", length u16, why not (a code, a space, a sentence)
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from railgun.core.errors import RailgunError
 
 MAGIC: Final = b"RAILGUN1"
 NONCE: Final = 32
+BAD_SECRET: Final = "BAD_SECRET"
+BAD_VERSION: Final = "BAD_VERSION"
 _LENGTH: Final = struct.Struct("<H")
 _LONGEST: Final = 4096
 
 
 class HelloError(RailgunError):
-    """The other side is not who it should be."""
+    """The other side is not who it should be. `code` says what for: BAD_SECRET, BAD_VERSION, or BAD_HELLO."""
+
+    def __init__(self, text: str, code: str = "BAD_HELLO") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Dialer:
@@ -65,11 +71,13 @@ class Dialer:
         if data[:1] == b"-" and len(data) >= 1 + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, 1)
             if len(data) >= 1 + _LENGTH.size + length:
-                raise HelloError(data[1 + _LENGTH.size :][:length].decode(errors="replace"))
+                told = data[1 + _LENGTH.size :][:length].decode(errors="replace")
+                code, _, text = told.partition(" ")
+                raise HelloError(text, code)
         elif data[:1] == b"+" and len(data) > NONCE:
             expected = _proof(self._secret, b"accept", self._nonce, self._theirs)
             if not hmac.compare_digest(data[1 : 1 + NONCE], expected):
-                raise HelloError("the other side does not know the job's secret")
+                raise HelloError("the other side does not know the secret", BAD_SECRET)
             self.open, self.rest = True, data[1 + NONCE :]
         elif data[:1] not in (b"", b"+", b"-"):
             raise HelloError("whoever listens there is not Railgun")
@@ -110,7 +118,7 @@ class Acceptor:
         self._theirs, who = data[len(MAGIC) : at], data[begin : begin + length]
         expected = _proof(self._secret, b"dial", self._nonce, self._theirs, who)
         if not hmac.compare_digest(data[begin + length : end], expected):
-            raise HelloError("the job's secret is not the one that was given")
+            raise HelloError("the secret is not the one that was given", BAD_SECRET)
         told = json.loads(who)
         if not isinstance(told, dict):
             raise HelloError("the hello does not say who it is from")
@@ -122,9 +130,9 @@ class Acceptor:
         self.open = True
         return b"+" + _proof(self._secret, b"accept", self._theirs, self._nonce)
 
-    def refuse(self, why: str) -> bytes:
+    def refuse(self, why: HelloError) -> bytes:
         """Say why not."""
-        told = why.encode()[:_LONGEST]
+        told = f"{why.code} {why}".encode()[:_LONGEST]
         return b"-" + _LENGTH.pack(len(told)) + told
 
 
