@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -43,6 +43,7 @@ from railgun.core.delivery import (
     Unsettled,
     Untold,
 )
+from railgun.core.delivery.ranges import Ranges
 from railgun.core.errors import RailgunError
 from railgun.node.grouplog import Fold
 from railgun.node.settings import SECOND
@@ -355,7 +356,6 @@ def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
 _KINDS: Final[dict[str, Any]] = {
     "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Untold, "c": Cut,
 }  # fmt: skip
-_LETTERS: Final = {kind: letter for letter, kind in _KINDS.items()}
 
 
 def pack(changes: Sequence[Change]) -> bytes:
@@ -366,8 +366,27 @@ def pack(changes: Sequence[Change]) -> bytes:
     >>> fold.apply(None, pack([Sought(3, 1), Settled(3, 9)])).floor
     9
     """
-    told = [[_LETTERS[type(change)], *astuple(change)] for change in changes]
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps([_row(change) for change in changes], separators=(",", ":")).encode()
+
+
+def _row(change: Change) -> tuple[Any, ...]:
+    match change:
+        case Settled(first, end):
+            return ("d", first, end)
+        case Unsettled(first, end, standing):
+            return ("o", first, end, _standing(standing))
+        case Stands(epoch, highest):
+            return ("t", epoch, highest)
+        case Sought(offset, epoch):
+            return ("s", offset, epoch)
+        case Untold(ranges):
+            return ("u", ranges)
+        case Cut(end):
+            return ("c", end)
+
+
+def _standing(standing: Standing) -> tuple[Any, ...]:
+    return standing.count, standing.reason, standing.until, standing.delay
 
 
 def unpack(data: bytes) -> list[Change]:
@@ -389,7 +408,37 @@ def _apply(saved: Saved | None, data: bytes) -> Saved:
     return saved
 
 
-fold: Final = Fold[Saved](
-    _apply, lambda saved: pack(saved.changes()), lambda data: _apply(None, data)
-)
+def dump(saved: Saved) -> bytes:
+    """The whole of a group, in columns: it may be in a hundred thousand pieces.
+
+    >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
+    Ranges([(5, 9, None)])
+    """
+    starts, ends, standings = saved.open.columns()
+    told = {
+        "floor": saved.floor,
+        "epoch": saved.epoch,
+        "highest": saved.highest,
+        "done": saved.done.columns()[:2],
+        "untold": saved.untold.columns()[:2],
+        "open": (starts, ends, [_standing(one) for one in standings]),
+    }
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def load(data: bytes) -> Saved:
+    """What was dumped."""
+    told = json.loads(data)
+    starts, ends, standings = told["open"]
+    return Saved(
+        told["floor"],
+        Ranges.of(*told["done"], [None] * len(told["done"][0])),
+        Ranges.of(starts, ends, [Standing(*one) for one in standings]),
+        told["epoch"],
+        told["highest"],
+        Ranges.of(*told["untold"], [None] * len(told["untold"][0])),
+    )
+
+
+fold: Final = Fold[Saved](_apply, dump, load)
 """How the state of a group comes from its log."""
