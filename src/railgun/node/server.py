@@ -98,6 +98,7 @@ class Server:
         self.port = 0
         self.http: Api | None = None
         self._server: asyncio.Server | None = None
+        self._stopping = False
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
@@ -151,6 +152,8 @@ class Server:
         version = connection.who.get("version")
         if version != VERSION:
             raise HelloError(f"this node speaks version {VERSION}, and you {version!r}")
+        if self._stopping:
+            raise HelloError("this node is about to end")
         assert isinstance(connection, Wire)
         self.sessions[connection] = Session(self.node, connection)
 
@@ -173,6 +176,7 @@ class Server:
 
     async def stop(self) -> None:
         """End in order."""
+        self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
         if self.http is not None:
