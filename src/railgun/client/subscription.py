@@ -6,10 +6,12 @@ Rules:
    until the node has them on disk.
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
-   behind the last message it gave, or where it began.
+   behind the last message it gave, or where it began. What has come and was not given is dropped: it comes again.
 3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
+5. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
+   once, and then it is about what is said from there on.
 """
 
 from __future__ import annotations
@@ -73,6 +75,9 @@ class Subscription:
         self._arrived = asyncio.Event()
         self._acks: list[Ack] = []
         self._flushing = False
+        self._sent = self._safe = 0  # how often acks were sent, and of these are on disk
+        self._doubt = StreamsError("ACK_STALE", "")  # what became of acks that did not count
+        self._doubts = self._known = 0  # how often that was, and how often it was told
         self._error: Exception | None = None
         self._next = -1  # the offset behind the last message that was given
         self._recalled = -1  # messages of this epoch and before will come again
@@ -118,6 +123,19 @@ class Subscription:
         self._recalled = -1
         self._pending = []
 
+    def cut_off(self, error: StreamsError) -> None:
+        """The connection is lost."""
+        if self.persistent:
+            self._messages.clear()
+        if self.group and (self._acks or self._sent > self._safe):
+            self._doubted(error)
+        self._acks.clear()
+        self._safe = self._sent
+
+    def _doubted(self, error: StreamsError) -> None:
+        self._doubt = error
+        self._doubts += 1
+
     def delivered(self, command: p.Deliver, blob: bytearray) -> None:
         """Messages have come."""
         messages, epoch = self._messages, command.epoch
@@ -150,7 +168,9 @@ class Subscription:
                 self._messages.drop(command.first, command.end)
             case p.Lost():
                 self.lost += command.count
-            case p.Failed() if command.code in PASSED_OVER or command.request:
+            case p.Failed() if command.code in PASSED_OVER:
+                self._doubted(StreamsError(command.code, command.text))
+            case p.Failed() if command.request:
                 pass
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
@@ -281,19 +301,40 @@ class Subscription:
     def _flush(self, request: int = 0) -> None:
         self._flushing = False
         acks, self._acks = self._acks, []
+        if acks and not self.client.connected:
+            self._doubted(StreamsError("CONNECTION_LOST", "there was no node to be told"))
+            acks = []
+        self._sent += bool(acks)
         by_epoch: dict[int, list[tuple[int, int, int]]] = {}
         for first, end, delivery, epoch in acks:
             by_epoch.setdefault(epoch, []).append((first, end, delivery))
         if not by_epoch and request:
             by_epoch[0] = []
-        for epoch, some in by_epoch.items():
-            self.client.send(
-                p.Ack(request=request, ranges=_ranges(some), epoch=epoch), (), self.channel
-            )
+        for left, (epoch, some) in enumerate(by_epoch.items(), 1 - len(by_epoch)):
+            told = p.Ack(ranges=_ranges(some), epoch=epoch)
+            if not left:  # the last one: when it is answered, so are all
+                told.request = request
+            self.client.send(told, (), self.channel)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the node has all acks on disk."""
-        await self.client.ask(self._flush, timeout)
+        """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
+        known, sent = self._known, self._safe
+
+        def send(number: int) -> None:
+            nonlocal sent
+            self._flush(number)
+            sent = self._sent
+
+        try:
+            await self.client.ask(send, timeout)
+        except StreamsError as error:
+            if error.code != "DEADLINE":  # so it is told
+                self._known, self._safe = self._doubts, max(self._safe, sent)
+            raise
+        self._safe = max(self._safe, sent)
+        if self._doubts > known:
+            self._known = self._doubts
+            raise self._doubt
 
     async def close(self) -> None:
         """No more; what was not acked goes to others, and does not count as delivered."""
