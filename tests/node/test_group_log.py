@@ -8,12 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from railgun.core.delivery import Cut, Saved, Settled, Sought, Standing, Stands, Unsettled, Untold
+from railgun.core.delivery import (
+    Change,
+    Cut,
+    Saved,
+    Settled,
+    Sought,
+    Standing,
+    Stands,
+    Unsettled,
+    Untold,
+)
 from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
 from railgun.node.errors import ClosedError, LogFailedError, NoSpaceError
 from railgun.node.grouplog import DamagedGroupLogError, Fold, GroupLog
-from railgun.node.groups import fold, pack
+from railgun.node.groups import fold as groups
+from railgun.node.groups import pack
 from railgun.testing.disks import Crash
 from railgun.testing.log_disk import LogDisk
 
@@ -61,27 +72,25 @@ def test_a_group_comes_back_from_its_changes_and_from_the_whole(seed: int) -> No
     for _ in range(chance.choice([3, 30, 2000])):
         first = chance.randint(0, 5000)
         end = first + chance.randint(1, 9)
-        change = chance.choices(
-            [
-                Settled(first, end),
-                Unsettled(first, end, Standing(chance.randint(0, 3), chance.choice(["", "«é»"]))),
-                Stands(chance.randint(0, 9), first),
-                Untold(((first, end),)),
-                Untold(()),
-                Cut(first + 3000),
-                Sought(first, chance.randint(0, 9)),
-            ],
-            [60, 30, 3, 3, 1, 2, 0.1],
-        )[0]
+        kinds: list[Change] = [
+            Settled(first, end),
+            Unsettled(first, end, Standing(chance.randint(0, 3), chance.choice(["", "«é»"]))),
+            Stands(chance.randint(0, 9), first),
+            Untold(((first, end),)),
+            Untold(()),
+            Cut(first + 3000),
+            Sought(first, chance.randint(0, 9)),
+        ]
+        (change,) = chance.choices(kinds, [60, 30, 3, 3, 1, 2, 0.1])
         saved.apply(change)
         parts.append(pack([change]))
     told: Saved | None = None
     for part in parts:
-        told = fold.apply(told, part)
+        told = groups.apply(told, part)
     assert told == saved
-    assert fold.load(fold.dump(saved)) == saved
-    assert fold.apply(None, pack(saved.changes())) == saved
-    twin = fold.load(fold.dump(saved))
+    assert groups.load(groups.dump(saved)) == saved
+    assert groups.apply(None, pack(saved.changes())) == saved
+    twin = groups.load(groups.dump(saved))
     for one in (saved, twin):
         one.apply(Settled(100, 4000))
         one.apply(Unsettled(4500, 4600, Standing(1)))

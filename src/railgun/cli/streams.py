@@ -329,7 +329,7 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
                     subscription.ack_all(messages)
         finally:
             if acked:
-                await subscription.flush(PATIENCE)
+                await _flush(subscription, PATIENCE)
         for count, what in (
             (subscription.missed, "deleted before they could be delivered"),
             (subscription.lost, "lost: they came faster than they were taken"),
@@ -369,9 +369,19 @@ async def _messages(
 
 async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:
     """Whether a group has nothing more for its members; what others have may still come back."""
-    await subscription.flush()
+    await _flush(subscription)
     told = await client.group(subscription.stream, subscription.group)
     return not told["ready"] and (not told["in_flight"] or quiet >= QUIET)
+
+
+async def _flush(subscription: Subscription, timeout: float | None = None) -> None:
+    """Let the acks be on disk. Those that were lost with a connection are of messages that come again."""
+    try:
+        await subscription.flush(timeout)
+    except StreamsError as error:
+        if error.code not in ("ACK_STALE", "CONNECTION_LOST"):
+            raise
+        await subscription.flush(timeout)
 
 
 def as_data(message: Message) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Rules:
 3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Publishes that were not
    answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
    wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
+   A node that says `CLOSED` is about to end, and the connection with it: what it did not take goes to the next one.
 4. A connection that says nothing for `SILENCE` seconds is dead.
 """
 
@@ -49,9 +50,13 @@ SILENCE: Final = 20.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 UNDER_WAY: Final = 4  # publishes of a stream that are not answered
 ENOUGH: Final = 256 << 10  # bytes that do not wait for more
+MOST: Final = LARGEST - 4096  # bytes of one publish
+PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
 PREFETCH: Final = 1000
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
+TRANSIENT: Final = frozenset({"CONNECTION_LOST", "DEADLINE", "CLOSED", "NO_SUBSCRIPTION"})
+"""What a subscription that is made again may be told: the node goes, or takes its time."""
 _NOBODY: Final = (None, 0.0)
 
 
@@ -82,12 +87,13 @@ class _Batch:
         self,
         payloads: list[bytes],
         ids: list[bytes | None] | None,
-        headers: list[bytes] | None,
+        headers: Sequence[bytes | None] | None,
+        size: int,
     ) -> None:
-        """More messages."""
+        """More messages, of so many bytes."""
         before = len(self.payloads)
         self.payloads += payloads
-        self.size += sum(map(len, payloads))
+        self.size += size
         for column, given in ((self.ids, ids), (self.headers, headers)):
             if given or column:
                 column += [None] * (before - len(column))
@@ -102,9 +108,22 @@ class _Batch:
         """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
         return code == "OK" or (self.again and code == "DUPLICATE_ID")
 
-    def takes(self, safe: bool) -> bool:
+    def takes(self, safe: bool, size: int) -> bool:
         """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
-        return self.size < ENOUGH and not self.together and self.safe == safe
+        fits = self.size < ENOUGH and self.size + size <= MOST
+        return fits and not self.together and self.safe == safe
+
+    def apart(self) -> Iterable[_Batch]:
+        """The messages of each who waits, as batches of their own."""
+        at = 0
+        for future, count, deadline in self.futures:
+            some = slice(at, at + count)
+            payloads, ids, headers = self.payloads[some], self.ids[some], self.headers[some]
+            at += count
+            one = _Batch(self.stream, self.topic, self.safe)
+            one.add(payloads, ids, headers, _size(payloads, ids, headers))
+            one.wait(future, count, deadline)
+            yield one
 
 
 class Client:
@@ -200,7 +219,11 @@ class Client:
             *self.where,
             ssl=self._tls,
         )
-        await opened
+        try:
+            await opened
+        except BaseException:  # also if nobody wants it any more
+            connection.transport.abort()
+            raise
         self._connection, self._lost = connection, lost
         self._outbox = Outbox(self.loop, connection.transport)
         self._heard = self.loop.time()
@@ -218,10 +241,12 @@ class Client:
             self._try_send(key)
 
     async def _again(self, subscription: Subscription) -> None:
+        if subscription.closed:
+            return
         try:
             await self.ask(lambda n: self.send(subscription.request(n), (), subscription.channel))
         except StreamsError as error:
-            if error.code not in ("CONNECTION_LOST", "DEADLINE"):
+            if error.code not in TRANSIENT:
                 subscription.failed(error)
 
     async def _alive(self) -> None:
@@ -240,17 +265,19 @@ class Client:
     def _disconnected(self) -> None:
         self._open.clear()
         self._connection = self._outbox = None
-        for subscription in self._subscriptions.values():
-            subscription.disconnected()
         told = StreamsError("CONNECTION_LOST", self._last_error)
-        for number, batch in list(self._under_way.items()):
-            if not batch.safe or self._closing:  # the others will be sent again
-                _fail(self._done(number), told)
+        for number in list(self._under_way):
+            self._failed(number, told)
         answers, self._answers = self._answers, {}
         for future, _ in answers.values():
-            if not future.done():
-                future.set_exception(told)
-                future.exception()
+            _tell(future, told)
+        for subscription in self._subscriptions.values():
+            subscription.cut_off(told)
+
+    def _failed(self, number: int, error: Exception) -> None:
+        """A publish came to nothing, or nobody knows; if it is safe, it will be sent again."""
+        if self._closing or not self._under_way[number].safe:
+            _fail(self._done(number), error)
 
     async def close(self) -> None:
         """Say good-bye: what is under way is waited for, as long as a call may take."""
@@ -276,6 +303,11 @@ class Client:
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._running
             self._disconnected()
+            closed = StreamsError("CLOSED", "the client is closed")
+            for batch in self._pending():  # what was never sent
+                _fail(batch, closed)
+            self._waiting.clear()
+            self._open.set()  # who waits for it is told
             for subscription in self._subscriptions.values():
                 subscription.ended()
 
@@ -289,6 +321,11 @@ class Client:
         await self.close()
 
     # ------------------------------------------------------------ frames
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._outbox is not None
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn; nothing, if there is no connection."""
@@ -313,8 +350,11 @@ class Client:
             case p.Published() if command.request in self._under_way:
                 self._published(command)
             case p.Failed() if command.request in self._under_way:
-                batch = self._done(command.request)
-                _fail(batch, StreamsError(command.code, command.text))
+                error = StreamsError(command.code, command.text)
+                if command.code == "CLOSED":
+                    self._failed(command.request, error)
+                else:
+                    _fail(self._done(command.request), error)
             case p.Subscribed():
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
@@ -353,6 +393,8 @@ class Client:
             if self._connection is None:
                 async with asyncio.timeout_at(deadline):
                     await self._open.wait()
+            if self._closing:
+                raise StreamsError("CLOSED", "the client is closed")
             self._answers[number] = (future, deadline)
             send(number)
             return await future
@@ -380,9 +422,7 @@ class Client:
             )
             late += [future for future, _, deadline in batch.futures if deadline < now]
         for future in late:
-            if not future.done():
-                future.set_exception(TimeoutError())
-                future.exception()
+            _tell(future, TimeoutError())
 
     # ------------------------------------------------------------ publishing
 
@@ -425,9 +465,12 @@ class Client:
             given = list(map(_bytes, payloads))
             future = self._put_together(stream, given, _bytes(id), self._deadline(timeout))
             return list(await _published(future))
+        if ids and len(ids) != len(payloads):
+            raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
         futures, at, size, deadline = [], 0, 0, self._deadline(timeout)
-        for n, payload in enumerate(payloads, 1):
-            size += len(payload)
+        sizes = map(_weight, payloads, ids) if ids else map(len, payloads)
+        for n, one in enumerate(sizes, 1):
+            size += one + PER_MESSAGE
             if size >= ENOUGH or n == len(payloads):
                 some = [None if x is None else _bytes(x) for x in ids[at:n]] if ids else None
                 given = list(map(_bytes, payloads[at:n]))
@@ -446,13 +489,14 @@ class Client:
         deadline: float,
     ) -> asyncio.Future[Any]:
         key = (stream, topic)
+        size = _size(payloads, ids, headers)
         line = self._line(key)
         safe = ids is not None and all(ids)
-        if not line or not line[-1].takes(safe):
+        if not line or not line[-1].takes(safe, size):
             line.append(_Batch(stream, topic, safe))
         batch = line[-1]
         future: asyncio.Future[Any] = self.loop.create_future()
-        batch.add(payloads, ids, headers)
+        batch.add(payloads, ids, headers, size)
         batch.wait(future, len(payloads), deadline)
         if batch.size >= ENOUGH:
             self._try_send(key)
@@ -461,10 +505,11 @@ class Client:
     def _put_together(
         self, stream: str, payloads: list[bytes], id: bytes, deadline: float
     ) -> asyncio.Future[Any]:
-        line = self._line((stream, ""))
+        ids = [id, *[None] * (len(payloads) - 1)]
         batch = _Batch(stream, "", safe=True)
         batch.together = True
-        batch.add(payloads, [id, *[None] * (len(payloads) - 1)], None)
+        batch.add(payloads, ids, None, _size(payloads, ids, None))
+        line = self._line((stream, ""))
         future: asyncio.Future[Any] = self.loop.create_future()
         batch.wait(future, len(payloads), deadline)
         line.append(batch)
@@ -497,13 +542,17 @@ class Client:
                 self._send_batch(number, batch)
             except Exception as error:
                 self._done(number)
-                _fail(batch, error)
+                if len(batch.futures) == 1:
+                    _fail(batch, error)
+                    continue
+                line.extendleft(reversed(list(batch.apart())))  # one of them is wrong: which?
+                self._waiting[key] = line
 
     def _send_batch(self, number: int, batch: _Batch) -> None:
         blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
-        if len(blobs[0]) > LARGEST - 4096:
+        if len(blobs[0]) > MOST:
             raise StreamsError(
-                "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {LARGEST - 4096:,} are the most"
+                "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {MOST:,} are the most"
             )
         told = p.Publish(
             request=number, stream=batch.stream, topic=batch.topic, together=batch.together
@@ -614,8 +663,12 @@ class Client:
                 await self.ask(send, deadline - self.loop.time())
                 return made
             except BaseException as error:
-                self._subscriptions.pop(made.channel, None)
-                lost = isinstance(error, StreamsError) and error.code == "CONNECTION_LOST"
+                if self._subscriptions.pop(made.channel, None) is not None:
+                    self.send(p.Unsubscribe(), (), made.channel)  # the node may make it yet
+                lost = isinstance(error, StreamsError) and error.code in (
+                    "CONNECTION_LOST",
+                    "CLOSED",
+                )
                 if not lost or self._closing:
                     raise  # if it is lost: nothing has come of it, and it is asked for again
 
@@ -699,11 +752,32 @@ async def _published(future: asyncio.Future[Any]) -> Any:
         raise DeadlineError("not published in time: it may be stored or not") from error
 
 
+def _weight(payload: Payload, id: str | bytes | None) -> int:
+    return len(payload) + len(id or b"")
+
+
+def _size(
+    payloads: Sequence[bytes],
+    ids: Sequence[bytes | None] | None,
+    headers: Sequence[bytes | None] | None,
+) -> int:
+    """Bytes of messages, as they travel."""
+    size = sum(map(len, payloads)) + PER_MESSAGE * len(payloads)
+    for column in (ids, headers):
+        if column:
+            size += sum(map(len, filter(None, column)))
+    return size
+
+
 def _fail(batch: _Batch, error: Exception) -> None:
     for future, _, _ in batch.futures:
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # who does not wait for it need not hear of it
+        _tell(future, error)
+
+
+def _tell(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # who does not wait for it need not hear of it
 
 
 def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:

@@ -3,13 +3,15 @@
 Rules:
 
 1. Acks of one turn of the event loop travel together, as ranges. `ack` and `nack` never wait; `await flush()` waits
-   until the node has them on disk. If the connection was lost meanwhile, nobody knows: it raises `CONNECTION_LOST`.
+   until the node has them on disk.
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
-   behind the last message it gave, or where it began.
+   behind the last message it gave, or where it began. What has come and was not given is dropped: it comes again.
 3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
+5. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
+   once, and then it is about what is said from there on.
 """
 
 from __future__ import annotations
@@ -73,9 +75,9 @@ class Subscription:
         self._arrived = asyncio.Event()
         self._acks: list[Ack] = []
         self._flushing = False
-        self._live = False  # whether the node knows of it
-        self._unconfirmed = False  # whether acks were said that no flush has confirmed
-        self._doubtful = False  # whether some of them may have been lost
+        self._sent = self._safe = 0  # how often acks were sent, and of these are on disk
+        self._doubt = StreamsError("ACK_STALE", "")  # what became of acks that did not count
+        self._doubts = self._known = 0  # how often that was, and how often it was told
         self._error: Exception | None = None
         self._next = -1  # the offset behind the last message that was given
         self._recalled = -1  # messages of this epoch and before will come again
@@ -116,17 +118,23 @@ class Subscription:
         self._life += 1
         self.persistent = answer.persistent
         self._messages.clear()
-        self._live = True
+        self._acks.clear()
         self._given = 0
         self._recalled = -1
         self._pending = []
 
-    def disconnected(self) -> None:
-        """The connection is lost: so may be what was said and not confirmed."""
-        self._live = False
+    def cut_off(self, error: StreamsError) -> None:
+        """The connection is lost."""
+        if self.persistent:
+            self._messages.clear()
+        if self.group and (self._acks or self._sent > self._safe):
+            self._doubted(error)
         self._acks.clear()
-        self._doubtful |= self._unconfirmed
-        self._unconfirmed = False
+        self._safe = self._sent
+
+    def _doubted(self, error: StreamsError) -> None:
+        self._doubt = error
+        self._doubts += 1
 
     def delivered(self, command: p.Deliver, blob: bytearray) -> None:
         """Messages have come."""
@@ -160,7 +168,9 @@ class Subscription:
                 self._messages.drop(command.first, command.end)
             case p.Lost():
                 self.lost += command.count
-            case p.Failed() if command.code in PASSED_OVER or command.request:
+            case p.Failed() if command.code in PASSED_OVER:
+                self._doubted(StreamsError(command.code, command.text))
+            case p.Failed() if command.request:
                 pass
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
@@ -261,11 +271,7 @@ class Subscription:
         self._said(_acks(messages))
 
     def _said(self, acks: list[Ack]) -> None:
-        if not self._live:
-            self._doubtful = True
-            return
         self._acks += acks
-        self._unconfirmed = True
         if not self._flushing:
             self._flushing = True
             self.client.loop.call_soon(self._flush)
@@ -273,15 +279,11 @@ class Subscription:
     def nack(self, message: Message, delay: float, reason: str) -> None:
         """It is to come again."""
         self._check()
-        if not self._live:
-            self._doubtful = True
-            return
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
         told = p.Nack(ranges=ranges, epoch=message.epoch, delay=int(delay * 1e6), reason=reason)
         if self._acks:
             self._flush()  # those that were said before count before
         self.client.send(told, (), self.channel)
-        self._unconfirmed = True
         if self._asked[0]:
             self._recalled = max(self._recalled, message.epoch)
             self._messages.drop_until(self._recalled)
@@ -299,29 +301,40 @@ class Subscription:
     def _flush(self, request: int = 0) -> None:
         self._flushing = False
         acks, self._acks = self._acks, []
+        if acks and not self.client.connected:
+            self._doubted(StreamsError("CONNECTION_LOST", "there was no node to be told"))
+            acks = []
+        self._sent += bool(acks)
         by_epoch: dict[int, list[tuple[int, int, int]]] = {}
         for first, end, delivery, epoch in acks:
             by_epoch.setdefault(epoch, []).append((first, end, delivery))
         if not by_epoch and request:
             by_epoch[0] = []
-        for left, (epoch, some) in zip(range(len(by_epoch))[::-1], by_epoch.items(), strict=True):
-            told = p.Ack(request=0 if left else request, ranges=_ranges(some), epoch=epoch)
+        for left, (epoch, some) in enumerate(by_epoch.items(), 1 - len(by_epoch)):
+            told = p.Ack(ranges=_ranges(some), epoch=epoch)
+            if not left:  # the last one: when it is answered, so are all
+                told.request = request
             self.client.send(told, (), self.channel)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the node has all acks on disk."""
+        """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
+        known, sent = self._known, self._safe
 
         def send(number: int) -> None:
-            self._unconfirmed = False
+            nonlocal sent
             self._flush(number)
+            sent = self._sent
 
-        await self.client.ask(send, timeout)
-        if self._doubtful:
-            self._doubtful = False
-            raise StreamsError(
-                "CONNECTION_LOST",
-                "acks that were said before may be lost: their messages come again",
-            )
+        try:
+            await self.client.ask(send, timeout)
+        except StreamsError as error:
+            if error.code != "DEADLINE":  # so it is told
+                self._known, self._safe = self._doubts, max(self._safe, sent)
+            raise
+        self._safe = max(self._safe, sent)
+        if self._doubts > known:
+            self._known = self._doubts
+            raise self._doubt
 
     async def close(self) -> None:
         """No more; what was not acked goes to others, and does not count as delivered."""

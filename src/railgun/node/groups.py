@@ -432,12 +432,16 @@ def load(data: bytes) -> Saved:
     starts, ends, standings = told["open"]
     return Saved(
         told["floor"],
-        Ranges.of(*told["done"], [None] * len(told["done"][0])),
+        _ranges(*told["done"]),
         Ranges.of(starts, ends, [Standing(*one) for one in standings]),
         told["epoch"],
         told["highest"],
-        Ranges.of(*told["untold"], [None] * len(told["untold"][0])),
+        _ranges(*told["untold"]),
     )
+
+
+def _ranges(starts: list[int], ends: list[int]) -> Ranges[None]:
+    return Ranges.of(starts, ends, [None] * len(starts))
 
 
 fold: Final = Fold[Saved](_apply, dump, load)

@@ -105,6 +105,7 @@ class Server:
         self.port = 0
         self.http: Api | None = None
         self._server: asyncio.Server | None = None
+        self._stopping = False
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
@@ -159,6 +160,8 @@ class Server:
         if version != VERSION:
             told = f"this node speaks version {VERSION}, and you {version!r}"
             raise HelloError(told, BAD_VERSION)
+        if self._stopping:
+            raise HelloError("this node is about to end")
         assert isinstance(connection, Wire)
         self.sessions[connection] = Session(self.node, connection)
 
@@ -181,6 +184,7 @@ class Server:
 
     async def stop(self) -> None:
         """End in order."""
+        self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
         if self.http is not None:

@@ -7,7 +7,9 @@ Rules:
 2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
 3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
    there is room for them.
-4. A publisher that is faster than the disk is not read until what it has sent is stored.
+4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
+   credit until there is room: they lose what comes, or leave it to the others of their group.
+5. A publisher that is faster than the disk is not read until what it has sent is stored.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from railgun.wire.records import Bytes, check, cut, head, split
 SILENCE: Final = 20.0
 MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
 ROOM: Final = 1 << 20  # bytes that wait in a socket
+FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
 PIECE: Final = 256 << 10  # bytes read at once
 TIMEOUT: Final = 30 * SECOND  # for a response, if nothing is said
 LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
@@ -143,10 +146,57 @@ class Consumer:
 class Listener:
     """A subscription of a session to an ephemeral stream."""
 
-    def __init__(self, session: Session, channel: int, stream: Ephemeral) -> None:
+    def __init__(
+        self, session: Session, channel: int, stream: Ephemeral, matcher: str, group: str | None
+    ) -> None:
         self.session = session
         self.channel = channel
         self.stream = stream
+        self._asked = (matcher, group)
+        self._held: int | None = None  # its credit, while too much waits in the socket
+        self._untold = 0  # what it lost meanwhile
+        stream.exchange.subscribe(self, *self._asked)
+
+    def grant(self, credit: int) -> None:
+        """It is ready for so many more."""
+        if self._held is None:
+            self.stream.exchange.grant(self, credit)
+        else:
+            self._held += credit
+
+    def deliver(self, command: p.Deliver, batches: Sequence[Bytes], count: int) -> None:
+        """Send these; they are so many messages."""
+        if self._held is not None:  # since this publish was shared out
+            self._held += count
+            self.missed(count)
+            return
+        self.session.send(command, batches, self.channel)
+        if self.session.flooded:
+            self.session.hold()
+
+    def missed(self, count: int) -> None:
+        """It has lost so many."""
+        if self._held is None:
+            self.session.send(p.Lost(count=count), (), self.channel)
+        else:
+            self._untold += count
+
+    def hold(self) -> None:
+        """It gets nothing more for the time being."""
+        if self._held is None:
+            exchange = self.stream.exchange
+            self._held = exchange.credit(self)
+            exchange.leave(self)
+            exchange.subscribe(self, *self._asked)  # which gives no credit
+
+    def flush(self) -> None:
+        """There is room: it gets messages again, and hears what it has lost."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.grant(held)
+            if self._untold:
+                untold, self._untold = self._untold, 0
+                self.missed(untold)
 
     def lost(self, error: RailgunError) -> None:
         """There is nothing more to hear."""
@@ -188,6 +238,17 @@ class Session:
         """Whether more than answers may be sent."""
         return self._outbox.unsent < ROOM
 
+    @property
+    def flooded(self) -> bool:
+        """Whether nothing but answers may be sent."""
+        return self._outbox.unsent >= FLOOD
+
+    def hold(self) -> None:
+        """Too much waits: the listeners get nothing until there is room."""
+        for subscription in self.subscriptions.values():
+            if isinstance(subscription, Listener):
+                subscription.hold()
+
     def send(self, command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn."""
         self._outbox.send(encode(command, blobs, channel))
@@ -198,8 +259,7 @@ class Session:
 
     def _resumed(self) -> None:
         for subscription in list(self.subscriptions.values()):
-            if isinstance(subscription, Consumer):
-                subscription.flush()
+            subscription.flush()
 
     def fail(self, request: int, error: Exception, channel: int = 0) -> None:
         """Say what is wrong."""
@@ -315,12 +375,11 @@ class Session:
             return
         told = p.Deliver(topic=command.topic, response=name)
         for send in routing.sends:
-            send.member.session.send(
-                told, _some(batches, send.first, send.end, count), send.member.channel
-            )
+            some = _some(batches, send.first, send.end, count)
+            send.member.deliver(told, some, send.end - send.first)
         for loss in routing.losses:
             for member in loss.members:
-                member.session.send(p.Lost(count=loss.count), (), member.channel)
+                member.missed(loss.count)
         if not name:
             self.send(p.Published(request=command.request, matched=routing.matched))
 
@@ -362,10 +421,9 @@ class Session:
             check_name(command.group)
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
         if isinstance(stream, Ephemeral):
-            listener = Listener(self, channel, stream)
             matcher = command.matcher if command.has_matcher else "#"
-            stream.exchange.subscribe(listener, matcher, command.group or None)
-            stream.exchange.grant(listener, command.credit)
+            listener = Listener(self, channel, stream, matcher, command.group or None)
+            listener.grant(command.credit)
             self.subscriptions[channel] = listener
             self.send(p.Subscribed(request=command.request, why="end"), (), channel)
             return
@@ -414,7 +472,7 @@ class Session:
     def _grant(self, channel: int, credit: int) -> None:
         subscription = self._subscription(channel)
         if isinstance(subscription, Listener):
-            subscription.stream.exchange.grant(subscription, credit)
+            subscription.grant(credit)
         else:
             assert subscription.driver is not None
             subscription.driver.begin(subscription.name, credit)
@@ -429,18 +487,24 @@ class Session:
         receipts = [
             Receipt(r.first, r.first + r.count, r.delivery, command.epoch) for r in command.ranges
         ]
-        told: Told | None = partial(self._safe, channel, request) if request else None
-        stale: list[Stale]
+        stale: list[Stale] = []
+
+        def safe(error: RailgunError | None) -> None:
+            if not stale:  # else it has been answered
+                self._safe(channel, request, error)
+
+        told: Told | None = safe if request else None
         match command:
             case p.Nack():
                 delay, reason = command.delay, command.reason
-                stale = driver.nack(consumer.name, receipts, delay, reason, told)
+                stale += driver.nack(consumer.name, receipts, delay, reason, told)
             case p.InProgress():
-                stale = driver.in_progress(consumer.name, receipts, told)
+                stale += driver.in_progress(consumer.name, receipts, told)
             case _:
-                stale = driver.ack(consumer.name, receipts, told)
-        for one in stale:
-            text = f"messages {one.first} to {one.end - 1}, delivery {one.delivery}, are not yours any more"
+                stale += driver.ack(consumer.name, receipts, told)
+        if stale:
+            one, more = stale[0], f", and {len(stale) - 1} others" if len(stale) > 1 else ""
+            text = f"messages {one.first} to {one.end - 1}, delivery {one.delivery}{more}, are not yours any more"
             self.send(p.Failed(request=request, code=one.code, text=text), (), channel)
 
     def _safe(self, channel: int, request: int, error: RailgunError | None) -> None:
