@@ -394,7 +394,7 @@ def test_a_client_faster_than_the_disk_gets_everything_there_in_order(
 # ---------------------------------------------------------------- connections that are cut
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_publishes_with_ids_come_once_however_often_the_connection_is_cut(
     tmp_path: Path, seed: int
 ) -> None:
@@ -501,7 +501,7 @@ def test_what_has_an_id_is_sent_again_though_it_travelled_with_what_has_none(
     run(main())
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_subscriptions_go_on_however_often_the_connection_is_cut(tmp_path: Path, seed: int) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -863,7 +863,7 @@ def test_a_message_that_cannot_be_sent_does_no_harm_to_those_beside_it(tmp_path:
 # ---------------------------------------------------------------- exclusive groups
 
 
-@pytest.mark.parametrize(("seed", "racers"), [(1, 2), (2, 2), (3, 5)])
+@pytest.mark.parametrize(("seed", "racers"), [(1, 2), (3, 5)])
 def test_an_exclusive_group_has_one_active_member_whoever_dies(
     tmp_path: Path, seed: int, racers: int
 ) -> None:
@@ -925,6 +925,58 @@ def test_an_exclusive_group_has_one_active_member_whoever_dies(
             assert len(set(holders.values())) > 1
             told = await publisher.group("orders", "g")
             assert (told["floor"], told["in_flight"]) == (count, 0)
+
+    run(main())
+
+
+def test_members_of_an_exclusive_group_come_back_and_none_is_active_beside_another(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        draw = random.Random(1)
+        count = 600
+        async with node(tmp_path) as running, contextlib.AsyncExitStack() as stack:
+            publisher = await running.client()
+            await publisher.ensure("orders")
+            got: list[tuple[int, tuple[int, int], int]] = []  # epoch, who in which life, offset
+            safe: set[int] = set()
+            cutters: list[Cutter] = []
+
+            async def member(who: int) -> None:
+                cutter = Cutter(running.port, who, cuts=15, least=60, most=10_000)
+                proxy = await stack.enter_async_context(cutter)
+                client = await running.client(proxy.port)
+                sub = await client.subscribe("orders", group="g", exclusive=True, prefetch=40)
+                cutters.append(cutter)
+                cutter.begin()
+                while (await publisher.group("orders", "g"))["floor"] < count:
+                    try:
+                        found = await sub.batch(draw.randint(1, 30), QUIET)
+                    except TimeoutError:
+                        continue
+                    for message in found:
+                        assert message.offset not in safe
+                        got.append((message.epoch, (who, sub._life), message.offset))
+                    some = found[: draw.randint(0, len(found))]
+                    sub.ack_all(some)
+                    code = await code_of(sub.flush())
+                    assert code in ("", "ACK_STALE", "CONNECTION_LOST")
+                    if not code:
+                        safe.update(message.offset for message in some)
+                    if len(some) < len(found):  # what is neither acked nor nacked stays with it
+                        found[len(some)].nack()
+
+            publish = publisher.publish_many("orders", [b"%d" % n for n in range(count)])
+            await (await publisher.subscribe("orders", group="g", exclusive=True)).close()
+            await asyncio.gather(publish, *map(member, range(3)))
+            assert sum(cutter.cuts for cutter in cutters) >= 5
+            assert {offset for _, _, offset in got} == set(range(count))
+            holders: dict[int, tuple[int, int]] = {}
+            last: dict[int, int] = {}
+            for epoch, who, offset in got:
+                assert holders.setdefault(epoch, who) == who, "two members of one epoch"
+                assert offset > last.get(epoch, -1), "not in order"
+                last[epoch] = offset
 
     run(main())
 
