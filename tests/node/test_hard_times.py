@@ -394,7 +394,7 @@ def test_a_client_faster_than_the_disk_gets_everything_there_in_order(
 # ---------------------------------------------------------------- connections that are cut
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_publishes_with_ids_come_once_however_often_the_connection_is_cut(
     tmp_path: Path, seed: int
 ) -> None:
@@ -501,7 +501,7 @@ def test_what_has_an_id_is_sent_again_though_it_travelled_with_what_has_none(
     run(main())
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_subscriptions_go_on_however_often_the_connection_is_cut(tmp_path: Path, seed: int) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -661,6 +661,64 @@ def test_a_nack_of_a_former_life_changes_nothing(tmp_path: Path, exclusive: bool
     run(main())
 
 
+def test_a_publish_that_cannot_be_sent_again_does_no_harm_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running, Proxy(running.port) as proxy:
+            client = await running.client(proxy.port)
+            for stream in ("orders", "others"):
+                await client.ensure(stream)
+            sub = await client.subscribe("others", group="g")
+            send = client._send_batch
+
+            def send_some(number: int, batch: client_module._Batch) -> None:
+                if batch.again and batch.stream == "orders":
+                    raise ValueError("no")
+                send(number, batch)
+
+            monkeypatch.setattr(client, "_send_batch", send_some)
+            proxy.muted = True
+            calls = [client.publish(stream, b"x", id="x") for stream in ("orders", "others")]
+            publishing = asyncio.gather(*calls, return_exceptions=True)
+            await until(lambda: proxy.swallowed > 0)
+            proxy.muted = False
+            proxy.cut()
+            wrong, right = await publishing
+            assert isinstance(wrong, ValueError)
+            assert right == 0
+            assert (await sub.next(DEADLINE)).payload == b"x"
+
+    run(main())
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="what waits for a twin is overtaken by what its publisher sends after it (node/persistent.py)",
+)
+def test_many_messages_are_in_order_though_another_publishes_one_of_their_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            one, two = await running.client(), await running.client()
+            await one.ensure("orders", duplicates="ok")
+            payloads = [b"%d " % n + bytes(1000) for n in range(600)]
+            ids = [f"{n}" for n in range(600)]
+            with gate:
+                first = asyncio.create_task(one.publish("orders", payloads[0], id="0"))
+                await until(lambda: any(session._unstored for session in sessions(running)))
+                many = asyncio.create_task(two.publish_many("orders", payloads, ids=ids))
+                await until(lambda: sum(s._unstored for s in sessions(running)) > 500_000)
+            assert await first == 0
+            offsets = await many
+            assert offsets == list(range(600))
+
+    run(main())
+
+
 # ---------------------------------------------------------------- clients that go while there is no node
 
 
@@ -805,7 +863,7 @@ def test_a_message_that_cannot_be_sent_does_no_harm_to_those_beside_it(tmp_path:
 # ---------------------------------------------------------------- exclusive groups
 
 
-@pytest.mark.parametrize(("seed", "racers"), [(1, 2), (2, 2), (3, 5)])
+@pytest.mark.parametrize(("seed", "racers"), [(1, 2), (3, 5)])
 def test_an_exclusive_group_has_one_active_member_whoever_dies(
     tmp_path: Path, seed: int, racers: int
 ) -> None:
@@ -871,6 +929,58 @@ def test_an_exclusive_group_has_one_active_member_whoever_dies(
     run(main())
 
 
+def test_members_of_an_exclusive_group_come_back_and_none_is_active_beside_another(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        draw = random.Random(1)
+        count = 600
+        async with node(tmp_path) as running, contextlib.AsyncExitStack() as stack:
+            publisher = await running.client()
+            await publisher.ensure("orders")
+            got: list[tuple[int, tuple[int, int], int]] = []  # epoch, who in which life, offset
+            safe: set[int] = set()
+            cutters: list[Cutter] = []
+
+            async def member(who: int) -> None:
+                cutter = Cutter(running.port, who, cuts=15, least=60, most=10_000)
+                proxy = await stack.enter_async_context(cutter)
+                client = await running.client(proxy.port)
+                sub = await client.subscribe("orders", group="g", exclusive=True, prefetch=40)
+                cutters.append(cutter)
+                cutter.begin()
+                while (await publisher.group("orders", "g"))["floor"] < count:
+                    try:
+                        found = await sub.batch(draw.randint(1, 30), QUIET)
+                    except TimeoutError:
+                        continue
+                    for message in found:
+                        assert message.offset not in safe
+                        got.append((message.epoch, (who, sub._life), message.offset))
+                    some = found[: draw.randint(0, len(found))]
+                    sub.ack_all(some)
+                    code = await code_of(sub.flush())
+                    assert code in ("", "ACK_STALE", "CONNECTION_LOST")
+                    if not code:
+                        safe.update(message.offset for message in some)
+                    if len(some) < len(found):  # what is neither acked nor nacked stays with it
+                        found[len(some)].nack()
+
+            publish = publisher.publish_many("orders", [b"%d" % n for n in range(count)])
+            await (await publisher.subscribe("orders", group="g", exclusive=True)).close()
+            await asyncio.gather(publish, *map(member, range(3)))
+            assert sum(cutter.cuts for cutter in cutters) >= 5
+            assert {offset for _, _, offset in got} == set(range(count))
+            holders: dict[int, tuple[int, int]] = {}
+            last: dict[int, int] = {}
+            for epoch, who, offset in got:
+                assert holders.setdefault(epoch, who) == who, "two members of one epoch"
+                assert offset > last.get(epoch, -1), "not in order"
+                last[epoch] = offset
+
+    run(main())
+
+
 def test_a_member_of_an_exclusive_group_that_was_cut_off_acks_in_vain(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running, Proxy(running.port) as proxy:
@@ -899,6 +1009,28 @@ def test_a_member_of_an_exclusive_group_that_was_cut_off_acks_in_vain(tmp_path: 
             assert await code_of(first.flush()) in ("", "ACK_STALE")  # of the nack
             await first.flush()
             assert (await one.group("orders", "g"))["floor"] == 6
+
+    run(main())
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_nack_of_what_was_acked_changes_nothing(tmp_path: Path, exclusive: bool) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(20)])
+            sub = await client.subscribe("orders", group="g", exclusive=exclusive, prefetch=5)
+            for n in range(0, 20, 2):
+                found = await take(sub, 2)
+                assert [(m.offset, m.delivery) for m in found] == [(n, 1), (n + 1, 1)]
+                found[0].ack()
+                found[0].nack()
+                sub.ack_all(found[1:])
+                found[1].nack(delay=600)
+            assert await code_of(sub.flush()) == "ACK_STALE"
+            await sub.flush()
+            assert (await client.group("orders", "g"))["code"] == "AT_END"
 
     run(main())
 
@@ -1192,6 +1324,30 @@ def test_a_subscription_made_again_at_a_node_that_stops_goes_on_at_the_next(
     run(main())
 
 
+def test_a_subscription_that_is_made_again_late_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def main() -> None:
+        async with node(tmp_path) as running, Proxy(running.port) as proxy:
+            client = await running.client(proxy.port)
+            await client.ensure("orders")
+            await client.publish("orders", b"x")
+            sub = await client.subscribe("orders", group="g", exclusive=True)
+            await take(sub, 1)
+            client.timeout = 0.1
+            with gate:
+                proxy.cut()
+                await until(lambda: client._connection is None)
+                await until(lambda: bool(client._answers))
+                await until(lambda: not client._answers)  # its deadline has passed
+            message = await sub.next(DEADLINE)
+            assert (message.offset, message.delivery) == (0, 2)
+
+    run(main())
+
+
 # ---------------------------------------------------------------- ephemeral streams
 
 
@@ -1314,33 +1470,35 @@ def test_a_thousand_requests_of_which_a_dying_responder_has_some(tmp_path: Path)
             await client.ensure("ask", kind="ephemeral")
             responders = [await running.client() for _ in range(3)]
             subs = [await c.subscribe("ask", group="g", prefetch=500) for c in responders]
-            kept: list[bytes] = []
+            answered: set[bytes] = set()
 
-            async def answer(sub: Subscription) -> None:
+            async def answer(message: Message) -> None:
+                code = await code_of(message.respond(b"re " + message.payload))
+                assert code in ("", "RS_GONE")  # it was too late, on a slow machine
+                if not code:
+                    answered.add(message.payload)
+
+            async def answer_all(sub: Subscription) -> None:
                 async for message in sub:
-                    await message.respond(b"re " + message.payload)
+                    await answer(message)
 
             async def die_with_some() -> None:
-                while len(kept) < 50:
+                for n in range(50):
                     message = await subs[2].next(DEADLINE)
-                    if len(kept) % 2:
-                        await message.respond(b"re " + message.payload)
-                    kept.append(message.payload)
+                    if n % 2:
+                        await answer(message)
                 die(responders[2])
 
-            work = [asyncio.create_task(answer(sub)) for sub in subs[:2]]
+            work = [asyncio.create_task(answer_all(sub)) for sub in subs[:2]]
             work.append(asyncio.create_task(die_with_some()))
             asked = [client.request("ask", b"%d" % n, timeout=2.0) for n in range(1000)]
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-            failed = 0
-            for n, told in enumerate(answers):
-                if isinstance(told, BaseException):
-                    assert isinstance(told, NoAnswerError)
-                    assert told.code == "RS_TIMEOUT"
-                    failed += 1
-                else:
-                    assert told == b"re %d" % n
-            assert 25 <= failed <= 500  # no more than the dead one had
+            told = await asyncio.gather(*asked, return_exceptions=True)
+            good = {n for n, one in enumerate(told) if one == b"re %d" % n}
+            assert good == set(map(int, answered))
+            late = [one for n, one in enumerate(told) if n not in good]
+            assert len(late) >= 25
+            assert all(isinstance(one, NoAnswerError) for one in late)
+            assert {one.code for one in late if isinstance(one, NoAnswerError)} == {"RS_TIMEOUT"}
             for n in range(100):
                 assert await client.request("ask", b"%d" % n) == b"re %d" % n
             assert running.server is not None

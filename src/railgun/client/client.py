@@ -236,7 +236,10 @@ class Client:
             self.loop.create_task(self._again(subscription))
         for number, batch in list(self._under_way.items()):
             batch.again = True
-            self._send_batch(number, batch)
+            try:
+                self._send_batch(number, batch)
+            except Exception as error:  # its own: the others go on
+                _fail(self._done(number), error)
         for key in list(self._waiting):
             self._try_send(key)
 

@@ -21,7 +21,8 @@ class Arrival:
     """A batch as it came: what its messages have in common, and how far it was taken."""
 
     __slots__ = (
-        "_payloads", "batch", "delivery", "epoch", "records", "response", "subscription", "taken", "topic",
+        "_payloads", "acked", "batch", "delivery", "epoch", "records", "response", "subscription", "taken",
+        "topic",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,7 @@ class Arrival:
         self.topic = topic
         self.response = response
         self.taken = 0
+        self.acked: set[int] = set()  # rows, in an exclusive group
         self._payloads: list[bytes] | None = None
 
     @property

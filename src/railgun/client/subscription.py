@@ -262,12 +262,17 @@ class Subscription:
     def ack(self, message: Message) -> None:
         """It is done."""
         self._check()
+        if self._asked[0]:
+            message.arrival.acked.add(message.row)
         offset = message.offset
         self._said([(offset, offset + 1, message.delivery, message.epoch)])
 
     def ack_all(self, messages: Sequence[Message]) -> None:
         """They are done."""
         self._check()
+        if self._asked[0]:
+            for message in messages:
+                message.arrival.acked.add(message.row)
         self._said(_acks(messages))
 
     def _said(self, acks: list[Ack]) -> None:
@@ -284,7 +289,7 @@ class Subscription:
         if self._acks:
             self._flush()  # those that were said before count before
         self.client.send(told, (), self.channel)
-        if self._asked[0]:
+        if self._asked[0] and message.row not in message.arrival.acked:  # else it is stale
             self._recalled = max(self._recalled, message.epoch)
             self._messages.drop_until(self._recalled)
 

@@ -350,6 +350,7 @@ class Session:
         self._unstored -= size
         if self.paused and self._unstored <= MOST_UNSTORED // 2 and not self._for_good:
             self.paused = False
+            self.heard = time.monotonic()  # what it said meanwhile is about to be read
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
         if isinstance(outcome, RailgunError):
