@@ -692,10 +692,6 @@ def test_a_publish_that_cannot_be_sent_again_does_no_harm_to_the_others(
     run(main())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="what waits for a twin is overtaken by what its publisher sends after it (node/persistent.py)",
-)
 def test_many_messages_are_in_order_though_another_publishes_one_of_their_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -715,6 +711,42 @@ def test_many_messages_are_in_order_though_another_publishes_one_of_their_ids(
             assert await first == 0
             offsets = await many
             assert offsets == list(range(600))
+
+    run(main())
+
+
+def test_what_is_sent_after_a_message_that_waits_for_its_twin_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            one, two = await running.client(), await running.client()
+            await one.ensure("orders", duplicates="ok")
+
+            def publish(client: Client, payload: bytes, id: str | None = None) -> asyncio.Task[int]:
+                return asyncio.create_task(client.publish("orders", payload, id=id))
+
+            with gate:
+                first = publish(one, b"a", "a")
+                await until(lambda: any(session._unstored for session in sessions(running)))
+                later = []
+                for payload, id in (
+                    (b"a", "a"),
+                    (b"b", None),
+                    (b"a", "a"),
+                    (b"c", "c"),
+                    (b"d", None),
+                ):
+                    later.append(publish(two, payload, id))
+                    await asyncio.sleep(0)
+                others = publish(one, b"e", "e")
+                await until(lambda: sum(s._unstored > 0 for s in sessions(running)) == 2)
+            assert await first == 0
+            assert await others == 1
+            assert await asyncio.gather(*later) == [0, 2, 0, 3, 4]
+            assert not running.server.node.streams["orders"]._behind  # type: ignore[union-attr]
 
     run(main())
 

@@ -3,7 +3,8 @@
 Rules:
 
 1. A publish is answered when it is on disk. Publishes are stored in the order in which they came, but for those that
-   wait for a twin: a message with the ID of one that is being written waits for what becomes of it.
+   wait for a twin: a message with the ID of one that is being written waits for what becomes of it. Whatever its
+   publisher sends after it waits too; others do not.
 2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
    others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
 3. Groups see what is on disk, and nothing else.
@@ -17,6 +18,7 @@ import asyncio
 import base64
 import itertools
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,7 +72,8 @@ class _Publish:
     ids: list[bytes | None]
     ticket: int
     answer: Answer
-    together: bool = False
+    together: bool
+    who: object
 
 
 class Persistent:
@@ -108,6 +111,7 @@ class Persistent:
         self._box: IdBox | None = None
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _Publish] = {}
+        self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
         self._told = False
         self._anonymous = itertools.count(1)
         self._times: tuple[int, int, int] = (0, 0, 0)  # of the batch that was asked for last
@@ -123,13 +127,27 @@ class Persistent:
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, batches: list[bytearray], answer: Answer, *, together: bool = False) -> None:
-        """Store these, which have been looked at; `answer` is called when they are safe."""
+    def publish(
+        self,
+        batches: list[bytearray],
+        answer: Answer,
+        *,
+        together: bool = False,
+        who: object = None,
+    ) -> None:
+        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it."""
+        ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
-            self._try(_Publish(batches, ids, next(self._tickets), answer, together))
-        else:
+        elif not self._behind:
             self._commit(batches, partial(self._stored, batches, answer, ()))
+            return
+        ticket = next(self._tickets)
+        publish = _Publish(batches, ids, ticket, answer, together, ticket if who is None else who)
+        if publish.who in self._behind:
+            self._behind[publish.who].append(publish)
+        else:
+            self._try(publish)
 
     def _commit(
         self, batches: list[bytearray], done: Callable[[RailgunError | None], None]
@@ -186,6 +204,7 @@ class Persistent:
         if any(isinstance(verdict, Twin) for verdict in verdicts):
             box.begin(ids, publish.ticket)
             self._waiting[publish.ticket] = publish
+            self._behind.setdefault(publish.who, deque())
             return
         fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
         if len(fresh) == len(ids):
@@ -215,7 +234,17 @@ class Persistent:
             refused = self._refused(verdicts, {n: first.base + at for at, n in enumerate(fresh)})
         self._stored(batches, publish.answer, refused, error)
         for ticket in again:
-            self._try(self._waiting.pop(ticket))
+            self._try_again(self._waiting.pop(ticket))
+
+    def _try_again(self, publish: _Publish) -> None:
+        """A publish has waited; if it need not any more, those behind it have their turn."""
+        line = self._behind.pop(publish.who)
+        line.appendleft(publish)
+        while line and publish.ticket not in self._waiting:
+            publish = line.popleft()
+            self._try(publish)
+        if line:
+            self._behind[publish.who] = line
 
     def _refused(
         self, verdicts: Sequence[Any], offsets: dict[int, int]

@@ -344,7 +344,7 @@ class Session:
         if self._unstored > MOST_UNSTORED:
             self.rest()
         answer = partial(self._stored, command.request, len(blob))
-        stream.publish(batches, answer, together=command.together)  # type: ignore[arg-type]
+        stream.publish(batches, answer, together=command.together, who=self)  # type: ignore[arg-type]
 
     def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
         self._unstored -= size
