@@ -34,6 +34,7 @@ import railgun.node.disk as disk_module
 from railgun.client.client import Client, connect
 from railgun.client.errors import DeadlineError, NoAnswerError, StreamsError
 from railgun.client.message import Message
+from railgun.client.publisher import Batch
 from railgun.client.subscription import Subscription
 from railgun.node.session import MOST_UNSTORED, Consumer, Session
 from railgun.wire.commands import LARGEST, VERSION, Frame, encode
@@ -670,14 +671,15 @@ def test_a_publish_that_cannot_be_sent_again_does_no_harm_to_the_others(
             for stream in ("orders", "others"):
                 await client.ensure(stream)
             sub = await client.subscribe("others", group="g")
-            send = client._send_batch
+            publisher = client._publisher
+            send = publisher._send_batch
 
-            def send_some(number: int, batch: client_module._Batch) -> None:
+            def send_some(number: int, batch: Batch) -> None:
                 if batch.again and batch.stream == "orders":
                     raise ValueError("no")
                 send(number, batch)
 
-            monkeypatch.setattr(client, "_send_batch", send_some)
+            monkeypatch.setattr(publisher, "_send_batch", send_some)
             proxy.muted = True
             calls = [client.publish(stream, b"x", id="x") for stream in ("orders", "others")]
             publishing = asyncio.gather(*calls, return_exceptions=True)

@@ -18,11 +18,9 @@ import asyncio
 import contextlib
 import itertools
 import json
-import math
 import secrets
 import ssl
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +29,13 @@ from google.protobuf.message import Message as Command
 from railgun.client.address import DATA, Address
 from railgun.client.errors import (
     DeadlineError,
-    DuplicateIdError,
     NoAnswerError,
     NoNodeError,
     StreamsError,
 )
+from railgun.client.publisher import Publisher, tell
 from railgun.client.subscription import Start, Subscription
-from railgun.wire.commands import LARGEST, VERSION, Blob, Frame, FrameError, FrameReader, encode
+from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_SECRET, BAD_VERSION, HelloError
 from railgun.wire.outbox import Outbox
@@ -48,82 +46,12 @@ TIMEOUT: Final = 30.0
 PING: Final = 5.0
 SILENCE: Final = 20.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
-UNDER_WAY: Final = 4  # publishes of a stream that are not answered
-ENOUGH: Final = 256 << 10  # bytes that do not wait for more
-MOST: Final = LARGEST - 4096  # bytes of one publish
-PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
 PREFETCH: Final = 1000
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
 TRANSIENT: Final = frozenset({"CONNECTION_LOST", "DEADLINE", "CLOSED", "NO_SUBSCRIPTION"})
 """What a subscription that is made again may be told: the node goes, or takes its time."""
 _NOBODY: Final = (None, 0.0)
-
-
-class _Batch:
-    """Messages of one stream that wait to be sent, or to be answered."""
-
-    __slots__ = (
-        "again", "deadline", "futures", "headers", "ids", "payloads", "safe", "size", "stream",
-        "together", "topic",
-    )  # fmt: skip
-
-    def __init__(self, stream: str, topic: str, safe: bool) -> None:
-        self.stream = stream
-        self.topic = topic
-        self.safe = safe
-        """Whether it can be sent twice without harm: all of its messages have IDs, or all together one."""
-        self.payloads: list[bytes] = []
-        self.ids: list[bytes | None] = []  # of all messages, or none if none has one
-        self.headers: list[bytes | None] = []
-        self.futures: list[tuple[asyncio.Future[Any], int, float]] = []
-        """Who waits, for how many messages each, and until when."""
-        self.size = 0
-        self.deadline = math.inf  # the first one of its futures
-        self.together = False  # one ID for all of it
-        self.again = False  # whether it was sent before
-
-    def add(
-        self,
-        payloads: list[bytes],
-        ids: list[bytes | None] | None,
-        headers: Sequence[bytes | None] | None,
-        size: int,
-    ) -> None:
-        """More messages, of so many bytes."""
-        before = len(self.payloads)
-        self.payloads += payloads
-        self.size += size
-        for column, given in ((self.ids, ids), (self.headers, headers)):
-            if given or column:
-                column += [None] * (before - len(column))
-                column += given or [None] * len(payloads)
-
-    def wait(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
-        """Somebody waits for so many of them."""
-        self.futures.append((future, count, deadline))
-        self.deadline = min(self.deadline, deadline)
-
-    def fine(self, code: str) -> bool:
-        """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
-        return code == "OK" or (self.again and code == "DUPLICATE_ID")
-
-    def takes(self, safe: bool, size: int) -> bool:
-        """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
-        fits = self.size < ENOUGH and self.size + size <= MOST
-        return fits and not self.together and self.safe == safe
-
-    def apart(self) -> Iterable[_Batch]:
-        """The messages of each who waits, as batches of their own."""
-        at = 0
-        for future, count, deadline in self.futures:
-            some = slice(at, at + count)
-            payloads, ids, headers = self.payloads[some], self.ids[some], self.headers[some]
-            at += count
-            one = _Batch(self.stream, self.topic, self.safe)
-            one.add(payloads, ids, headers, _size(payloads, ids, headers))
-            one.wait(future, count, deadline)
-            yield one
 
 
 class Client:
@@ -155,10 +83,8 @@ class Client:
         self._channels = itertools.count(1)
         self._answers: dict[int, tuple[asyncio.Future[Any], float]] = {}  # and until when
         self._subscriptions: dict[int, Subscription] = {}
-        self._waiting: dict[tuple[str, str], deque[_Batch]] = {}  # all but the last are full
-        self._under_way: dict[int, _Batch] = {}
-        self._counts: dict[str, int] = {}
         self._outbox: Outbox | None = None
+        self._publisher = Publisher(self, self._numbers)
         self._sweeping: asyncio.TimerHandle | None = None
         self._last_error = ""
 
@@ -234,14 +160,7 @@ class Client:
         """Make the subscriptions again, and send what can be sent again."""
         for subscription in list(self._subscriptions.values()):
             self.loop.create_task(self._again(subscription))
-        for number, batch in list(self._under_way.items()):
-            batch.again = True
-            try:
-                self._send_batch(number, batch)
-            except Exception as error:  # its own: the others go on
-                _fail(self._done(number), error)
-        for key in list(self._waiting):
-            self._try_send(key)
+        self._publisher.resume()
 
     async def _again(self, subscription: Subscription) -> None:
         if subscription.closed:
@@ -269,26 +188,18 @@ class Client:
         self._open.clear()
         self._connection = self._outbox = None
         told = StreamsError("CONNECTION_LOST", self._last_error)
-        for number in list(self._under_way):
-            self._failed(number, told)
+        self._publisher.cut_off(told)
         answers, self._answers = self._answers, {}
         for future, _ in answers.values():
-            _tell(future, told)
+            tell(future, told)
         for subscription in self._subscriptions.values():
             subscription.cut_off(told)
-
-    def _failed(self, number: int, error: Exception) -> None:
-        """A publish came to nothing, or nobody knows; if it is safe, it will be sent again."""
-        if self._closing or not self._under_way[number].safe:
-            _fail(self._done(number), error)
 
     async def close(self) -> None:
         """Say good-bye: what is under way is waited for, as long as a call may take."""
         if not self._closing:
             if self._open.is_set():
-                pending = [
-                    one[0] for b in self._pending() for one in b.futures if not one[0].done()
-                ]
+                pending = self._publisher.pending()
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
                 leaving = [self.loop.create_task(s.close()) for s in self._subscriptions.values()]
@@ -306,16 +217,10 @@ class Client:
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._running
             self._disconnected()
-            closed = StreamsError("CLOSED", "the client is closed")
-            for batch in self._pending():  # what was never sent
-                _fail(batch, closed)
-            self._waiting.clear()
+            self._publisher.close()
             self._open.set()  # who waits for it is told
             for subscription in self._subscriptions.values():
                 subscription.ended()
-
-    def _pending(self) -> Iterable[_Batch]:
-        return itertools.chain(*self._waiting.values(), self._under_way.values())
 
     async def __aenter__(self) -> Client:
         return self
@@ -329,6 +234,11 @@ class Client:
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._outbox is not None
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._closing
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn; nothing, if there is no connection."""
@@ -350,14 +260,8 @@ class Client:
                 subscription = self._subscriptions.get(channel)
                 if subscription is not None:
                     subscription.delivered(command, frame.blob)
-            case p.Published() if command.request in self._under_way:
-                self._published(command)
-            case p.Failed() if command.request in self._under_way:
-                error = StreamsError(command.code, command.text)
-                if command.code == "CLOSED":
-                    self._failed(command.request, error)
-                else:
-                    _fail(self._done(command.request), error)
+            case p.Published() | p.Failed() if self._publisher.answered(command):
+                pass
             case p.Subscribed():
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
@@ -416,16 +320,8 @@ class Client:
         now = self.loop.time()
         self._sweeping = self.loop.call_later(SWEEP, self._sweep)
         late = [future for future, deadline in self._answers.values() if deadline < now]
-        for batch in self._pending():
-            if batch.deadline > now:
-                continue
-            batch.deadline = min(
-                (end for future, _, end in batch.futures if end >= now and not future.done()),
-                default=math.inf,
-            )
-            late += [future for future, _, deadline in batch.futures if deadline < now]
-        for future in late:
-            _tell(future, TimeoutError())
+        for future in itertools.chain(late, self._publisher.late(now)):
+            tell(future, TimeoutError())
 
     # ------------------------------------------------------------ publishing
 
@@ -443,7 +339,7 @@ class Client:
         given = [_bytes(payload)]
         ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
         told = None if headers is None else [json.dumps(dict(headers)).encode()]
-        future = self._put(stream, topic, given, ids, told, self._deadline(timeout))
+        future = self._publisher.put(stream, topic, given, ids, told, self._deadline(timeout))
         return int((await _published(future))[0])
 
     async def publish_many(
@@ -466,139 +362,16 @@ class Client:
             if ids is not None or topic:
                 raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
             given = list(map(_bytes, payloads))
-            future = self._put_together(stream, given, _bytes(id), self._deadline(timeout))
+            deadline = self._deadline(timeout)
+            future = self._publisher.put_together(stream, given, _bytes(id), deadline)
             return list(await _published(future))
         if ids and len(ids) != len(payloads):
             raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
-        futures, at, size, deadline = [], 0, 0, self._deadline(timeout)
-        sizes = map(_weight, payloads, ids) if ids else map(len, payloads)
-        for n, one in enumerate(sizes, 1):
-            size += one + PER_MESSAGE
-            if size >= ENOUGH or n == len(payloads):
-                some = [None if x is None else _bytes(x) for x in ids[at:n]] if ids else None
-                given = list(map(_bytes, payloads[at:n]))
-                futures.append(self._put(stream, topic, given, some, None, deadline))
-                at, size = n, 0
+        known = [None if one is None else _bytes(one) for one in ids] if ids else None
+        given, deadline = list(map(_bytes, payloads)), self._deadline(timeout)
+        futures = self._publisher.put_many(stream, topic, given, known, deadline)
         every = await _published(asyncio.gather(*futures))
         return list(itertools.chain.from_iterable(every))
-
-    def _put(
-        self,
-        stream: str,
-        topic: str,
-        payloads: list[bytes],
-        ids: list[bytes | None] | None,
-        headers: list[bytes] | None,
-        deadline: float,
-    ) -> asyncio.Future[Any]:
-        key = (stream, topic)
-        size = _size(payloads, ids, headers)
-        line = self._line(key)
-        safe = ids is not None and all(ids)
-        if not line or not line[-1].takes(safe, size):
-            line.append(_Batch(stream, topic, safe))
-        batch = line[-1]
-        future: asyncio.Future[Any] = self.loop.create_future()
-        batch.add(payloads, ids, headers, size)
-        batch.wait(future, len(payloads), deadline)
-        if batch.size >= ENOUGH:
-            self._try_send(key)
-        return future
-
-    def _put_together(
-        self, stream: str, payloads: list[bytes], id: bytes, deadline: float
-    ) -> asyncio.Future[Any]:
-        ids = [id, *[None] * (len(payloads) - 1)]
-        batch = _Batch(stream, "", safe=True)
-        batch.together = True
-        batch.add(payloads, ids, None, _size(payloads, ids, None))
-        line = self._line((stream, ""))
-        future: asyncio.Future[Any] = self.loop.create_future()
-        batch.wait(future, len(payloads), deadline)
-        line.append(batch)
-        return future
-
-    def _line(self, key: tuple[str, str]) -> deque[_Batch]:
-        """What waits to be sent to a stream; it will be looked after."""
-        if self._closing:
-            raise StreamsError("CLOSED", "the client is closed")
-        line = self._waiting.get(key)
-        if line is None:
-            line = self._waiting[key] = deque()
-            self.loop.call_soon(self._try_send, key)
-        return line
-
-    def _try_send(self, key: tuple[str, str]) -> None:
-        """Send what waits, unless enough is under way and it is little."""
-        line = self._waiting.get(key)
-        while line and self._connection is not None:
-            under_way = self._counts.get(key[0], 0)
-            if under_way >= UNDER_WAY or (under_way > 1 and line[0].size < ENOUGH):
-                return
-            batch = line.popleft()
-            if not line:
-                del self._waiting[key]
-            number = next(self._numbers)
-            self._under_way[number] = batch
-            self._counts[key[0]] = under_way + 1
-            try:
-                self._send_batch(number, batch)
-            except Exception as error:
-                self._done(number)
-                if len(batch.futures) == 1:
-                    _fail(batch, error)
-                    continue
-                line.extendleft(reversed(list(batch.apart())))  # one of them is wrong: which?
-                self._waiting[key] = line
-
-    def _send_batch(self, number: int, batch: _Batch) -> None:
-        blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
-        if len(blobs[0]) > MOST:
-            raise StreamsError(
-                "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {MOST:,} are the most"
-            )
-        told = p.Publish(
-            request=number, stream=batch.stream, topic=batch.topic, together=batch.together
-        )
-        self.send(told, blobs)
-
-    def _done(self, number: int) -> _Batch:
-        batch = self._under_way.pop(number)
-        self._counts[batch.stream] -= 1
-        for key in [key for key in self._waiting if key[0] == batch.stream]:
-            self.loop.call_soon(self._try_send, key)
-        return batch
-
-    def _published(self, answer: p.Published) -> None:
-        batch = self._done(answer.request)
-        count = len(batch.payloads)
-        if not answer.stored and not answer.refused:  # ephemeral
-            for future, some, _ in batch.futures:
-                if not future.done():
-                    future.set_result([answer.matched] * some)
-            return
-        offsets: list[int] = list(range(answer.base, answer.base + count))
-        refused = {one.index: one for one in answer.refused}
-        if refused and batch.together:
-            base = answer.refused[0].offset
-            offsets = list(range(base, base + count))
-        elif refused:
-            following = itertools.count(answer.base)
-            offsets = [refused[n].offset if n in refused else next(following) for n in range(count)]
-        at = 0
-        for future, some, _ in batch.futures:
-            wrong = [
-                refused[n]
-                for n in range(at, at + some)
-                if n in refused and not batch.fine(refused[n].code)
-            ] if refused else []  # fmt: skip
-            if future.done():
-                pass
-            elif wrong:
-                future.set_exception(_refusal(wrong[0], batch.ids[wrong[0].index]))
-            else:
-                future.set_result(offsets[at : at + some])
-            at += some
 
     # ------------------------------------------------------------ requests
 
@@ -753,42 +526,6 @@ async def _published(future: asyncio.Future[Any]) -> Any:
         return await future
     except TimeoutError as error:
         raise DeadlineError("not published in time: it may be stored or not") from error
-
-
-def _weight(payload: Payload, id: str | bytes | None) -> int:
-    return len(payload) + len(id or b"")
-
-
-def _size(
-    payloads: Sequence[bytes],
-    ids: Sequence[bytes | None] | None,
-    headers: Sequence[bytes | None] | None,
-) -> int:
-    """Bytes of messages, as they travel."""
-    size = sum(map(len, payloads)) + PER_MESSAGE * len(payloads)
-    for column in (ids, headers):
-        if column:
-            size += sum(map(len, filter(None, column)))
-    return size
-
-
-def _fail(batch: _Batch, error: Exception) -> None:
-    for future, _, _ in batch.futures:
-        _tell(future, error)
-
-
-def _tell(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # who does not wait for it need not hear of it
-
-
-def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
-    if refused.code == "DUPLICATE_ID":
-        return DuplicateIdError(
-            f"the ID {id!r} is taken by offset {refused.offset}", refused.offset
-        )
-    return StreamsError(refused.code, f"the ID {id!r} cannot be remembered")
 
 
 async def connect(

@@ -1,0 +1,364 @@
+"""What a client publishes: messages of many tasks, on their way together.
+
+Rules:
+
+1. Those that come up in one turn of the event loop travel together, and those that come up while as many publishes of
+   the stream as may be are under way. They are sent in the order in which they came.
+2. Messages with IDs and messages without do not travel together: the first can be sent again when a connection is lost,
+   and the others cannot.
+3. What nobody waits for any more, and was never sent, is not sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.wire.commands import LARGEST
+from railgun.wire.proto import streams_pb2 as p
+from railgun.wire.records import build
+
+if TYPE_CHECKING:
+    from railgun.client.client import Client
+
+UNDER_WAY: Final = 4  # publishes of a stream that are not answered
+ENOUGH: Final = 256 << 10  # bytes that do not wait for more
+MOST: Final = LARGEST - 4096  # bytes of one publish
+PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
+
+
+class Batch:
+    """Messages of one stream that wait to be sent, or to be answered."""
+
+    __slots__ = (
+        "again", "deadline", "futures", "headers", "ids", "payloads", "safe", "size", "stream",
+        "together", "topic",
+    )  # fmt: skip
+
+    def __init__(self, stream: str, topic: str, safe: bool) -> None:
+        self.stream = stream
+        self.topic = topic
+        self.safe = safe
+        """Whether it can be sent twice without harm: all of its messages have IDs, or all together one."""
+        self.payloads: list[bytes] = []
+        self.ids: list[bytes | None] = []  # of all messages, or none if none has one
+        self.headers: list[bytes | None] = []
+        self.futures: list[tuple[asyncio.Future[Any], int, float]] = []
+        """Who waits, for how many messages each, and until when."""
+        self.size = 0
+        self.deadline = math.inf  # the first one of its futures
+        self.together = False  # one ID for all of it
+        self.again = False  # whether it was sent before
+
+    def add(
+        self,
+        payloads: list[bytes],
+        ids: list[bytes | None] | None,
+        headers: Sequence[bytes | None] | None,
+        size: int,
+    ) -> None:
+        """More messages, of so many bytes."""
+        before = len(self.payloads)
+        self.payloads += payloads
+        self.size += size
+        for column, given in ((self.ids, ids), (self.headers, headers)):
+            if given or column:
+                column += [None] * (before - len(column))
+                column += given or [None] * len(payloads)
+
+    def wait(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
+        """Somebody waits for so many of them."""
+        self.futures.append((future, count, deadline))
+        self.deadline = min(self.deadline, deadline)
+
+    def fine(self, code: str) -> bool:
+        """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
+        return code == "OK" or (self.again and code == "DUPLICATE_ID")
+
+    def takes(self, safe: bool, size: int) -> bool:
+        """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
+        fits = self.size < ENOUGH and self.size + size <= MOST
+        return fits and not self.together and self.safe == safe
+
+    def apart(self) -> Iterable[Batch]:
+        """The messages of each who waits, as batches of their own."""
+        at = 0
+        for future, count, deadline in self.futures:
+            some = slice(at, at + count)
+            payloads, ids, headers = self.payloads[some], self.ids[some], self.headers[some]
+            at += count
+            one = Batch(self.stream, self.topic, self.safe)
+            one.add(payloads, ids, headers, _size(payloads, ids, headers))
+            one.wait(future, count, deadline)
+            yield one
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody waits any more."""
+        return all(future.done() for future, _, _ in self.futures)
+
+    def fail(self, error: Exception) -> None:
+        """It came to nothing: tell who waits."""
+        for future, _, _ in self.futures:
+            tell(future, error)
+
+    def late(self, now: float) -> list[asyncio.Future[Any]]:
+        """Whose deadline has passed."""
+        if self.deadline > now:
+            return []
+        self.deadline = min(
+            (end for future, _, end in self.futures if end >= now and not future.done()),
+            default=math.inf,
+        )
+        return [future for future, _, deadline in self.futures if deadline < now]
+
+
+class Publisher:
+    """All that a client publishes."""
+
+    def __init__(self, client: Client, numbers: Iterator[int]) -> None:
+        self._client = client
+        self._numbers = numbers
+        self._waiting: dict[tuple[str, str], deque[Batch]] = {}  # all but the last are full
+        self._under_way: dict[int, Batch] = {}
+        self._counts: dict[str, int] = {}  # of those, by their stream
+
+    # ------------------------------------------------------------ the connection
+
+    def resume(self) -> None:
+        """There is a connection: send what can be sent again, and what waits."""
+        for number, batch in list(self._under_way.items()):
+            batch.again = True
+            try:
+                self._send_batch(number, batch)
+            except Exception as error:  # its own: the others go on
+                self._done(number).fail(error)
+        for key in list(self._waiting):
+            self._try_send(key)
+
+    def cut_off(self, error: StreamsError) -> None:
+        """The connection is lost."""
+        for number in list(self._under_way):
+            self._failed(number, error)
+
+    def _failed(self, number: int, error: StreamsError) -> None:
+        """A publish came to nothing, or nobody knows; if it is safe, it will be sent again."""
+        if self._client.closing or not self._under_way[number].safe:
+            self._done(number).fail(error)
+
+    def close(self) -> None:
+        """What was never sent never will be."""
+        closed = StreamsError("CLOSED", "the client is closed")
+        for batch in self._batches():
+            batch.fail(closed)
+        self._waiting.clear()
+
+    # ------------------------------------------------------------ who waits
+
+    def _batches(self) -> Iterable[Batch]:
+        return itertools.chain(*self._waiting.values(), self._under_way.values())
+
+    def pending(self) -> list[asyncio.Future[Any]]:
+        """All who wait."""
+        waiting = (future for batch in self._batches() for future, _, _ in batch.futures)
+        return [future for future in waiting if not future.done()]
+
+    def late(self, now: float) -> list[asyncio.Future[Any]]:
+        """Those whose deadline has passed."""
+        return [future for batch in self._batches() for future in batch.late(now)]
+
+    # ------------------------------------------------------------ sending
+
+    def put_many(
+        self,
+        stream: str,
+        topic: str,
+        payloads: list[bytes],
+        ids: list[bytes | None] | None,
+        deadline: float,
+    ) -> list[asyncio.Future[Any]]:
+        """Publish messages, in as many publishes as it takes."""
+        futures, at, size = [], 0, 0
+        weights: Iterable[int] = map(len, payloads)
+        if ids:
+            weights = (
+                len(payload) + len(id or b"") for payload, id in zip(payloads, ids, strict=True)
+            )
+        for n, weight in enumerate(weights, 1):
+            size += weight + PER_MESSAGE
+            if size >= ENOUGH or n == len(payloads):
+                some = ids[at:n] if ids else None
+                futures.append(self.put(stream, topic, payloads[at:n], some, None, deadline))
+                at, size = n, 0
+        return futures
+
+    def put(
+        self,
+        stream: str,
+        topic: str,
+        payloads: list[bytes],
+        ids: list[bytes | None] | None,
+        headers: list[bytes] | None,
+        deadline: float,
+    ) -> asyncio.Future[Any]:
+        """Publish messages that belong to one who waits; the offsets are the future's."""
+        key = (stream, topic)
+        size = _size(payloads, ids, headers)
+        line = self._line(key)
+        safe = ids is not None and all(ids)
+        if not line or not line[-1].takes(safe, size):
+            line.append(Batch(stream, topic, safe))
+        batch = line[-1]
+        future: asyncio.Future[Any] = self._client.loop.create_future()
+        batch.add(payloads, ids, headers, size)
+        batch.wait(future, len(payloads), deadline)
+        if batch.size >= ENOUGH:
+            self._try_send(key)
+        return future
+
+    def put_together(
+        self, stream: str, payloads: list[bytes], id: bytes, deadline: float
+    ) -> asyncio.Future[Any]:
+        """Publish messages that are stored wholly or not at all."""
+        ids = [id, *[None] * (len(payloads) - 1)]
+        batch = Batch(stream, "", safe=True)
+        batch.together = True
+        batch.add(payloads, ids, None, _size(payloads, ids, None))
+        line = self._line((stream, ""))
+        future: asyncio.Future[Any] = self._client.loop.create_future()
+        batch.wait(future, len(payloads), deadline)
+        line.append(batch)
+        return future
+
+    def _line(self, key: tuple[str, str]) -> deque[Batch]:
+        """What waits to be sent to a stream; it will be looked after."""
+        if self._client.closing:
+            raise StreamsError("CLOSED", "the client is closed")
+        line = self._waiting.get(key)
+        if line is None:
+            line = self._waiting[key] = deque()
+            self._client.loop.call_soon(self._try_send, key)
+        return line
+
+    def _try_send(self, key: tuple[str, str]) -> None:
+        """Send what waits, unless enough is under way and it is little."""
+        line = self._waiting.get(key)
+        while line and self._client.connected:
+            under_way = self._counts.get(key[0], 0)
+            if under_way >= UNDER_WAY or (under_way > 1 and line[0].size < ENOUGH):
+                return
+            batch = line.popleft()
+            if not line:
+                del self._waiting[key]
+            if batch.forsaken:
+                continue
+            number = next(self._numbers)
+            self._under_way[number] = batch
+            self._counts[key[0]] = under_way + 1
+            try:
+                self._send_batch(number, batch)
+            except Exception as error:
+                self._done(number)
+                if len(batch.futures) == 1:
+                    batch.fail(error)
+                    continue
+                line.extendleft(reversed(list(batch.apart())))  # one of them is wrong: which?
+                self._waiting[key] = line
+
+    def _send_batch(self, number: int, batch: Batch) -> None:
+        blobs = [build(batch.payloads, batch.ids or None, batch.headers or None)]
+        if len(blobs[0]) > MOST:
+            raise StreamsError(
+                "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {MOST:,} are the most"
+            )
+        told = p.Publish(
+            request=number, stream=batch.stream, topic=batch.topic, together=batch.together
+        )
+        self._client.send(told, blobs)
+
+    # ------------------------------------------------------------ answers
+
+    def answered(self, answer: p.Published | p.Failed) -> bool:
+        """The node has said something; whether it is the answer to a publish."""
+        if answer.request not in self._under_way:
+            return False
+        if isinstance(answer, p.Published):
+            self._published(answer)
+        else:
+            error = StreamsError(answer.code, answer.text)
+            if answer.code == "CLOSED":
+                self._failed(answer.request, error)
+            else:
+                self._done(answer.request).fail(error)
+        return True
+
+    def _done(self, number: int) -> Batch:
+        batch = self._under_way.pop(number)
+        self._counts[batch.stream] -= 1
+        for key in [key for key in self._waiting if key[0] == batch.stream]:
+            self._client.loop.call_soon(self._try_send, key)
+        return batch
+
+    def _published(self, answer: p.Published) -> None:
+        batch = self._done(answer.request)
+        count = len(batch.payloads)
+        if not answer.stored and not answer.refused:  # ephemeral
+            for future, some, _ in batch.futures:
+                if not future.done():
+                    future.set_result([answer.matched] * some)
+            return
+        offsets: list[int] = list(range(answer.base, answer.base + count))
+        refused = {one.index: one for one in answer.refused}
+        if refused and batch.together:
+            base = answer.refused[0].offset
+            offsets = list(range(base, base + count))
+        elif refused:
+            following = itertools.count(answer.base)
+            offsets = [refused[n].offset if n in refused else next(following) for n in range(count)]
+        at = 0
+        for future, some, _ in batch.futures:
+            wrong = [
+                refused[n]
+                for n in range(at, at + some)
+                if n in refused and not batch.fine(refused[n].code)
+            ] if refused else []  # fmt: skip
+            if future.done():
+                pass
+            elif wrong:
+                future.set_exception(_refusal(wrong[0], batch.ids[wrong[0].index]))
+            else:
+                future.set_result(offsets[at : at + some])
+            at += some
+
+
+def _size(
+    payloads: Sequence[bytes],
+    ids: Sequence[bytes | None] | None,
+    headers: Sequence[bytes | None] | None,
+) -> int:
+    """Bytes of messages, as they travel."""
+    size = sum(map(len, payloads)) + PER_MESSAGE * len(payloads)
+    for column in (ids, headers):
+        if column:
+            size += sum(map(len, filter(None, column)))
+    return size
+
+
+def tell(future: asyncio.Future[Any], error: Exception) -> None:
+    """Somebody waits for what has come to nothing."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # who does not wait for it need not hear of it
+
+
+def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
+    if refused.code == "DUPLICATE_ID":
+        return DuplicateIdError(
+            f"the ID {id!r} is taken by offset {refused.offset}", refused.offset
+        )
+    return StreamsError(refused.code, f"the ID {id!r} cannot be remembered")
