@@ -63,7 +63,7 @@ class Reference:
         return gone
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data(), st.booleans())
 def test_each_event_frees_what_the_rules_say_in_order(data: st.DataObject, fences: bool) -> None:
     worker = Distributor(ME, OLD, MEMBERS, stage="s", downstream=int(fences))
@@ -140,7 +140,7 @@ def _before_state(key: int, reference: Reference) -> bool:
     return any(key in keys and at not in reference.acquired for at, keys in CHUNKS.items())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.permutations(range(60)), st.data())
 def test_the_chunk_of_a_key_is_found_whatever_came_and_went_meanwhile(
     left: list[int], data: st.DataObject

@@ -396,7 +396,8 @@ def test_a_crash_between_any_two_steps_does_no_harm(tmp_path: Path, kind: str) -
                     seen = content(directory)
                     assert len(seen) == len(set(seen)), "twice"
                     assert set(seen) <= set(range(driver.position)), "before it was committed"
-        driver.sink.recover("flow", "out", driver.generation + 1, driver.tokens)
+        with system():
+            driver.sink.recover("flow", "out", driver.generation + 1, driver.tokens)
         assert sorted(content(directory)) == list(range(12))
         assert staged(directory) == []
         shutil.rmtree(directory)

@@ -48,7 +48,7 @@ def test_the_simulation_does_what_it_is_for() -> None:
 def test_same_seed_same_trace_under_any_hash_seed() -> None:
     program = (
         "from railgun.testing.simulator import simulate;"
-        "print([simulate(seed, 0.2).digest for seed in (4, 5, 6)])"
+        "print([simulate(seed, 0.2).digest for seed in (5, 6, 8)])"
     )
     answers = {
         subprocess.run(
@@ -61,7 +61,7 @@ def test_same_seed_same_trace_under_any_hash_seed() -> None:
         for hash_seed in ("0", "1", "4242")
     }
     assert len(answers) == 1
-    assert str([simulate(seed, 0.2).digest for seed in (4, 5, 6)]) in answers.pop()
+    assert str([simulate(seed, 0.2).digest for seed in (5, 6, 8)]) in answers.pop()
 
 
 def test_a_failure_is_told_as_a_short_story_with_its_seed() -> None:

@@ -28,7 +28,7 @@ def told(job: Job, kind: str) -> list[str]:
 def test_a_worker_that_is_killed_is_replaced_and_the_flow_goes_on_from_the_snapshot(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    storm = Storm(str(tmp_path), seconds=10, rate=1_000)
+    storm = Storm(str(tmp_path), seconds=7, rate=1_000)
     wanted = calm(storm)
     snapshots = Snapshots(storm.snapshots, every=0.5)
     made = flow(storm.out, storm.count, storm.rate)

@@ -94,10 +94,17 @@ class Explorer:
         self.guards = guards or {}  # event → flag that all nodes must have
         self.node_ids: dict[Hashable, int] = {}
         self.nodes: list[Node] = []
-        self.own: list[tuple[str, ...]] = []
+        self.own: list[tuple[tuple[str, int], ...]] = []  # events with their guards
         self.holdings: list[int] = []
         self.flags: list[int] = []
         self.targets: list[int] = []
+        self.traits: list[int] = []  # what `_persistent` looks at, as a number
+        self.trait_ids: dict[Hashable, int] = {}
+        self.groups: dict[Hashable, Sequence[int]] = {}  # what `_persistent` has found
+        self.incoming = [
+            [(sender, self.count + sender * self.count + index) for sender in range(self.count)]
+            for index in range(self.count)
+        ]
         self.memo: list[dict[Any, Any]] = []
         self.message_ids: dict[Hashable, int] = {}
         self.messages: list[Any] = []
@@ -155,21 +162,29 @@ class Explorer:
 
     def successors(self, state: State) -> list[tuple[tuple[int, Any, int], State | Violation]]:
         """Every step possible in a state, and where it leads."""
-        count = self.count
+        count, links = self.count, self.links
         found: list[tuple[tuple[int, Any, int], State | Violation]] = []
         flags = -1
         for node in state[:count]:
             flags &= self.flags[node]
-        for index in self._persistent(state, flags) if self.reduce else range(count):
+        indices: Sequence[int] = range(count)
+        if self.reduce:
+            traits = self.traits
+            # What the persistent set depends on; a few hundred different ones among all states.
+            case = (*[traits[node] for node in state[:count]], *map(bool, state[count:]))
+            known = self.groups.get(case)
+            if known is None:
+                known = self.groups[case] = self._persistent(state, flags)
+            indices = known
+        for index in indices:
             node = state[index]
-            for event in self.own[node]:
-                guard = self.guards.get(event, 0)
+            for event, guard in self.own[node]:
                 if flags & guard == guard:
                     found.append(((index, event, -1), self._follow(state, index, node, event, -1)))
-            for sender in range(count):
-                link = state[count + sender * count + index]
+            for sender, at in self.incoming[index]:
+                link = state[at]
                 if link:
-                    head = self.links[link][0]
+                    head = links[link][0]
                     found.append(
                         ((index, head, sender), self._follow(state, index, node, head, sender))
                     )
@@ -188,10 +203,7 @@ class Explorer:
                     able = able or filled
                     if other not in group and not filled and self._may_disturb(state, other, index):
                         group.append(other)
-                able = able or any(
-                    flags & self.guards.get(event, 0) == self.guards.get(event, 0)
-                    for event in self.own[state[index]]
-                )
+                able = able or any(flags & guard == guard for _, guard in self.own[state[index]])
                 if len(group) >= len(best):
                     break
             if able and len(group) < len(best):
@@ -202,10 +214,7 @@ class Explorer:
         """Whether `other` can do something that gives node `index` an event it does not have now."""
         if self.targets[state[other]] >> index & 1:
             return True
-        return any(
-            self.guards.get(event, 0) & ~self.flags[state[other]]
-            for event in self.own[state[index]]
-        )
+        return any(guard & ~self.flags[state[other]] for _, guard in self.own[state[index]])
 
     def _follow(
         self, state: State, index: int, node: int, event: str | int, sender: int
@@ -257,10 +266,14 @@ class Explorer:
         if found is None:
             found = self.node_ids[print_] = len(self.nodes)
             self.nodes.append(node)
-            self.own.append(tuple(node.events()))
+            own = tuple((event, self.guards.get(event, 0)) for event in node.events())
+            flags, targets = node.flags(), node.may_send()
+            trait = (frozenset(guard for _, guard in own), flags, targets)
+            self.own.append(own)
             self.holdings.append(node.holdings())
-            self.flags.append(node.flags())
-            self.targets.append(node.may_send())
+            self.flags.append(flags)
+            self.targets.append(targets)
+            self.traits.append(self.trait_ids.setdefault(trait, len(self.trait_ids)))
             self.memo.append({})
         return found
 

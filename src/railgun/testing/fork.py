@@ -8,6 +8,7 @@ made with (`CONSTANT`) are shared and left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -64,49 +65,109 @@ def _is_shared(kind: Any) -> bool:
 
 def fork(state: Any) -> Any:
     """A copy that can change without changing the original."""
-    kind: Any = type(state)
-    if _is_shared(kind):
-        return state
-    if kind is dict:
-        return {key: fork(value) for key, value in state.items()}
-    if kind is list:
-        return [fork(value) for value in state]
-    if kind is set:
-        return set(state)
-    if kind is tuple:
-        return state if all(type(v) in _ATOMS for v in state) else tuple(map(fork, state))
-    copy: Any = kind.__new__(kind)
-    for name in _constants(kind):
-        setattr(copy, name, getattr(state, name))
-    for name in _slots(kind):
-        value = getattr(state, name)
-        setattr(copy, name, value if type(value) in _ATOMS else fork(value))
-    return copy
+    copy = _FORKS[type(state)]
+    return state if copy is None else copy(state)
 
 
 def fingerprint(state: Any) -> Any:
     """Nested tuples that tell one state from another."""
-    kind: Any = type(state)
-    if kind in _ATOMS:
-        return state
+    tell = _PRINTS[type(state)]
+    return state if tell is None else tell(state)
+
+
+# ---------------------------------------------------------------- by class: explorers spend most of their time here
+
+
+class _Forks(dict[Any, Callable[[Any], Any] | None]):
+    """How objects of a class are copied; None: they are shared."""
+
+    def __missing__(self, kind: Any) -> Callable[[Any], Any] | None:
+        made = self[kind] = None if _is_shared(kind) else _copier(kind)
+        return made
+
+
+class _Prints(dict[Any, Callable[[Any], Any] | None]):
+    """How objects of a class are told apart; None: they are their own fingerprints."""
+
+    def __missing__(self, kind: Any) -> Callable[[Any], Any] | None:
+        made = self[kind] = None if kind in _ATOMS else _teller(kind)
+        return made
+
+
+_FORKS = _Forks()
+_PRINTS = _Prints()
+
+
+def _copier(kind: Any) -> Callable[[Any], Any]:
+    if kind is set:
+        return set
     if kind is dict:
-        return tuple(sorted([(fingerprint(k), fingerprint(v)) for k, v in state.items()]))
+        return lambda state: (
+            {
+                key: value if (copy := _FORKS[type(value)]) is None else copy(value)
+                for key, value in state.items()
+            }
+            if state
+            else {}
+        )
+    if kind is list:
+        return lambda state: (
+            [value if (copy := _FORKS[type(value)]) is None else copy(value) for value in state]
+            if state
+            else []
+        )
+    if kind is tuple:
+        return lambda state: (
+            state if all(type(v) in _ATOMS for v in state) else tuple(map(fork, state))
+        )
+    lines = [f" new.{name} = state.{name}" for name in _constants(kind)]
+    for name in _slots(kind):
+        lines.append(f" value = state.{name}; copy = forks[type(value)]")
+        lines.append(f" new.{name} = value if copy is None else copy(value)")
+    return _written("new = make(kind)", lines, "new", kind)
+
+
+def _teller(kind: Any) -> Callable[[Any], Any]:
+    if kind is dict:
+        return lambda state: (
+            tuple(sorted([(fingerprint(key), fingerprint(value)) for key, value in state.items()]))
+            if state
+            else ()
+        )
     if kind is list or kind is tuple:
-        return tuple([fingerprint(value) for value in state])
+        return lambda state: (
+            tuple([v if (tell := _PRINTS[type(v)]) is None else tell(v) for v in state])
+            if state
+            else ()
+        )
     if kind is set or kind is frozenset:
-        return tuple(sorted([fingerprint(value) for value in state]))
+        return lambda state: tuple(sorted(map(fingerprint, state))) if state else ()
     if kind is np.ndarray:
-        return state.tobytes()
+        return lambda state: state.tobytes()
     if kind is Rows:
-        return state.items
+        return lambda state: state.items
     if kind is Placement:
-        return (state.workers, state.slots, state.keys)
+        return lambda state: (state.workers, state.slots, state.keys)
     if hasattr(kind, "__dataclass_fields__"):
-        names = kind.__dataclass_fields__
+        names = tuple(kind.__dataclass_fields__)
     elif issubclass(kind, tuple):  # a named tuple: equal content is not equal meaning
         names = kind._fields
     elif issubclass(kind, np.generic):
-        return state.item()
+        return lambda state: state.item()
     else:
         names = _slots(kind)
-    return (kind.__name__, *[fingerprint(getattr(state, name)) for name in names])
+    lines, told = [], [repr(kind.__name__)]
+    for at, name in enumerate(names):
+        lines.append(f" value = state.{name}; tell = prints[type(value)]")
+        lines.append(f" v{at} = value if tell is None else tell(value)")
+        told.append(f"v{at}")
+    return _written("", lines, f"({', '.join(told)},)", kind)
+
+
+def _written(first: str, lines: Sequence[str], result: str, kind: Any) -> Callable[[Any], Any]:
+    """A function of a state, without loops over the names of its slots."""
+    names = {"kind": kind, "make": kind.__new__, "forks": _FORKS, "prints": _PRINTS}
+    text = "\n".join(["def of(state):", f" {first}", *lines, f" return {result}"])
+    exec(text, names)
+    made: Callable[[Any], Any] = names["of"]
+    return made

@@ -124,18 +124,18 @@ def families() -> list[Family]:
 
     return [
         family("2 workers", two, 1, 1),
-        family("2 workers, slow operators", two, 3, 1, prompt=False),
-        family("2 workers, a snapshot", two, 5, 1, snapshot=True),
-        family("2 workers, a snapshot, slow operators", two, 30, 1, snapshot=True, prompt=False),
-        family("2 workers, frontiers", two, 9, 1, times=True),
-        family("2 workers, frontiers, slow operators", two, 24, 3, times=True, prompt=False),
+        family("2 workers, slow operators", two, 4, 1, prompt=False),
+        family("2 workers, a snapshot", two, 7, 1, snapshot=True),
+        family("2 workers, a snapshot, slow operators", two, 40, 1, snapshot=True, prompt=False),
+        family("2 workers, frontiers", two, 13, 1, times=True),
+        family("2 workers, frontiers, slow operators", two, 34, 3, times=True, prompt=False),
         family("2 workers, frontiers, keys never move", two, 60, 1, times=True, stuck=True),
         family("2 workers, a snapshot, frontiers", two_small, 34, 3, snapshot=True, times=True),
         family("3 workers, one a bystander", bystander, 4, 1),
         family("3 workers, one a bystander, frontiers", small_bystander, 9, 2, times=True),
         family("3 workers, one a bystander, a snapshot", small_bystander, 0, 3, snapshot=True),
         family("3 workers, output fence", fence, 7, 2),
-        family("3 workers, output fence, 2 keys", fence_of_two, 24, 6),
+        family("3 workers, output fence, 2 keys", fence_of_two, 36, 6),
         family("3 workers, output fence, no state", fence, 9, 4, forgets=True),
         family("3 workers, output fence, timers", fence, 16, 3, timers=True),
         family("3 workers, output fence, slow operators", fence, 0, 4, prompt=False),
@@ -156,6 +156,13 @@ def explore(scenario: Scenario, limit: int) -> tuple[Scenario, int, int, bool, s
     if found.violation is not None:
         told = f"{scenario}\n  {found.violation}\n" + "\n".join(story(found.story))
     return scenario, found.states, found.transitions, found.complete, told
+
+
+def explore_of(
+    family: int, scenario: Scenario, limit: int
+) -> tuple[int, tuple[Scenario, int, int, bool, str]]:
+    """Explore one scenario of a family, which is told by its number."""
+    return family, explore(scenario, limit)
 
 
 def explore_seed(scenario: Scenario) -> bool:
@@ -225,6 +232,11 @@ def run_crashes(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
 # ---------------------------------------------------------------- the whole
 
 
+def _of(family: Family, states: int) -> str:
+    """How much there is of a family, and what was seen of it."""
+    return f"of {len(family.scenarios):,} configurations, {states:,} states"
+
+
 class Prover:
     """Runs the parts on all cores, shows progress, fills the report."""
 
@@ -270,23 +282,33 @@ class Prover:
     def production(self) -> None:
         """Part 1."""
         explored = total = states = transitions = short = wrong = 0
-        for family in families():
-            chosen = family.chosen(self.size)
-            seen = 0
-            jobs = [partial(explore, scenario, self.size.limit) for scenario in chosen]
-            for _, some_states, some_transitions, complete, told in self.work(family.name, jobs):
-                seen += some_states
-                transitions += some_transitions
-                short += not complete
-                if told:
-                    wrong += 1
-                    self.violation(told)
+        every = [(family, family.chosen(self.size)) for family in families()]
+        left, seen = [len(chosen) for _, chosen in every], [0] * len(every)
+        # The large ones come first, so that all cores have work to the end.
+        jobs = [
+            partial(explore_of, number, scenario, self.size.limit)
+            for number in reversed(range(len(every)))
+            for scenario in every[number][1]
+        ]
+        for number, (_, some_states, some_transitions, complete, told) in self.work(
+            "configurations", jobs
+        ):
+            left[number] -= 1
+            seen[number] += some_states
+            transitions += some_transitions
+            short += not complete
+            if told:
+                wrong += 1
+                self.violation(told)
+            if not left[number]:
+                family, chosen = every[number]
+                text = f"{family.name}: {len(chosen):,} {_of(family, seen[number])}"
+                self.console.print(text, highlight=False)
+        for (family, chosen), some_states in zip(every, seen, strict=True):
             explored += len(chosen)
             total += len(family.scenarios)
-            states += seen
-            of = f"of {len(family.scenarios):,} configurations, {seen:,} states"
-            self.report.check(family.name, len(chosen), of)
-            self.console.print(f"{family.name}: {len(chosen):,} {of}", highlight=False)
+            states += some_states
+            self.report.check(family.name, len(chosen), _of(family, some_states))
         self.report.check("configurations explored", explored, f"of {total:,} configurations")
         self.report.check("states", states, "states")
         self.report.check("transitions", transitions, "transitions")
