@@ -1,4 +1,4 @@
-"""How the tests are shared out to processes (`./run test`): those that need Spark to one of them, the others by file."""
+"""How the tests are shared out to processes (`./run test`): those that need Spark to one, the others by file."""
 
 from __future__ import annotations
 
