@@ -228,6 +228,9 @@ SAMPLE = re.compile(r'^(railgun_\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (-?[\d.
 
 
 def test_metrics_are_what_prometheus_reads(job: Job, api: Http) -> None:
+    here = 'flow="served",worker="0",stage="keys"'
+    told = f"railgun_records_total{{{here}}} [1-9]"
+    eventually(lambda: re.search(told, api.ask("GET", "/metrics")[1]))  # the worker tells of itself
     status, text = api.ask("GET", "/metrics")
     assert status == 200
     names, samples = {}, {}
@@ -246,7 +249,6 @@ def test_metrics_are_what_prometheus_reads(job: Job, api: Http) -> None:
     assert samples["railgun_state", 'flow="served",state="running"'] == 1
     assert sum(v for (n, _), v in samples.items() if n == "railgun_state") == 1
     assert samples["railgun_workers", 'flow="served",state="running"'] == 2
-    here = 'flow="served",worker="0",stage="keys"'
     for name in ("records_total", "keys", "moved_keys_total", "moved_bytes_total",
                  "taken_keys_total", "held_records", "longest_hold_seconds", "moving_keys"):  # fmt: skip
         assert ("railgun_" + name, here) in samples, name

@@ -151,7 +151,7 @@ class Node:
         if self._expiry is not None:
             self._expiry[1].cancel()
         for stream in self._persistent():
-            stream.end()
+            await stream.end()
         await self.loop.run_in_executor(None, self.committer.close)
         if self._tasks:
             await asyncio.wait(self._tasks)

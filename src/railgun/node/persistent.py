@@ -109,6 +109,8 @@ class Persistent:
         self._gone: RailgunError | None = None  # why it takes nothing more
         self._burials: set[asyncio.Task[None]] = set()
         self._box: IdBox | None = None
+        self._early: list[_Publish] | None = None  # what came while the IDs are read
+        self._loading: asyncio.Task[None] | None = None
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _Publish] = {}
         self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
@@ -139,11 +141,20 @@ class Persistent:
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
-        elif not self._behind:
+        elif not self._behind and self._early is None:
             self._commit(batches, partial(self._stored, batches, answer, ()))
             return
         ticket = next(self._tickets)
         publish = _Publish(batches, ids, ticket, answer, together, ticket if who is None else who)
+        if self._box is None and self._early is None:
+            self._early = []
+            self._loading = self.loop.create_task(self._load_ids())
+        if self._early is not None:
+            self._early.append(publish)
+        else:
+            self._line_up(publish)
+
+    def _line_up(self, publish: _Publish) -> None:
         if publish.who in self._behind:
             self._behind[publish.who].append(publish)
         else:
@@ -186,20 +197,36 @@ class Persistent:
 
     # ------------------------------------------------------------ IDs
 
+    async def _load_ids(self) -> None:
+        """When one is needed for the first time, they are read from the end of the log; other streams go on."""
+        wrong: RailgunError | None = None
+        try:
+            self._box = await self.loop.run_in_executor(None, self._read_ids)
+        except RailgunError as error:
+            wrong = error
+        assert self._early is not None
+        early, self._early = self._early, None
+        for publish in early:
+            if wrong is not None:
+                publish.answer(wrong)
+            else:
+                self._line_up(publish)
+
     @property
-    def box(self) -> IdBox:
-        """The IDs; when one is needed for the first time, they are read from the end of the log."""
-        if self._box is None:
-            made = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids)
-            for batch in self.log.batches_since(self.log.last_time - made.box):
-                if head(batch).flags & HAS_IDS:
-                    records = Records(batch)
-                    made.restore(records.ids(), records.base, records.time)
-            self._box = made
+    def _ids(self) -> IdBox:
+        assert self._box is not None
         return self._box
 
+    def _read_ids(self) -> IdBox:
+        made = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids)
+        for batch in self.log.batches_since(self.log.last_time - made.box):
+            if head(batch).flags & HAS_IDS:
+                records = Records(batch)
+                made.restore(records.ids(), records.base, records.time)
+        return made
+
     def _try(self, publish: _Publish) -> None:
-        box, ids = self.box, publish.ids
+        box, ids = self._ids, publish.ids
         verdicts = box.check(ids, self.now())
         if any(isinstance(verdict, Twin) for verdict in verdicts):
             box.begin(ids, publish.ticket)
@@ -226,11 +253,11 @@ class Persistent:
         error: RailgunError | None,
     ) -> None:
         if error is not None:
-            again = self.box.failed(publish.ticket)
+            again = self._ids.failed(publish.ticket)
             refused: tuple[tuple[int, str, int], ...] = ()
         else:
             first = head(batches[0])
-            again = self.box.accepted(publish.ticket, first.base, first.time)
+            again = self._ids.accepted(publish.ticket, first.base, first.time)
             refused = self._refused(verdicts, {n: first.base + at for at, n in enumerate(fresh)})
         self._stored(batches, publish.answer, refused, error)
         for ticket in again:
@@ -464,14 +491,18 @@ class Persistent:
         for driver in list(self.groups.values()):
             driver.look()
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Let the groups write what they have to; nothing happens after that."""
+        if self._loading is not None:
+            await self._loading  # who waits for it is answered
         for driver in list(self.groups.values()):
             driver.end()
 
     async def delete(self, error: RailgunError) -> None:
         """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
         self._gone = error
+        if self._loading is not None:
+            await self._loading
         drivers, self.groups = list(self.groups.values()), {}
         for driver in drivers:
             driver.abandon(error)
