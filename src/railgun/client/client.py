@@ -22,7 +22,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from google.protobuf.message import Message as Command
 
@@ -361,14 +361,14 @@ class Client:
         if id is not None:
             if ids is not None or topic:
                 raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
-            given = list(map(_bytes, payloads))
+            given = _all_bytes(payloads)
             deadline = self._deadline(timeout)
             future = self._publisher.put_together(stream, given, _bytes(id), deadline)
             return list(await _published(future))
         if ids and len(ids) != len(payloads):
             raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
         known = [None if one is None else _bytes(one) for one in ids] if ids else None
-        given, deadline = list(map(_bytes, payloads)), self._deadline(timeout)
+        given, deadline = _all_bytes(payloads), self._deadline(timeout)
         futures = self._publisher.put_many(stream, topic, given, known, deadline)
         every = await _published(asyncio.gather(*futures))
         return list(itertools.chain.from_iterable(every))
@@ -519,6 +519,12 @@ class Client:
 
 def _bytes(given: Payload) -> bytes:
     return given.encode() if isinstance(given, str) else given
+
+
+def _all_bytes(given: Sequence[Payload]) -> list[bytes]:
+    if set(map(type, given)) == {bytes}:  # as it should be: there is nothing to be done for each
+        return cast("list[bytes]", list(given))
+    return list(map(_bytes, given))
 
 
 async def _published(future: asyncio.Future[Any]) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 UNDER_WAY: Final = 4  # publishes of a stream that are not answered
 ENOUGH: Final = 256 << 10  # bytes that do not wait for more
 MOST: Final = LARGEST - 4096  # bytes of one publish
+MOST_MESSAGES: Final = 20_000  # of one publish: that many fit, however long their IDs
 PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
 
 
@@ -183,18 +185,13 @@ class Publisher:
         deadline: float,
     ) -> list[asyncio.Future[Any]]:
         """Publish messages, in as many publishes as it takes."""
-        futures, at, size = [], 0, 0
-        weights: Iterable[int] = map(len, payloads)
-        if ids:
-            weights = (
-                len(payload) + len(id or b"") for payload, id in zip(payloads, ids, strict=True)
-            )
-        for n, weight in enumerate(weights, 1):
-            size += weight + PER_MESSAGE
-            if size >= ENOUGH or n == len(payloads):
-                some = ids[at:n] if ids else None
-                futures.append(self.put(stream, topic, payloads[at:n], some, None, deadline))
-                at, size = n, 0
+        totals = list(itertools.accumulate(map(len, payloads)))
+        futures, at, before = [], 0, 0
+        while at < len(payloads):
+            end = min(bisect_left(totals, before + ENOUGH, at) + 1, at + MOST_MESSAGES)
+            some = ids[at:end] if ids else None
+            futures.append(self.put(stream, topic, payloads[at:end], some, None, deadline))
+            at, before = end, totals[min(end, len(totals)) - 1]
         return futures
 
     def put(
