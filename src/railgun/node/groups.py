@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -414,34 +416,48 @@ def dump(saved: Saved) -> bytes:
     >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
     Ranges([(5, 9, None)])
     """
-    starts, ends, standings = saved.open.columns()
+    *open_, standings = saved.open.columns()
+    *done, _ = saved.done.columns()
+    *untold, _ = saved.untold.columns()
+    kinds = {standing: n for n, standing in enumerate(dict.fromkeys(standings))}
+    columns = [*done, *untold, *open_, array("q", map(kinds.__getitem__, standings))]
     told = {
         "floor": saved.floor,
         "epoch": saved.epoch,
         "highest": saved.highest,
-        "done": saved.done.columns()[:2],
-        "untold": saved.untold.columns()[:2],
-        "open": (starts, ends, [_standing(one) for one in standings]),
+        "standings": list(map(_standing, kinds)),
+        "columns": list(map(len, columns)),
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(told, separators=(",", ":")).encode()
+    return b"".join([text, b"\n", *map(_little, columns)])
 
 
 def load(data: bytes) -> Saved:
     """What was dumped."""
-    told = json.loads(data)
-    starts, ends, standings = told["open"]
+    at = data.index(b"\n") + 1
+    told, columns = json.loads(data[:at]), []
+    for length in told["columns"]:
+        column = array("q", data[at : at + 8 * length])
+        columns.append(array("q", _little(column)))
+        at += 8 * length
+    done, dones, untold, untolds, starts, ends, kinds = columns
+    standings = [Standing(*one) for one in told["standings"]]
     return Saved(
         told["floor"],
-        _ranges(*told["done"]),
-        Ranges.of(starts, ends, [Standing(*one) for one in standings]),
+        Ranges.of(done, dones, [None] * len(done)),
+        Ranges.of(starts, ends, [standings[kind] for kind in kinds]),
         told["epoch"],
         told["highest"],
-        _ranges(*told["untold"]),
+        Ranges.of(untold, untolds, [None] * len(untold)),
     )
 
 
-def _ranges(starts: list[int], ends: list[int]) -> Ranges[None]:
-    return Ranges.of(starts, ends, [None] * len(starts))
+def _little(column: array[int]) -> bytes:
+    """Numbers of eight bytes each, little endian, from or to what this machine has."""
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
 
 
 fold: Final = Fold[Saved](_apply, dump, load)

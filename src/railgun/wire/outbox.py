@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from railgun.wire.commands import Blob
+
+LARGE: Final = 64 << 10  # bytes that are not put together with others
 
 
 class Outbox:
@@ -52,5 +55,16 @@ class Outbox:
             self._flushed()
 
     def _write(self, pieces: list[Blob]) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if self._transport.is_closing():
+            return
+        small: list[Blob] = []
+        for piece in pieces:
+            if len(piece) < LARGE:
+                small.append(piece)
+                continue
+            if small:
+                self._transport.write(b"".join(small))
+                small = []
+            self._transport.write(piece)  # one call more is cheaper than a copy
+        if small:
+            self._transport.write(b"".join(small))

@@ -10,7 +10,6 @@ A group hands out, takes back and settles messages by the thousand, so nothing h
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,26 +72,32 @@ class Ranges(Generic[V]):
         return self._ends[-1][-1] if self._lows else None
 
     @classmethod
-    def of(cls, starts: Sequence[int], ends: Sequence[int], values: Sequence[V]) -> Ranges[V]:
+    def of(cls, starts: array[int], ends: array[int], values: Sequence[V]) -> Ranges[V]:
         """Those that `columns` told."""
         made: Ranges[V] = cls()
         made.total = sum(ends) - sum(starts)
         for at in range(0, len(starts), LOAD):
             to = at + LOAD
             made._lows.append(starts[at])
-            made._starts.append(array("q", starts[at:to]))
-            made._ends.append(array("q", ends[at:to]))
+            made._starts.append(starts[at:to])
+            made._ends.append(ends[at:to])
             made._values.append(list(values[at:to]))
         return made
 
-    def columns(self) -> tuple[list[int], list[int], list[V]]:
+    def columns(self) -> tuple[array[int], array[int], list[V]]:
         """Where the ranges begin, where they end, and their values.
 
         >>> Ranges([(0, 10, "a"), (20, 30, "b")]).columns()
-        ([0, 20], [10, 30], ['a', 'b'])
+        (array('q', [0, 20]), array('q', [10, 30]), ['a', 'b'])
         """
-        chain = itertools.chain.from_iterable
-        return list(chain(self._starts)), list(chain(self._ends)), list(chain(self._values))
+        starts, ends, values = array("q"), array("q"), list[V]()
+        for some_starts, some_ends, some in zip(
+            self._starts, self._ends, self._values, strict=True
+        ):
+            starts += some_starts
+            ends += some_ends
+            values += some
+        return starts, ends, values
 
     def copy(self) -> Ranges[V]:
         """Another one that is equal."""
