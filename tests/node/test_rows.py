@@ -845,6 +845,23 @@ def test_rs_the_first_answer_wins_and_later_ones_find_it_gone(tmp_path: Path) ->
     run(main())
 
 
+def test_rs_who_does_not_want_to_know_is_not_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("questions", kind="ephemeral")
+            sub = await client.subscribe("questions")
+            for text in ("one", "two"):
+                asked = asyncio.create_task(client.request("questions", text))
+                question = await sub.next(DEADLINE)
+                await question.respond(text.upper(), confirm=False)
+                assert await asked == text.upper().encode()
+                await question.respond("too late", confirm=False)
+                await refused("RS_GONE", question.respond("too late"))
+
+    run(main())
+
+
 def test_rs_the_server_tells_the_timeout_and_that_nobody_is_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:

@@ -43,6 +43,7 @@ from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, build
 
 TIMEOUT: Final = 30.0
+LATE: Final = "not published in time: it may be stored or not"
 PING: Final = 5.0
 SILENCE: Final = 20.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
@@ -336,11 +337,17 @@ class Client:
         timeout: float | None = None,
     ) -> int:
         """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched)."""
-        given = [_bytes(payload)]
-        ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
-        told = None if headers is None else [json.dumps(dict(headers)).encode()]
-        future = self._publisher.put(stream, topic, given, ids, told, self._deadline(timeout))
-        return int((await _published(future))[0])
+        given, deadline = _bytes(payload), self._deadline(timeout)
+        if id is None and headers is None:
+            future = self._publisher.put_one(stream, topic, given, deadline)
+        else:
+            ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
+            told = None if headers is None else [json.dumps(dict(headers)).encode()]
+            future = self._publisher.put(stream, topic, [given], ids, told, deadline)
+        try:
+            return int((await future)[0])
+        except TimeoutError as error:
+            raise DeadlineError(LATE) from error
 
     async def publish_many(
         self,
@@ -397,10 +404,16 @@ class Client:
             raise NoAnswerError(answer.code, f"no answer from {stream!r}")
         return Records(data).payload(0)
 
-    async def respond(self, response: str, payload: Payload) -> None:
-        """Answer a request, by the name of its response stream."""
+    async def respond(self, response: str, payload: Payload, *, confirm: bool = True) -> None:
+        """Answer a request, by the name of its response stream.
+
+        `RS_GONE` if nobody waits for it any more; without `confirm` it does not wait to hear of that.
+        """
         blob = build([_bytes(payload)])
-        await self.ask(lambda n: self.send(p.Respond(request=n, response=response), [blob]))
+        if confirm:
+            await self.ask(lambda n: self.send(p.Respond(request=n, response=response), [blob]))
+        else:
+            self.send(p.Respond(response=response), [blob])
 
     # ------------------------------------------------------------ consuming
 
@@ -531,7 +544,7 @@ async def _published(future: asyncio.Future[Any]) -> Any:
     try:
         return await future
     except TimeoutError as error:
-        raise DeadlineError("not published in time: it may be stored or not") from error
+        raise DeadlineError(LATE) from error
 
 
 async def connect(

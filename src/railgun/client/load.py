@@ -291,7 +291,7 @@ async def respond(client: Client, stream: str, ready: Callable[[], object] = lam
     async with await client.subscribe(stream) as subscription:
         ready()
         async for message in subscription:
-            await message.respond(message.payload)
+            await message.respond(message.payload, confirm=False)
 
 
 async def requests(

@@ -157,9 +157,9 @@ class Message:
         """It takes longer: `ack_wait` begins anew."""
         self.subscription.in_progress(self)
 
-    async def respond(self, payload: bytes | str) -> None:
+    async def respond(self, payload: bytes | str, *, confirm: bool = True) -> None:
         """Answer a request."""
-        await self.subscription.client.respond(self.response, payload)
+        await self.subscription.client.respond(self.response, payload, confirm=confirm)
 
 
 class Buffer:

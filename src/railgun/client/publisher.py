@@ -76,7 +76,8 @@ class Batch:
     def wait(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
         """Somebody waits for so many of them."""
         self.futures.append((future, count, deadline))
-        self.deadline = min(self.deadline, deadline)
+        if deadline < self.deadline:
+            self.deadline = deadline
 
     def fine(self, code: str) -> bool:
         """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
@@ -193,6 +194,23 @@ class Publisher:
             futures.append(self.put(stream, topic, payloads[at:end], some, None, deadline))
             at, before = end, totals[min(end, len(totals)) - 1]
         return futures
+
+    def put_one(
+        self, stream: str, topic: str, payload: bytes, deadline: float
+    ) -> asyncio.Future[Any]:
+        """Publish one message without an ID or headers: in the shortest way, for most are so."""
+        line = self._waiting.get((stream, topic))
+        size = len(payload) + PER_MESSAGE
+        batch = line[-1] if line else None
+        if batch is None or batch.ids or batch.headers or not batch.takes(False, size):
+            return self.put(stream, topic, [payload], None, None, deadline)
+        batch.payloads.append(payload)
+        batch.size += size
+        future: asyncio.Future[Any] = self._client.loop.create_future()
+        batch.wait(future, 1, deadline)
+        if batch.size >= ENOUGH:
+            self._try_send((stream, topic))
+        return future
 
     def put(
         self,

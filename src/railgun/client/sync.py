@@ -40,9 +40,9 @@ class SyncMessage(Message):
 
     __slots__ = ()
 
-    def respond(self, payload: Payload) -> None:  # type: ignore[override]
+    def respond(self, payload: Payload, *, confirm: bool = True) -> None:  # type: ignore[override]
         """Answer a request."""
-        self.subscription.client.respond(self.response, payload)
+        self.subscription.client.respond(self.response, payload, confirm=confirm)
 
 
 class SyncClient:
@@ -123,9 +123,9 @@ class SyncClient:
         """Ask whoever listens; the first answer."""
         return self.wait(self.client.request(stream, payload, topic=topic, timeout=timeout))
 
-    def respond(self, response: str, payload: Payload) -> None:
+    def respond(self, response: str, payload: Payload, *, confirm: bool = True) -> None:
         """Answer a request, by the name of its response stream."""
-        self.wait(self.client.respond(response, payload))
+        self.wait(self.client.respond(response, payload, confirm=confirm))
 
     # ------------------------------------------------------------ consuming
 

@@ -44,6 +44,7 @@ _RECORD: Final = struct.Struct(
 _MAGIC: Final = b"RGG1"
 _CHANGE, _WHOLE, _GONE = 1, 2, 3
 _NAME: Final = "groups"
+_CHUNK: Final = 1 << 18  # bytes read at once
 
 
 class DamagedGroupLogError(DamagedLogError):
@@ -220,22 +221,27 @@ class GroupLog(Generic[S]):
         return found.states
 
     def _read(self, file: File, size: int) -> _Found[S]:
-        data = file.read(0, size)
+        data, at = b"", 0  # what was read and not looked at begins there
         found: _Found[S] = _Found({}, 0, 0, "")
-        states, at = found.states, 0
-        while at < len(data):
-            if data[at : at + 4] == MARK:
-                if read_mark(data, at, at) != found.records:
-                    found.problem = "a mark that does not belong here, or a part of one"
+        states = found.states
+        while found.size < size:
+            if data[at : at + 4] == MARK and len(data) - at >= MARK_SIZE:
+                if read_mark(data, at, found.size) != found.records:
+                    found.problem = "a mark that does not belong here"
                     break
                 at += MARK_SIZE
-                found.size = at
+                found.size += MARK_SIZE
                 continue
             record = _unpack(data, at)
             if record is None:
-                found.problem = "there is no record, or a part of one"
-                break
-            kind, group, body, at = record
+                known = found.size + len(data) - at  # so far the file was read
+                more = file.read(known, min(_CHUNK, size - known)) if known < size else b""
+                if not more:
+                    found.problem = "there is no record, or a part of one"
+                    break
+                data, at = data[at:] + more, 0
+                continue
+            kind, group, body, end = record
             if kind == _CHANGE:
                 states[group] = self._fold.apply(states.get(group), body)
             elif kind == _WHOLE:
@@ -243,7 +249,8 @@ class GroupLog(Generic[S]):
             else:
                 states.pop(group, None)
             found.records += 1
-            found.size = at
+            found.size += end - at
+            at = end
         return found
 
     def _rewrite(self) -> None:

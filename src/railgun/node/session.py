@@ -411,7 +411,8 @@ class Session:
             raise RequestError("BAD_REQUEST", "a response is one message")
         session = self.node.responses.answer(command.response)
         session.respond(command.response, p.Response(), [blob])
-        self.send(p.Responded(request=command.request))
+        if command.request:
+            self.send(p.Responded(request=command.request))
 
     # ------------------------------------------------------------ consuming
 
