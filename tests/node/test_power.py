@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.node.running import DEADLINE, Running, run, take, until
@@ -62,9 +62,9 @@ class Fragile(Running):
         if server is self.server:
             server.node.gone = True  # type: ignore[attr-defined]
             self.disk.crash()
-            listening: Any = server._server
-            for one in listening._sockets:  # `close` would forget who is just being accepted
-                listening.get_loop()._stop_serving(one)
+            for listening in cast("list[Any]", [server._server, server._local]):
+                for one in listening._sockets:  # `close` would forget who is just being accepted
+                    listening.get_loop()._stop_serving(one)
             self.abort()
             self.down.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from pathlib import Path
 
@@ -1097,6 +1098,47 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, told: str) -> None:
     async def main() -> None:
         with pytest.raises(BadSecretError, match="holds no secret"):
             await Server(ServerConfig(tmp_path, port=0)).start()
+
+    run(main())
+
+
+def family(client: Client) -> int:
+    """Of the socket by which it is connected."""
+    assert client._connection is not None
+    return int(client._connection.transport.get_extra_info("socket").family)
+
+
+def test_clients_of_the_same_machine_come_by_a_socket_in_the_directory(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            path = tmp_path / "node.sock"
+            assert path.stat().st_mode & 0o777 == 0o600
+            async with await connect(data=tmp_path, timeout=DEADLINE) as client:
+                assert family(client) == socket.AF_UNIX
+                await client.ensure("orders")
+                large = [b"%d " % n + bytes(100_000) for n in range(50)]
+                await client.publish_many("orders", large)
+                assert await stored(client, "orders") == large
+                await running.again()
+                assert await client.publish("orders", b"x", id="x") == 50
+                assert family(client) == socket.AF_UNIX
+                path.unlink()
+                async with await connect(data=tmp_path, timeout=DEADLINE) as other:
+                    assert family(other) == socket.AF_INET
+                    assert await other.publish("orders", b"y") == 51
+            with pytest.raises(NoNodeError):
+                await connect(data=tmp_path, secret="00" * 32, timeout=DEADLINE)
+        assert not path.exists()
+
+    run(main())
+
+
+def test_a_directory_whose_name_is_too_long_for_a_socket_will_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        data = tmp_path / ("d" * 120)
+        async with node(data), await connect(data=data, timeout=DEADLINE) as client:
+            assert family(client) == socket.AF_INET
+            await client.ensure("orders")
 
     run(main())
 

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -67,11 +68,12 @@ class Client:
         name: str = "",
         timeout: float = TIMEOUT,
         tls: ssl.SSLContext | None = None,
+        socket: str | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.where = (host, port)
         self.timeout = timeout
-        self._secret, self._name, self._tls = secret, name, tls
+        self._secret, self._name, self._tls, self._socket = secret, name, tls, socket
         self._connection: Connection | None = None
         self._reader = FrameReader()
         self._open = asyncio.Event()
@@ -141,10 +143,8 @@ class Client:
                 opened.exception()
 
         who = {"version": VERSION, "name": self._name}
-        _, connection = await self.loop.create_connection(
-            lambda: Connection(self._secret, made, self._received, gone, who),
-            *self.where,
-            ssl=self._tls,
+        connection = await self._dial(
+            lambda: Connection(self._secret, made, self._received, gone, who)
         )
         try:
             await opened
@@ -156,6 +156,13 @@ class Client:
         self._heard = self.loop.time()
         await self._resume()
         self._open.set()
+
+    async def _dial(self, protocol: Callable[[], Connection]) -> Connection:
+        """By the socket in the node's directory, if it is on this machine; else by TCP."""
+        if self._socket is not None and os.path.exists(self._socket):
+            with contextlib.suppress(OSError):
+                return (await self.loop.create_unix_connection(protocol, self._socket))[1]
+        return (await self.loop.create_connection(protocol, *self.where, ssl=self._tls))[1]
 
     async def _resume(self) -> None:
         """Make the subscriptions again, and send what can be sent again."""
@@ -565,7 +572,14 @@ async def reach(
     address: Address, *, name: str = "", timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None
 ) -> Client:
     """A client of the node with this address."""
-    host, port, secret = address.host, address.port, address.secret
-    client = Client(host, port, secret, name=name, timeout=timeout, tls=tls or address.tls())
+    client = Client(
+        address.host,
+        address.port,
+        address.secret,
+        name=name,
+        timeout=timeout,
+        tls=tls or address.tls(),
+        socket=address.socket,
+    )
     await client.open()
     return client

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import secrets
+import socket
 import struct
 import threading
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from railgun.wire.pickling import dumps
 
 PATIENCE: Final = 10.0
 BUFFER: Final = 256 << 10
+UNSENT: Final = (
+    4 << 20
+)  # bytes the system takes at once on a local socket, which has less than TCP by itself
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -95,6 +99,9 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
         # Nothing is ever held back: throttling is the sources' business.
         self.transport.set_write_buffer_limits(high=(1 << 31) - 1)
+        found = self.transport.get_extra_info("socket")
+        if found is not None and found.family == getattr(socket, "AF_UNIX", None):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(PATIENCE, self._too_late)
         assert self._hello is not None
