@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.node.running import DEADLINE, Running, run, take, until
@@ -62,7 +62,8 @@ class Fragile(Running):
         if server is self.server:
             server.node.gone = True  # type: ignore[attr-defined]
             self.disk.crash()
-            for listening in cast("list[Any]", [server._server, server._local]):
+            both: list[Any] = [server._server, server._local]
+            for listening in both:
                 for one in listening._sockets:  # `close` would forget who is just being accepted
                     listening.get_loop()._stop_serving(one)
             self.abort()

@@ -24,9 +24,7 @@ from railgun.wire.pickling import dumps
 
 PATIENCE: Final = 10.0
 BUFFER: Final = 256 << 10
-UNSENT: Final = (
-    4 << 20
-)  # bytes the system takes at once on a local socket, which has less than TCP by itself
+UNSENT: Final = 4 << 20  # bytes a Unix socket takes: by itself fewer than TCP does
 _LENGTH: Final = struct.Struct("<I")
 
 
