@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +54,8 @@ class Address:
                     certificate = Path(found["certificate"]).read_text("ascii")
                 if found.get("socket"):
                     socket = str(found["socket"])
-                if _was_killed(int(found["pid"]), host, port):
-                    raise ProcessLookupError(f"process {found['pid']} is gone")
+                if _was_killed(host, port):
+                    raise ConnectionRefusedError(f"nobody listens on {host}:{port}")
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise NoNodeError(
                     f"no node works in {home}: start one (railgun serve), or say where it is"
@@ -84,15 +83,12 @@ class Address:
         return ssl.create_default_context(cadata=self.certificate)
 
 
-def _was_killed(pid: int, host: str, port: int) -> bool:
-    """Whether a node has left word of where it listens, and is not there any more."""
+def _was_killed(host: str, port: int) -> bool:
+    """Whether a node has left word of where it listens, and does not: one that stops in order takes it away."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        try:
-            create_connection((host, port), timeout=1.0).close()  # it may be in another container
-        except OSError:
-            return True
+        create_connection((host, port), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
     except OSError:
-        pass  # there is such a process, and it is another user's
+        pass  # whatever it is, it may pass
     return False
