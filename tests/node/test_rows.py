@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -1075,6 +1076,20 @@ def test_frames_without_sense_are_answered_and_the_node_lives(tmp_path: Path) ->
             offset = await client.publish("orders", b"x")
             sub = await client.subscribe("orders", start=offset)
             assert (await sub.next(DEADLINE)).payload == b"x"
+
+    run(main())
+
+
+def test_who_says_no_hello_is_gone_when_the_node_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            await reader.readexactly(40)  # what the node says first
+            await running.stop()
+            async with asyncio.timeout(DEADLINE / 2):  # before it would lose its patience
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
 
     run(main())
 

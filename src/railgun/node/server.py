@@ -19,6 +19,7 @@ import os
 import secrets
 import ssl
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,7 @@ class Server:
         self._local: asyncio.AbstractServer | None = None
         self._socket = config.data.absolute() / SOCKET
         self._stopping = False
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
@@ -171,7 +173,9 @@ class Server:
         return made
 
     def _accept(self) -> Wire:
-        return Wire(self.secret, self._opened, self._received, self._closed)
+        made = Wire(self.secret, self._opened, self._received, self._closed)
+        self._wires.add(made)
+        return made
 
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
@@ -219,6 +223,9 @@ class Server:
         await asyncio.sleep(0)  # what was answered goes out
         for connection in list(self.sessions):
             connection.close()
+        for wire in self._wires - self.sessions.keys():  # who is about to say hello
+            if hasattr(wire, "transport"):
+                wire.transport.abort()
         with contextlib.suppress(OSError):
             (self.config.data / ADDRESS).unlink()
             self._socket.unlink()
