@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
 from railgun.node.disk import Disk
@@ -257,6 +260,25 @@ def die(client: Client) -> None:
 async def take(sub: Subscription, count: int) -> list[Message]:
     """So many messages."""
     return [await sub.next(DEADLINE) for _ in range(count)]
+
+
+async def stored(client: Client, stream: str) -> list[bytes]:
+    """All payloads of a stream."""
+    end = (await client.describe(stream))["end"]
+    found: list[Message] = []
+    async with await client.subscribe(stream) as sub:
+        while len(found) < end:
+            found += await sub.batch(end, DEADLINE)
+    assert [message.offset for message in found] == list(range(end))
+    return [message.payload for message in found]
+
+
+async def refused(code: str, call: Awaitable[object]) -> StreamsError:
+    """It is refused with this code."""
+    with pytest.raises(StreamsError) as caught:
+        await call
+    assert caught.value.code == code, caught.value
+    return caught.value
 
 
 async def nothing(sub: Subscription) -> None:

@@ -7,12 +7,23 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.node.running import DEADLINE, Raw, Running, die, node, nothing, process, run, take, until
+from tests.node.running import (
+    DEADLINE,
+    Raw,
+    Running,
+    die,
+    node,
+    nothing,
+    process,
+    refused,
+    run,
+    take,
+    until,
+)
 
 import railgun.node.node as node_module
 from railgun.client.client import Client, connect
@@ -23,14 +34,6 @@ from railgun.node.node import Node
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import encode
 from railgun.wire.proto import streams_pb2 as p
-
-
-async def refused(code: str, call: Awaitable[Any]) -> StreamsError:
-    """It is refused, with this code."""
-    with pytest.raises(StreamsError) as told:
-        await call
-    assert told.value.code == code, told.value
-    return told.value
 
 
 async def again(running: Running) -> Client:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.node.running import DEADLINE, node, nothing, run, take
+from tests.node.running import DEADLINE, node, nothing, refused, run, take
 
 import railgun.node.groups as groups_module
 from railgun.client.errors import StreamsError
@@ -19,13 +19,6 @@ GROUPS = "streams/orders/groups/groups"
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again soon."""
     monkeypatch.setattr(groups_module, "RETRY", 0.02)
-
-
-async def refused(code: str, call: object) -> None:
-    """It is refused with this code."""
-    with pytest.raises(StreamsError) as caught:
-        await call  # type: ignore[misc]
-    assert caught.value.code == code, caught.value
 
 
 def test_a_full_disk_refuses_and_what_groups_have_done_is_written_later(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.node.running import (
     node,
     nothing,
     run,
+    stored,
     take,
     until,
 )
@@ -50,17 +51,6 @@ async def code_of(call: Awaitable[object]) -> str:
     except StreamsError as error:
         return error.code
     return ""
-
-
-async def stored(client: Client, stream: str) -> list[bytes]:
-    """All payloads of a stream."""
-    end = (await client.describe(stream))["end"]
-    found: list[Message] = []
-    async with await client.subscribe(stream) as sub:
-        while len(found) < end:
-            found += await sub.batch(end, DEADLINE)
-    assert [message.offset for message in found] == list(range(end))
-    return [message.payload for message in found]
 
 
 async def until_true(holds: Callable[[], Awaitable[bool]]) -> None:

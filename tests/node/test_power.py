@@ -21,7 +21,7 @@ from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.node.commit import Committer
 from railgun.node.server import Server
-from railgun.node.session import Session, Wire
+from railgun.node.session import Session
 from railgun.testing.disks import Crash
 from railgun.testing.log_disk import LogDisk
 from railgun.wire.connection import Connection
@@ -29,7 +29,6 @@ from railgun.wire.hello import HelloError
 
 ROUNDS = 50
 SEEDS = range(20)
-ACCEPTED: list[Wire] = []
 
 
 class Fragile(Running):
@@ -66,12 +65,13 @@ class Fragile(Running):
             for listening in both:
                 for one in listening._sockets:  # `close` would forget who is just being accepted
                     listening.get_loop()._stop_serving(one)
-            self.abort()
+            self.abort(server)
             self.down.set()
 
-    def abort(self) -> None:
-        """End all connections, also those that are being made."""
-        for connection in ACCEPTED:
+    @staticmethod
+    def abort(server: Server) -> None:
+        """End all connections to it, also those that are being made."""
+        for connection in list(server._wires):
             if hasattr(connection, "transport"):
                 connection.transport.abort()
 
@@ -88,7 +88,7 @@ class Fragile(Running):
         for stream in server.node._persistent():
             for driver in stream.groups.values():
                 driver.ended = True
-        self.abort()  # those who came at the last moment
+        self.abort(server)  # those who came at the last moment
         committer = server.node.committer
         committer._end()
         for thread in committer._threads:
@@ -101,11 +101,7 @@ class Fragile(Running):
 @pytest.fixture(autouse=True)
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is gone says nothing, and does nothing."""
-    send, work, accept, open_ = Session.send, Committer._work, Server._accept, Server._opened
-
-    def accepted(server: Server) -> Wire:
-        ACCEPTED.append(accept(server))
-        return ACCEPTED[-1]
+    send, work, open_ = Session.send, Committer._work, Server._opened
 
     def say(session: Session, *told: Any) -> None:
         if not getattr(session.node, "gone", False):
@@ -120,8 +116,6 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
             raise HelloError("nobody is there")
         open_(server, connection)
 
-    ACCEPTED.clear()
-    monkeypatch.setattr(Server, "_accept", accepted)
     monkeypatch.setattr(Server, "_opened", opened)
     monkeypatch.setattr(Session, "send", say)
     monkeypatch.setattr(Committer, "_work", commit)
@@ -138,7 +132,6 @@ async def fragile(data: Path, seed: int) -> AsyncIterator[Fragile]:
         if running.down.is_set():
             await running.again()
         await running.end()
-        running.abort()
 
 
 class History:

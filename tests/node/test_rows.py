@@ -18,7 +18,9 @@ from tests.node.running import (
     node,
     nothing,
     process,
+    refused,
     run,
+    stored,
     take,
     until,
 )
@@ -32,22 +34,6 @@ from railgun.node.server import BadSecretError, OpenListenError, Server, ServerC
 from railgun.wire.commands import KINDS, encode
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
-
-
-async def refused(code: str, call: object) -> StreamsError:
-    """It is refused with this code."""
-    with pytest.raises(StreamsError) as caught:
-        await call  # type: ignore[misc]
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
-async def stored(client: Client, stream: str) -> list[bytes]:
-    """All payloads of a stream."""
-    end = (await client.admin("describe", name=stream))["end"]
-    async with await client.subscribe(stream) as sub:
-        return [message.payload for message in await take(sub, end)]
-
 
 # ---------------------------------------------------------------- PS-1: at least once
 

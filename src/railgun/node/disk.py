@@ -253,6 +253,18 @@ class _NodeFile:
             os.close(self._number)
 
 
+def put(disk: Disk, path: str, pieces: Sequence[Bytes]) -> File:
+    """A new file with this content, which is synced."""
+    file = disk.create(path)
+    try:
+        file.write(pieces)
+        file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 def check_path(path: str) -> str:
     """A path that stays inside of its disk."""
     if any(piece in ("", ".", "..") for piece in path.split("/")) or "\0" in path:

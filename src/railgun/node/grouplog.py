@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from railgun.node.disk import Disk, File
+from railgun.node.disk import Disk, File, put
 from railgun.node.errors import (
     ClosedError,
     DamagedLogError,
@@ -132,11 +132,11 @@ class GroupLog(Generic[S]):
                 for name in (f"{path}.damaged-{n}" for n in itertools.count(1))
                 if name.rpartition("/")[2] not in disk.list(directory)
             )
-            _put(disk, kept, [damaged.read(0, damaged.size())]).close()
+            put(disk, kept, [damaged.read(0, damaged.size())]).close()
             disk.sync_directory(directory)
             damaged.close()
             records = [_pack(_WHOLE, name, fold.dump(state)) for name, state in states.items()]
-            _put(disk, f"{path}.tmp", records).close()
+            put(disk, f"{path}.tmp", records).close()
             disk.rename(f"{path}.tmp", path)
         except OSError as error:
             what = f"the group log {disk.where(path)}"
@@ -268,7 +268,7 @@ class GroupLog(Generic[S]):
         self._whole = max(size, self._tail.size // 2)  # if it fails, not at once again
         temporary = f"{self._path}.tmp"
         try:
-            file = _put(self._disk, temporary, records)
+            file = put(self._disk, temporary, records)
         except OSError:  # this one is as it was
             with contextlib.suppress(OSError):
                 self._disk.remove(temporary)
@@ -289,18 +289,6 @@ class GroupLog(Generic[S]):
 
     def _what(self) -> str:
         return f"the group log of stream {self.directory!r} ({self._disk.where(self._path)})"
-
-
-def _put(disk: Disk, path: str, pieces: list[bytes]) -> File:
-    """A new file with this content, which is synced."""
-    file = disk.create(path)
-    try:
-        file.write(pieces)
-        file.sync()
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _pack(kind: int, group: str, body: bytes) -> bytes:

@@ -32,7 +32,7 @@ from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
 from railgun.core.exchange import Exchange, Responses
 from railgun.node.commit import Committer
-from railgun.node.disk import Disk, NodeDisk
+from railgun.node.disk import Disk, NodeDisk, put
 from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import NoGraveError, Persistent
@@ -328,12 +328,7 @@ class Node:
 
     def _write(self, name: str, settings: StreamSettings) -> None:
         home = f"streams/{name}"
-        file = self._disk.create(f"{home}/{_SETTINGS}.new")
-        try:
-            file.write([settings.as_json().encode()])
-            file.sync()
-        finally:
-            file.close()
+        put(self._disk, f"{home}/{_SETTINGS}.new", [settings.as_json().encode()]).close()
         self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
         self._disk.sync_directory(home)
 

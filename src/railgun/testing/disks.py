@@ -202,10 +202,7 @@ class SimulatedDisk:
         """A lock, which is gone with `crash` as those of a system are."""
         if self.read_only:
             raise disk_error("lock", self.where(path), _os_error(errno.EROFS))
-        if path in self._owners:
-            raise locked(self.where(path), self._owners[path].owner, certain=True)
-        self._owners[path] = SimulatedLock(self._owners, path)
-        return self._owners[path]
+        return SimulatedLock.take(self._owners, path, self.where(path))
 
     def holder(self, path: str) -> str | None:
         """Who has a lock."""
@@ -271,6 +268,14 @@ class SimulatedLock:
     def __init__(self, owners: dict[str, SimulatedLock], path: str) -> None:
         self.owner = Owner.me()
         self._owners, self._path = owners, path
+
+    @staticmethod
+    def take(owners: dict[str, SimulatedLock], path: str, where: str) -> SimulatedLock:
+        """The lock of a path, unless somebody has it."""
+        if path in owners:
+            raise locked(where, owners[path].owner, certain=True)
+        owners[path] = SimulatedLock(owners, path)
+        return owners[path]
 
     def held(self) -> bool:
         """Whether it is held still."""

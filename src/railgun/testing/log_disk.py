@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from railgun.node.disk import File, check_path
-from railgun.snapshots.lock import Lock, locked
+from railgun.snapshots.lock import Lock
 from railgun.testing.disks import Names, SimulatedLock, crashing_at, flipped
 from railgun.wire.records import Bytes
 
@@ -103,28 +103,20 @@ class LogDisk:
 
     def list(self, path: str) -> list[str]:
         """The names of the files in a directory."""
-        start = f"{check_path(path)}/"
-        names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
-        return sorted(name for name in names if "/" not in name)
+        return sorted(name for name in self._below(path) if "/" not in name)
 
     def directories(self, path: str) -> Sequence[str]:
         """The names of the directories in a directory: those that have files."""
-        start = f"{check_path(path)}/"
-        names = [name[len(start) :] for name in self._names.seen if name.startswith(start)]
-        return sorted({name.partition("/")[0] for name in names if "/" in name})
+        return sorted({name.partition("/")[0] for name in self._below(path) if "/" in name})
 
     def clear(self, path: str) -> None:
         """Take away a directory with all that is in it, file by file."""
-        start = f"{check_path(path)}/"
-        for name in [name for name in self._names.seen if name.startswith(start)]:
-            self.remove(name)
+        for name in self._below(path):
+            self.remove(f"{path}/{name}")
 
     def lock(self, path: str) -> Lock:
         """A lock, which is gone with `crash` as those of a system are."""
-        if path in self._owners:
-            raise locked(self.where(path), self._owners[path].owner, certain=True)
-        self._owners[path] = SimulatedLock(self._owners, path)
-        return self._owners[path]
+        return SimulatedLock.take(self._owners, path, self.where(path))
 
     def rename(self, path: str, to: str) -> None:
         """Give a file another name."""
@@ -218,6 +210,11 @@ class LogDisk:
     def life(self) -> int:
         """How often all programs were gone."""
         return self._life
+
+    def _below(self, path: str) -> Sequence[str]:
+        """The names of all files below a directory."""
+        start = f"{check_path(path)}/"
+        return [name[len(start) :] for name in self._names.seen if name.startswith(start)]
 
     def _change(self, path: str, names: dict[str, _Content | None]) -> None:
         with self.guard:
