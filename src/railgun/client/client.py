@@ -22,6 +22,7 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -564,7 +565,8 @@ async def connect(
     tls: ssl.SSLContext | None = None,
 ) -> Client:
     """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`."""
-    address = Address.find(where, secret=secret, data=data)
+    find = partial(Address.find, where, secret=secret, data=data)
+    address = await asyncio.to_thread(find)  # it reads files, and may knock at the node's port
     return await reach(address, name=name, timeout=timeout, tls=tls)
 
 
