@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "railgun"
 # below it. Modules that lie in railgun/ itself, and railgun/__init__.py, belong to the top layer.
 LAYERS = (
     {"cli", "web"},
-    {"controller", "worker", "node", "spark"},
+    {"controller", "worker", "node", "spark", "batch"},
     {"client", "connectors"},
     {"flow"},
     {"snapshots", "state"},

@@ -23,13 +23,20 @@ from railgun.flow.source import Reader, Source
 from railgun.state.disk import OnDisk
 
 if TYPE_CHECKING:
+    from railgun.batch.errors import BatchError
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
     from railgun.connectors.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
+    from railgun.spark.batch import BatchResult, run_batch
+    from railgun.spark.initial import State
+    from railgun.spark.inputs import DONE, Input
 
 __all__ = [
+    "DONE",
     "FORGET",
+    "BatchError",
+    "BatchResult",
     "Collect",
     "ConnectorError",
     "Context",
@@ -41,6 +48,7 @@ __all__ = [
     "FlowError",
     "FlowFailedError",
     "Generate",
+    "Input",
     "Items",
     "Job",
     "KeyedStream",
@@ -54,6 +62,7 @@ __all__ = [
     "Sink",
     "Snapshots",
     "Source",
+    "State",
     "Stateful",
     "StepError",
     "Stream",
@@ -66,6 +75,7 @@ __all__ = [
     "connect",
     "connect_sync",
     "run",
+    "run_batch",
 ]
 
 __version__ = "0.1.0"
@@ -73,6 +83,10 @@ _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
     **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
+    "BatchError": "railgun.batch.errors",
+    **dict.fromkeys(("BatchResult", "run_batch"), "railgun.spark.batch"),
+    **dict.fromkeys(("DONE", "Input"), "railgun.spark.inputs"),
+    "State": "railgun.spark.initial",
     **dict.fromkeys(
         ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run"), "railgun.job"
     ),

@@ -48,7 +48,11 @@ from railgun.flow.flow import Flow
 from railgun.shipping import ship
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from railgun.controller.http import Api
+    from railgun.flow.plan import Plan
+    from railgun.spark.initial import State
     from railgun.spark.session import SparkSession
 
 __all__ = [
@@ -81,6 +85,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     settings: Settings | None = None,
     snapshots: Snapshots | str | os.PathLike[str] | None = None,
+    initial_state: Mapping[str, DataFrame | State] | None = None,
     name: str | None = None,
     registry: Registry | str | os.PathLike[str] | None = None,
     http: bool = True,
@@ -94,11 +99,12 @@ def run(
     `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
     `conf` goes over Spark's settings. `snapshots` is where they are kept (a directory, or a URL that pyarrow opens), or
     `Snapshots` to say more; a flow that has some there goes on from the latest. Without, a flow that fails begins anew.
-    `name` is by what the job is found (default: the flow's name), in `registry` (a
-    directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and with it the registry; `port` and
-    `token` (default: a free one, a new one) are for those who look without the registry, such as Prometheus. `by_value`
-    names modules the workers cannot import: their functions and classes are sent along. `watch` is called for every
-    event.
+    `initial_state`: what the keys of steps have at the very beginning, from DataFrames with the columns `key` and
+    `state`, or as `State` says; it becomes the first snapshot. `name` is by what the job is found (default: the
+    flow's name), in `registry` (a directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and
+    with it the registry; `port` and `token` (default: a free one, a new one) are for those who look without the
+    registry, such as Prometheus. `by_value` names modules the workers cannot import: their functions and classes
+    are sent along. `watch` is called for every event.
 
     What is wrong with the flow or these arguments is told before anything is started.
     """
@@ -116,11 +122,17 @@ def run(
     if http and not isinstance(registry, Registry):
         registry = Registry(registry)
     job_name = name or flow.name
+    if initial_state and snapshots is None:
+        raise JobError(
+            "initial state becomes the first snapshot of a flow: say where, snapshots=..."
+        )
     with ExitStack() as stack:
         keeper = None
         if snapshots is not None:
             if not isinstance(snapshots, Snapshots):
                 snapshots = Snapshots(os.fspath(snapshots))
+            if initial_state:
+                _begin_with(initial_state, plan, snapshots, job_name)
             keeper = Storekeeper(plan, snapshots, job_name)
             stack.callback(keeper.close)
         if launcher is None:
@@ -138,6 +150,19 @@ def run(
         job = Job(controller, api, stack.pop_all())
     controller.begin()
     return job
+
+
+def _begin_with(
+    states: Mapping[str, DataFrame | State], plan: Plan, snapshots: Snapshots, job: str
+) -> None:
+    """Make the first snapshot of these states."""
+    from railgun.spark.initial import write_initial_state
+
+    if snapshots.begin is not None or snapshots.fresh:
+        raise JobError(
+            "a flow begins with initial state, or with a snapshot, or afresh: choose one"
+        )
+    write_initial_state(plan, states, snapshots.url, job)
 
 
 def _check_name(name: str | None) -> None:

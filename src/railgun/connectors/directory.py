@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Sequence
@@ -96,9 +97,18 @@ class Directory(Source[T], Generic[T]):
         self.watch = watch
         self.bounded = not watch
         self.encoding = encoding
+        self.sizes: dict[str, int] | None = None  # if it is bounded by what was there at some time
+
+    def as_of_now(self) -> Directory[T]:
+        """The files there are, as large as they are. A line that is not complete yet is left, if files are watched."""
+        now = copy.copy(self)
+        now.sizes = {name: os.stat(self.path / name).st_size for name in self.partitions()}
+        return now
 
     def partitions(self) -> Sequence[str]:
         """The names of the files that are there now."""
+        if self.sizes is not None:
+            return list(self.sizes)
         if not self.path.is_dir():
             raise ConnectorError(
                 f"there is no directory {self.path}; every worker must see it under this name"
@@ -120,6 +130,7 @@ class _Reader(Reader[T]):
     def __init__(self, directory: Directory[T], name: str, position: int) -> None:
         self.directory = directory
         self.path = directory.path / name
+        self.size = None if directory.sizes is None else directory.sizes[name]
         self.position: int = position
         self.block = FIRST  # what to read at once, about as much as the lines that are asked for
         self.more = False  # whether the last read found lines
@@ -141,7 +152,7 @@ class _Reader(Reader[T]):
                     self.position,
                     f"the file has shrunk to {size} bytes; files that are read may only grow",
                 )
-            if self.directory.watch and size in (self.position, self.seen):
+            if self.directory.watch and self.size is None and size in (self.position, self.seen):
                 return []
             data = self._lines(most)
         except FileNotFoundError as error:
@@ -154,7 +165,7 @@ class _Reader(Reader[T]):
             ) from error
         if not data:
             self.seen = size
-            return [] if self.directory.watch else None
+            return [] if self.directory.watch and self.size is None else None
         lines = self._decoded(data)
         items: Sequence[Any] = (
             self._parsed(data, lines) if self.directory.format == "json" else lines
@@ -171,7 +182,10 @@ class _Reader(Reader[T]):
             data = b""
             while True:
                 wanted = max(self.block, len(data))  # of a long line twice as much each time
-                piece = _read(file, wanted)
+                most_bytes = wanted
+                if self.size is not None:
+                    most_bytes = min(wanted, self.size - self.position - len(data))
+                piece = _read(file, most_bytes)
                 data += piece
                 end = data.rfind(b"\n") + 1
                 if len(piece) < wanted:

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
@@ -66,6 +67,14 @@ class Generate(Source[T]):
     def partitions(self) -> Sequence[int]:
         """Numbers of parts."""
         return range(self.parts)
+
+    def as_of_now(self) -> Source[T]:
+        """All there will be, whenever that would have been; if it has no end, this has none either."""
+        if self.count is None:
+            return super().as_of_now()
+        now = copy.copy(self)
+        now.rate = None
+        return now
 
     def open(self, partition: Any, position: Any) -> Reader[T]:
         """Make the items of one part."""

@@ -29,6 +29,10 @@ class Items(Source[T]):
         """Every `count`-th item belongs to one part."""
         return range(self.count)
 
+    def as_of_now(self) -> Source[T]:
+        """There is never anything else."""
+        return self
+
     def open(self, partition: Any, position: Any) -> Reader[T]:
         """Read one part."""
         return _Reader(self.items[partition :: self.count], position or 0)

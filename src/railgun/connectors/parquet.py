@@ -213,12 +213,13 @@ class Rows:
         if not all(map(self.names.issuperset, rows)):
             self._unknown_column(items, rows)
         columns = [
-            self._column(field, [row.get(field.name) for row in rows], items)
+            self.column(field, [row.get(field.name) for row in rows], items)
             for field in self.schema
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _column(self, field: Any, values: list[Any], items: Sequence[Any]) -> Any:
+    def column(self, field: Any, values: list[Any], items: Sequence[Any]) -> Any:
+        """The values of a column, one for each of these items."""
         import pyarrow
 
         array, problem = None, "null in a column that is not nullable"

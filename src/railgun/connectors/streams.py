@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import fnmatch
 import hashlib
 import os
@@ -213,12 +214,15 @@ class Streams(Source[Any]):
         self.missing = missing
         self.node = _Node(node, secret, data)
         self.bounded = not (follow and any(map(_is_pattern, names)))
+        self.ends: dict[str, int] | None = None  # if it is bounded by what was there at some time
 
     def __str__(self) -> str:
         return f"Streams({', '.join(map(repr, self.names))})"
 
     def partitions(self) -> Iterable[str]:
         """The names, and those of the streams that are there now for patterns."""
+        if self.ends is not None:
+            return list(self.ends)
         plain = [name for name in self.names if not _is_pattern(name)]
         patterns = [name for name in self.names if _is_pattern(name)]
         if not patterns:
@@ -233,6 +237,16 @@ class Streams(Source[Any]):
             and any(fnmatch.fnmatchcase(one["name"], pattern) for pattern in patterns)
         ]
         return dict.fromkeys([*plain, *found])
+
+    def as_of_now(self) -> Streams:
+        """The streams there are, up to where they end."""
+        now = copy.copy(self)
+        with _named(str(self)), _SHARED.use(self.node) as client:
+            now.ends = {
+                name: client.admin("describe", name=name)["end"] for name in self.partitions()
+            }
+        now.bounded = True
+        return now
 
     def open(self, partition: Any, position: Any) -> Reader[Any]:
         """Read one stream, from an offset on."""
@@ -254,12 +268,15 @@ class _Reader(Reader[Any]):
         with _named(self._who):
             self._client = _SHARED.take(source.node)
         try:
-            if not source.follow or (position is None and source.start == "end"):
+            at_end = position is None and source.start == "end"
+            if source.ends is not None:
+                self.end = end = source.ends[stream]
+            elif not source.follow or at_end:
                 with _named(self._who):
                     end = self._client.admin("describe", name=stream)["end"]
                 self.end = None if source.follow else end
-                if position is None and source.start == "end":
-                    position = end
+            if at_end:
+                position = end
             self.position: int | None = position
             self._feed = _Feed(self._client, stream, position)
         except BaseException:

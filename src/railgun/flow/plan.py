@@ -12,7 +12,7 @@ that items reach without being keyed anew. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -85,6 +85,50 @@ class Plan:
             replace(stage, ports=tuple(map(other, stage.ports))) for stage in self.stages
         )
         return replace(self, stages=stages)
+
+    def with_sinks(self, sinks: Mapping[str, Sink[Any]]) -> Plan:
+        """The same plan, writing to other sinks; `DEAD` names the one for dead letters."""
+
+        def other(step: Step) -> Step:
+            if step.kind != "sink" or step.name not in sinks:
+                return step
+            return replace(step, options={**step.options, "sink": sinks[step.name]})
+
+        stages = tuple(
+            replace(stage, steps=tuple(map(other, stage.steps))) for stage in self.stages
+        )
+        return replace(self, stages=stages, dead_letters=sinks.get(DEAD, self.dead_letters))
+
+    def leading_to(self, sinks: Collection[str]) -> Plan:
+        """What of the plan is needed for these sinks. For dead letters everything is: any step may have some."""
+        if DEAD in sinks:
+            return self
+        needed: dict[str, Step] = {}
+        todo = [step for stage in self.stages for step in stage.steps if step.name in sinks]
+        while todo:
+            step = todo.pop()
+            if step.name not in needed:
+                needed[step.name] = step
+                todo += step.inputs
+        kept = [s for s in self.stages if any(port.name in needed for port in s.ports)]
+        number = {stage.index: at for at, stage in enumerate(kept)}
+        stages = []
+        for stage in kept:
+            ports = tuple(port for port in stage.ports if port.name in needed)
+            steps = tuple(step for step in stage.steps if step.name in needed)
+            before = tuple(number[index] for index in stage.before if index in number)
+            after = tuple(number[index] for index in stage.after if index in number)
+            index = number[stage.index]
+            stages.append(Stage(index, stage.name, ports, steps, before, after))
+        return replace(self, stages=tuple(stages))
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many distributors lie before each stage, on the longest way to it."""
+        levels: list[int] = []
+        for stage in self.stages:
+            levels.append(1 + max((levels[before] for before in stage.before), default=-1))
+        return tuple(levels)
 
 
 def compile_flow(flow: Flow) -> Plan:
@@ -315,4 +359,7 @@ class Side(Operator):
 
     def push(self, batch: RowBatch) -> None:
         """Mark the batch with its side."""
-        self.emit(RowBatch(batch.values, batch.times, batch.keys, batch.hashes, self.side))
+        side = RowBatch(
+            batch.values, batch.times, batch.keys, batch.hashes, self.side, batch.origin
+        )
+        self.emit(side)

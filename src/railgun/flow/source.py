@@ -67,3 +67,10 @@ class Source(ABC, Generic[T_co]):
     @abstractmethod
     def open(self, partition: Any, position: Any) -> Reader[T_co]:
         """A reader of a part, from a position on."""
+
+    def as_of_now(self) -> Source[T_co]:
+        """The same source with nothing but what is there now: however often it is read, it brings the same.
+
+        Its readers come to an end. What came after can be read by this source, from their last positions on.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not know what is there now")

@@ -27,6 +27,8 @@ _NO_HASHES: Final = np.empty(0, dtype=np.uint64)
 class RowBatch:
     """Records in columns. `times` is one number where all rows share it; `port` is the side they came in by.
 
+    `origin`, where somebody wants to know: which row of what went into the stage each record comes from.
+
     >>> batch = RowBatch.keyed(["a", "b", "a"], [1, 2, 3], times=7)
     >>> batch.take(np.array([0, 2])).values
     [1, 3]
@@ -34,7 +36,7 @@ class RowBatch:
     ['a', 'b', 'a']
     """
 
-    __slots__ = ("hashes", "keys", "port", "times", "values")
+    __slots__ = ("hashes", "keys", "origin", "port", "times", "values")
 
     def __init__(
         self,
@@ -43,12 +45,14 @@ class RowBatch:
         keys: list[Any] | None = None,
         hashes: Hashes = _NO_HASHES,
         port: int = 0,
+        origin: NDArray[np.intp] | None = None,
     ) -> None:
         self.values = values
         self.times = times
         self.keys = keys
         self.hashes = hashes
         self.port = port
+        self.origin = origin
 
     @staticmethod
     def keyed(
@@ -72,11 +76,12 @@ class RowBatch:
             None if self.keys is None else pick(self.keys, index),
             self.hashes[rows] if self.keys is not None else _NO_HASHES,
             self.port,
+            None if self.origin is None else self.origin[rows],
         )
 
     def with_values(self, values: list[Any]) -> RowBatch:
         """Other values for the same keys and times, row by row."""
-        return RowBatch(values, self.times, self.keys, self.hashes, self.port)
+        return RowBatch(values, self.times, self.keys, self.hashes, self.port, self.origin)
 
     def each_time(self) -> Iterable[int]:
         """The time of each row."""

@@ -197,7 +197,15 @@ class Keyed(Operator):
         """Time has come so far for these keys, which are about to leave; `MAX`: they end before, as in `end`."""
 
     def end(self, latest: int = MIN) -> None:
-        """Nothing comes any more: end every key that has not ended yet, at a time not before `latest`."""
+        """Nothing comes any more: fire the timers that are left, and end every key that has not ended yet."""
+        self.fire_left()
+        self.end_keys(latest)
+
+    def fire_left(self) -> None:
+        """Time has come to its end: fire every timer that is set now."""
+
+    def end_keys(self, latest: int = MIN) -> None:
+        """End every key that has not ended yet, at a time not before `latest`."""
 
     # ------------------------------------------------------------ moving
 

@@ -13,7 +13,8 @@ import numpy as np
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.errors import SourceError, may_pass
 from railgun.flow.operators.keyed import Keyed
-from railgun.flow.operators.operator import Setting, shorten, tell, without
+from railgun.flow.operators.operator import Setting, shorten, tell
+from railgun.flow.operators.stateless import kept
 from railgun.flow.source import Reader, Source
 from railgun.wire.rows import RowBatch, Times
 
@@ -71,10 +72,11 @@ class Reading(Keyed):
         try:
             reader = self.source.open(partition, position)
         except Exception as error:
-            raise self._failed("open", partition, position, error) from error
+            raise self.failed("open", partition, position, error) from error
         return Part(reader, position, heard=self.now)
 
-    def _failed(self, what: str, partition: Any, position: Any, error: Exception) -> SourceError:
+    def failed(self, what: str, partition: Any, position: Any, error: Exception) -> SourceError:
+        """The source raised: what to raise instead."""
         where = f"{type(self.source).__name__}.{what}"
         failed = SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
         failed.passing = may_pass(error)
@@ -93,7 +95,7 @@ class Reading(Keyed):
             try:
                 items = part.reader.read(most - rows, now)
             except Exception as error:
-                raise self._failed("read", partition, part.position, error) from error
+                raise self.failed("read", partition, part.position, error) from error
             part.position = part.reader.position
             if items is None:
                 self._finish(partition, part)
@@ -115,14 +117,20 @@ class Reading(Keyed):
         return rows
 
     def _emit(self, part: Part, items: list[Any], now: int) -> None:
-        batch = RowBatch(items, now)
+        batch = self.timed(RowBatch(items, now))
+        if len(batch):
+            latest = batch.times if isinstance(batch.times, int) else int(batch.times.max())
+            part.reached = max(part.reached, latest - self.clock.lateness)
+            self.emit(batch)
+
+    def timed(self, batch: RowBatch) -> RowBatch:
+        """The records with their times; without those that the user's function raised for."""
+        if self.clock.time is None:
+            return batch
         results, failed = self.each(self._time_of, batch, user=self.clock.time)
-        if failed:
-            items = without(items, failed)
         times: Times = np.array(results, dtype=np.int64)
-        if len(items):
-            part.reached = max(part.reached, int(times.max()) - self.clock.lateness)
-            self.emit(RowBatch(items, times))
+        left = kept(batch, failed)
+        return RowBatch(left.values, times, origin=left.origin)
 
     def _time_of(self, item: Any) -> int:
         assert self.clock.time is not None
@@ -162,7 +170,7 @@ class Reading(Keyed):
                 part.reader.close()
                 part.reader = None
 
-    def end(self, latest: int = MIN) -> None:
+    def end_keys(self, latest: int = MIN) -> None:
         """All parts have been read."""
         self.over = True
 

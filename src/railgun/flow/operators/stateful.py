@@ -261,12 +261,15 @@ class StatefulSteps(Keyed):
             pairs = ((key, at) for key in keys for at in due(key, frontier))
             self._call(self.logic.on_timer, pairs)
 
-    def end(self, latest: int = MIN) -> None:
-        """Call `on_end` for every key, once."""
+    def fire_left(self) -> None:
+        """Call `on_timer` for every timer, in order of time."""
         soon = None
         if self.store.spilled:
             soon = partial(next, blocks(self.timers.in_order(), PIECE), [])
         self._call(self.logic.on_timer, self.timers.left(), soon)
+
+    def end_keys(self, latest: int = MIN) -> None:
+        """Call `on_end` for every key, once."""
         for keys in self.store.census():
             self.store.fetch(keys)
             self._end(keys, latest)

@@ -93,7 +93,10 @@ class MapBatches(Operator):
         if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
-            self.emit(RowBatch(results, _latest(batch)))
+            origin = None  # of all of them together, the last one
+            if batch.origin is not None:
+                origin = np.full(len(results), batch.origin[-1])
+            self.emit(RowBatch(results, _latest(batch), origin=origin))
 
 
 def _latest(batch: RowBatch) -> int:
@@ -192,6 +195,7 @@ class KeyBy(Operator):
             left = joined([batch for _, _, batch in waiting])
         try:
             batch = RowBatch.keyed(keys, values, left.times, self.port)
+            batch.origin = left.origin
         except Exception:  # also what a `__stable_key__` may raise
             before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
             batch = self._hashable(keys, values, left, before)
@@ -214,33 +218,39 @@ class KeyBy(Operator):
                 rows.append(row)
             except Exception as error:
                 self.raised(self.key, items, row, error)
-        whole = RowBatch(values, left.times, keys, np.zeros(len(keys), dtype=np.uint64), self.port)
+        none = np.zeros(len(keys), dtype=np.uint64)
+        whole = RowBatch(values, left.times, keys, none, self.port, left.origin)
         part = whole.take(np.array(rows, dtype=np.intp))
-        return RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
+        made = RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
+        made.origin = part.origin
+        return made
 
 
 def joined(batches: Sequence[RowBatch]) -> RowBatch:
     """The values and times of several batches as one."""
     values = [value for batch in batches for value in batch.values]
+    origins = [batch.origin for batch in batches if batch.origin is not None]
+    origin = np.concatenate(origins) if len(origins) == len(batches) else None
     first = batches[0].times
     if all(isinstance(batch.times, int) and batch.times == first for batch in batches):
-        return RowBatch(values, first)
+        return RowBatch(values, first, origin=origin)
     times = [
         np.full(len(batch), batch.times) if isinstance(batch.times, int) else batch.times
         for batch in batches
     ]
-    return RowBatch(values, np.concatenate(times))
+    return RowBatch(values, np.concatenate(times), origin=origin)
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
     """A batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
     values = list(chain.from_iterable(results))
-    if isinstance(batch.times, int) and batch.keys is None:
+    if isinstance(batch.times, int) and batch.keys is None and batch.origin is None:
         return RowBatch(values, batch.times)
     rows = np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.intp))
     times = batch.times if isinstance(batch.times, int) else batch.times[rows]
+    origin = None if batch.origin is None else batch.origin[rows]
     if batch.keys is None:
-        return RowBatch(values, times)
+        return RowBatch(values, times, origin=origin)
     keys = list(chain.from_iterable(map(repeat, batch.keys, counts)))
-    return RowBatch(values, times, keys, batch.hashes[rows], batch.port)
+    return RowBatch(values, times, keys, batch.hashes[rows], batch.port, origin)

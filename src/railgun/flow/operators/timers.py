@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -45,6 +46,10 @@ class Timers:
             heapq.heappush(self._heap, (at, self._count, key))
             if len(self._heap) > 2 * self._live + _FEW:
                 self._clear_out()
+
+    def earliest(self, key: Any) -> float:
+        """When the first timer of a key is due; never, if it has none."""
+        return min(self._of.get(key, ()), default=math.inf)
 
     def cancel(self, key: Any, at: int) -> None:
         """Do not fire for this key at this time."""

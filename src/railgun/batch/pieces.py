@@ -1,0 +1,244 @@
+"""Pieces: keyed records on their way from a task of one stage to a task of the next, as bytes, with their order.
+
+A task sorts what it makes into as many pieces as there are tasks behind the shuffle. Rules:
+
+1. The records of a piece are in order. A task's next piece for the same place begins after the one before has ended.
+2. Numbers that hardly differ from row to row (places, times) are written as differences.
+3. Keys and values of plain columns travel as Arrow has them; others as on the links between workers (`wire.columns`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from railgun.batch import order as o
+from railgun.batch.columns import as_items, as_list
+from railgun.wire.columns import decode_column, encode_column
+from railgun.wire.rows import Times
+
+_HEAD: Final = struct.Struct("<cHIBB")  # kind, port, rows, columns of paths, whether times differ
+_NUMBER: Final = struct.Struct("<q")
+_LENGTH: Final = struct.Struct("<I")
+_ROWS: Final = b"r"
+_TABLE: Final = b"t"
+_SAME, _STEPS, _RAW = b"s", b"d", b"w"
+KEY: Final = "k"
+VALUE: Final = "v"
+
+
+@dataclass(slots=True)
+class Piece:
+    """Keyed records for one port of a stage, in order."""
+
+    paths: o.Paths
+    keys: list[Any]
+    values: list[Any]
+    times: Times | int
+    port: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        keys = encode_column(self.keys)
+        head = _encode_head(_ROWS, self.port, len(self), self.paths, self.times)
+        return b"".join((head, _LENGTH.pack(len(keys)), keys, encode_column(self.values)))
+
+
+def encode_table(table: pa.RecordBatch, paths: o.Paths, times: Times | int, port: int) -> bytes:
+    """A piece that is a table: its first column has the keys, the others have the values (see `as_items`)."""
+    head = _encode_head(_TABLE, port, table.num_rows, paths, times)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_batch(table)
+    body: bytes = sink.getvalue().to_pybytes()
+    return head + body
+
+
+def decode(data: memoryview) -> Piece:
+    """A piece again."""
+    kind, port, rows, columns, differ = _HEAD.unpack_from(data)
+    at = _HEAD.size
+    paths = []
+    for _ in range(columns):
+        column, at = _decode_numbers(data, at, rows)
+        paths.append(column)
+    times: Times | int
+    if differ:
+        times, at = _decode_numbers(data, at, rows)
+    else:
+        (times,) = _NUMBER.unpack_from(data, at)
+        at += _NUMBER.size
+    if kind == _TABLE:
+        with pa.ipc.open_stream(pa.py_buffer(data[at:])) as reader:
+            table = reader.read_next_batch()
+        values = as_items(table.schema.names[1:], table.columns[1:], rows)
+        return Piece(tuple(paths), as_list(table.column(0)), values, times, port)
+    (length,) = _LENGTH.unpack_from(data, at)
+    at += _LENGTH.size
+    keys = decode_column(data[at : at + length], rows)
+    return Piece(tuple(paths), keys, decode_column(data[at + length :], rows), times, port)
+
+
+def _encode_head(kind: bytes, port: int, rows: int, paths: o.Paths, times: Times | int) -> bytes:
+    differ = not isinstance(times, int)
+    parts = [_HEAD.pack(kind, port, rows, len(paths), differ)]
+    parts += map(_encode_numbers, paths)
+    parts.append(_NUMBER.pack(times) if isinstance(times, int) else _encode_numbers(times))
+    return b"".join(parts)
+
+
+def _encode_numbers(numbers: o.Numbers) -> bytes:
+    first = _NUMBER.pack(int(numbers[0]))
+    steps = np.diff(numbers)
+    if not steps.any():
+        return _SAME + first
+    if steps.min() >= -(1 << 31) and steps.max() < 1 << 31 and _no_overflow(numbers):
+        return _STEPS + first + steps.astype("<i4").tobytes()
+    return _RAW + numbers.astype("<i8", copy=False).tobytes()
+
+
+def _no_overflow(numbers: o.Numbers) -> bool:
+    return int(numbers.max()) - int(numbers.min()) < 1 << 62
+
+
+def _decode_numbers(data: memoryview, at: int, rows: int) -> tuple[o.Numbers, int]:
+    how = bytes(data[at : at + 1])
+    at += 1
+    if how == _RAW:
+        return np.frombuffer(data, "<i8", rows, at), at + 8 * rows
+    (first,) = _NUMBER.unpack_from(data, at)
+    at += _NUMBER.size
+    numbers = np.full(rows, first, dtype=np.int64)
+    if how == _STEPS:
+        steps = np.frombuffer(data, "<i4", rows - 1, at)
+        at += 4 * (rows - 1)
+        np.cumsum(steps, out=numbers[1:])
+        numbers[1:] += first
+    return numbers, at
+
+
+class Merge:
+    """Pieces of many tasks, which begin one after the other, as records in one order.
+
+    What stands before the beginning of the next piece is complete, and can be released. So not much more is held than
+    one piece of each task.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._last: o.Path = ()
+        self._sorted = True
+        self.rows = 0
+
+    def add(self, piece: Piece) -> None:
+        """The next piece; it begins no earlier than those before it."""
+        if self._pieces and (o.first(piece.paths) < self._last or self._mixes(piece)):
+            self._sorted = False
+        self._pieces.append(piece)
+        self._last = max(self._last, o.last(piece.paths))
+        self.rows += len(piece)
+
+    def _mixes(self, piece: Piece) -> bool:
+        before = self._pieces[-1]
+        return len(before.paths) != len(piece.paths) or before.port != piece.port
+
+    def release(self, bound: o.Path | None = None) -> Released | None:
+        """All records that stand before the bound, in order; without one, all."""
+        if not self._pieces:
+            return None
+        whole = Released.of(self._pieces)
+        if not self._sorted:
+            whole = whole.take(o.ranks(whole.paths))
+        if bound is not None and not self._last < bound:
+            count = int(np.count_nonzero(o.before(whole.paths, bound)))
+            if not count:
+                self._put_back(whole)
+                return None
+            whole, rest = whole.cut(count)
+            self._put_back(rest)
+        else:
+            self._pieces, self._sorted, self.rows = [], True, 0
+        return whole
+
+    def _put_back(self, rest: Released) -> None:
+        self._pieces = rest.pieces()
+        self._sorted = len(self._pieces) == 1
+        self.rows = len(rest)
+
+
+@dataclass(slots=True)
+class Released:
+    """Records in order, of any port."""
+
+    paths: o.Paths
+    keys: list[Any]
+    values: list[Any]
+    times: Times | int
+    ports: NDArray[np.int32] | int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @staticmethod
+    def of(pieces: Sequence[Piece]) -> Released:
+        """Pieces one after the other."""
+        one = pieces[0]
+        if len(pieces) == 1:
+            return Released(one.paths, one.keys, one.values, one.times, one.port)
+        keys = list(chain.from_iterable(piece.keys for piece in pieces))
+        values = list(chain.from_iterable(piece.values for piece in pieces))
+        times: Times | int = one.times
+        if not all(isinstance(p.times, int) and p.times == times for p in pieces):
+            each = [
+                np.full(len(p), p.times) if isinstance(p.times, int) else p.times for p in pieces
+            ]
+            times = np.concatenate(each)
+        ports: NDArray[np.int32] | int = one.port
+        if any(piece.port != ports for piece in pieces):
+            sizes = [len(piece) for piece in pieces]
+            ports = np.repeat(np.array([p.port for p in pieces], dtype=np.int32), sizes)
+        return Released(o.joined([piece.paths for piece in pieces]), keys, values, times, ports)
+
+    def take(self, rows: NDArray[np.intp]) -> Released:
+        """These rows, in this order."""
+        index = rows.tolist()
+        return Released(
+            tuple(column[rows] for column in self.paths),
+            [self.keys[row] for row in index],
+            [self.values[row] for row in index],
+            self.times if isinstance(self.times, int) else self.times[rows],
+            self.ports if isinstance(self.ports, int) else self.ports[rows],
+        )
+
+    def cut(self, count: int) -> tuple[Released, Released]:
+        """The first so many, and the others."""
+        return self._slice(slice(0, count)), self._slice(slice(count, None))
+
+    def _slice(self, part: slice) -> Released:
+        return Released(
+            tuple(column[part] for column in self.paths),
+            self.keys[part],
+            self.values[part],
+            self.times if isinstance(self.times, int) else self.times[part],
+            self.ports if isinstance(self.ports, int) else self.ports[part],
+        )
+
+    def pieces(self) -> list[Piece]:
+        """As one piece for each port."""
+        if isinstance(self.ports, int):
+            return [Piece(self.paths, self.keys, self.values, self.times, self.ports)]
+        made = []
+        for port in np.unique(self.ports).tolist():
+            rows = self.take(np.flatnonzero(self.ports == port))
+            made.append(Piece(rows.paths, rows.keys, rows.values, rows.times, port))
+        return made

@@ -1,0 +1,149 @@
+"""Sorting out: what a task has made for another stage, into pieces, one for each task behind the shuffle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from railgun.batch import order as o
+from railgun.batch.pieces import Piece, Released, encode_table
+from railgun.core.hashing import Hashes
+from railgun.wire.rows import RowBatch, Times, pick
+
+PER_PIECE: Final = 512  # rows at least, so that a piece is worth its head
+FEWEST: Final = 32_768
+MOST: Final = 262_144  # rows that wait to be sorted out
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What travels through a shuffle: a piece, or a word for the stage behind it or for whoever runs the batch."""
+
+    part: int
+    target: int
+    first: bytes
+    blob: bytes
+
+
+@dataclass(slots=True)
+class _Table:
+    table: pa.RecordBatch
+    paths: o.Paths
+    times: Times | int
+    hashes: Hashes
+
+
+class Sorter:
+    """Takes what a task makes for one stage. To be flushed between records only, never between those of one record."""
+
+    def __init__(self, target: int, parts: int) -> None:
+        self.target = target
+        self.parts = parts
+        self.rows = 0
+        self.enough = min(MOST, max(FEWEST, PER_PIECE * parts))
+        self._pieces: dict[int, list[tuple[Piece, Hashes]]] = {}
+        self._tables: dict[int, list[_Table]] = {}
+
+    def add(self, paths: o.Paths, batch: RowBatch) -> None:
+        """Records with their places."""
+        assert batch.keys is not None
+        piece = Piece(paths, batch.keys, batch.values, batch.times, batch.port)
+        self._pieces.setdefault(batch.port, []).append((piece, batch.hashes))
+        self.rows += len(piece)
+
+    def add_table(
+        self, table: pa.RecordBatch, paths: o.Paths, times: Times | int, hashes: Hashes, port: int
+    ) -> None:
+        """Records that are a table, keys first."""
+        self._tables.setdefault(port, []).append(_Table(table, paths, times, hashes))
+        self.rows += table.num_rows
+
+    def flush(self) -> list[Row]:
+        """All that has come, as pieces."""
+        rows: list[Row] = []
+        for pieces in self._pieces.values():
+            rows += self._flush_pieces(pieces)
+        for port, tables in self._tables.items():
+            rows += self._flush_tables(tables, port)
+        self._pieces, self._tables, self.rows = {}, {}, 0
+        return rows
+
+    def _flush_pieces(self, pieces: list[tuple[Piece, Hashes]]) -> list[Row]:
+        whole = Released.of([piece for piece, _ in pieces])
+        hashes = np.concatenate([some for _, some in pieces])
+        order, ends = self._split(whole.paths, hashes)
+        index = order.tolist()
+        keys, values = pick(whole.keys, index), pick(whole.values, index)
+        paths = tuple(column[order] for column in whole.paths)
+        times = whole.times if isinstance(whole.times, int) else whole.times[order]
+        port = pieces[0][0].port
+        rows = []
+        for part, start, end in ends:
+            cut = slice(start, end)
+            some = times if isinstance(times, int) else times[cut]
+            piece = Piece(tuple(c[cut] for c in paths), keys[cut], values[cut], some, port)
+            rows.append(Row(part, self.target, o.as_bytes(o.first(piece.paths)), piece.encode()))
+        return rows
+
+    def _flush_tables(self, tables: list[_Table], port: int) -> list[Row]:
+        merged = pa.Table.from_batches([one.table for one in tables]).combine_chunks()
+        whole = merged.to_batches()[0]
+        times: Any = tables[0].times
+        if not all(isinstance(t.times, int) and t.times == times for t in tables):
+            each = [
+                np.full(t.table.num_rows, t.times) if isinstance(t.times, int) else t.times
+                for t in tables
+            ]
+            times = np.concatenate(each)
+        paths = o.joined([one.paths for one in tables])
+        order, ends = self._split(paths, np.concatenate([one.hashes for one in tables]))
+        whole = whole.take(pa.array(order))
+        rows = []
+        for part, start, end in ends:
+            some = order[start:end]
+            own = tuple(column[some] for column in paths)
+            when = times if isinstance(times, int) else times[some]
+            blob = encode_table(whole.slice(start, end - start), own, when, port)
+            rows.append(Row(part, self.target, o.as_bytes(o.first(own)), blob))
+        return rows
+
+    def _split(
+        self, paths: o.Paths, hashes: Hashes
+    ) -> tuple[NDArray[np.intp], list[tuple[int, int, int]]]:
+        """The rows part by part, in order within each; and for each part that has some, where its rows are."""
+        parts = (hashes % np.uint64(self.parts)).astype(np.uint32)
+        if not _ascend(paths):
+            ranks = o.ranks(paths)
+            order = ranks[_by_part(parts[ranks], self.parts)]
+        else:
+            order = _by_part(parts, self.parts)
+        sorted_parts = parts[order]
+        edges = np.flatnonzero(sorted_parts[1:] != sorted_parts[:-1]) + 1
+        starts = [0, *edges.tolist()]
+        ends = [*edges.tolist(), len(order)]
+        return order, [
+            (int(sorted_parts[start]), start, end) for start, end in zip(starts, ends, strict=True)
+        ]
+
+
+def _by_part(parts: NDArray[np.uint32], count: int) -> NDArray[np.intp]:
+    """A stable sort; of one byte or two, numpy sorts in time linear in the rows."""
+    kind = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32
+    return np.argsort(parts.astype(kind), kind="stable")
+
+
+def _ascend(paths: o.Paths) -> bool:
+    """Whether these paths are in order; mostly the last column alone tells."""
+    undecided = np.ones(max(0, len(paths[0]) - 1), dtype=bool)
+    for column in paths:
+        step = np.diff(column)
+        if (undecided & (step < 0)).any():
+            return False
+        undecided &= step == 0
+        if not undecided.any():
+            return True
+    return True

@@ -1,0 +1,204 @@
+"""Handing over: a batch run ends in a snapshot, and the flow goes on from it, live.
+
+Rules:
+
+1. A directory that has snapshots of the flow is refused: the flow would go on from the new one, and all it did since
+   the others would be lost.
+2. Tasks write the state of their keys, and tell which files they wrote; what a task wrote that failed, or that was run
+   twice, nobody names. The manifest is written last, when all tasks are done: then the snapshot is there.
+3. Every source must know where it goes on. Of one that was read itself the tasks save the positions. Of one that a
+   DataFrame stood for, whoever runs the batch says them; nobody else can know.
+4. What sinks got is prepared by the tasks, named in the manifest, and committed after it. Should this process die in
+   between, the live flow commits it when it begins, as it does after any failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from railgun.batch.errors import BatchError
+from railgun.batch.stages import Save
+from railgun.connectors.directory import Directory
+from railgun.controller.saved import absolute
+from railgun.controller.storekeeper import sinks_of, steps_of
+from railgun.core.frontier import MIN
+from railgun.core.hashing import hash_keys
+from railgun.flow.flow import Flow
+from railgun.flow.plan import Plan
+from railgun.flow.sink import TwoPhaseSink
+from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
+from railgun.snapshots.store import SnapshotStore
+from railgun.spark.inputs import Done, Input
+
+
+@dataclass(slots=True)
+class Making:
+    """A first snapshot that is being made in a directory."""
+
+    store: SnapshotStore
+    save: Save
+    began: float
+    committed: bool = False
+
+    def commit(
+        self, plan: Plan, told: Sequence[dict[str, Any]], further: Sequence[Part] = ()
+    ) -> list[SinkPart]:
+        """All is written, and tasks have told this: make the snapshot count. What sinks have prepared for it."""
+        parts = [*(Part(**word["part"]) for word in told if "part" in word), *further]
+        tokens = [SinkPart(word["sink"], word["token"]) for word in told if "token" in word]
+        manifest = Manifest(
+            FORMAT,
+            self.save.flow,
+            self.save.snapshot,
+            self.save.generation,
+            workers=len({part.worker for part in parts}) or 1,
+            full=True,
+            finished=False,
+            began=self.began,
+            committed=time.time(),
+            parts=tuple(parts),
+            sinks=tuple(tokens),
+            steps=steps_of(plan),
+        )
+        self.store.commit(manifest)
+        self.committed = True
+        return tokens
+
+
+@contextmanager
+def making(url: str, job: str, why: str) -> Iterator[Making]:
+    """Be the only one who works in the directory, for as long as it takes to make its first snapshot."""
+    url = absolute(url)
+    store = SnapshotStore(url, job)
+    store.acquire()
+    try:
+        newest = next(iter(store.manifests()), None)
+        if newest is not None:
+            raise BatchError(
+                f"{store.where()} has snapshots of {job!r} already, the latest of them {newest.snapshot}: a run would "
+                "not go on from there any more. Name another directory, or delete this one if it is not wanted"
+            )
+        run = store.next_run()
+        store.begun(run.snapshot, True, why)
+        made = Making(store, Save(url, job, run.snapshot, run.generation), time.time())
+        try:
+            yield made
+        except BaseException as error:
+            if not made.committed:
+                store.failed(run.snapshot, f"{type(error).__name__}: {error}"[:2000])
+            raise
+    finally:
+        store.release()
+
+
+@dataclass(slots=True)
+class HandOver:
+    """The snapshot that a batch run ends in."""
+
+    flow: Flow
+    plan: Plan
+    inputs: Mapping[str, Input]
+    into: Collection[str]
+    made: Making
+
+    @staticmethod
+    @contextmanager
+    def begin(
+        flow: Flow, plan: Plan, inputs: Mapping[str, Input], url: str, into: Collection[str]
+    ) -> Iterator[HandOver]:
+        """Begin a snapshot, if every source knows where it will go on."""
+        for name, given in inputs.items():
+            _check_positions(flow, name, given)
+        with making(url, flow.name, "batch run") as made:
+            handing = HandOver(flow, plan, inputs, into, made)
+            handing._clear_sinks()
+            yield handing
+
+    @property
+    def save(self) -> Save:
+        """Which snapshot it is."""
+        return self.made.save
+
+    def _clear_sinks(self) -> None:
+        """Throw away what earlier attempts have left in the sinks."""
+        for name, sink in sinks_of(self.plan).items():
+            if name in self.into and isinstance(sink, TwoPhaseSink):
+                sink.recover(self.flow.name, name, self.save.generation, [])
+
+    def commit(self, told: Sequence[dict[str, Any]]) -> None:
+        """All tasks are done, and have told this: make the snapshot count, and let others see what sinks got."""
+        reached: dict[str, int] = {}
+        for word in told:
+            for source, at in word.get("reached", {}).items():
+                reached[source] = max(at, reached.get(source, at))
+        positions = [
+            self._save_positions(name, given.positions, reached.get(name, MIN))
+            for name, given in self.inputs.items()
+            if given.positions
+        ]
+        tokens = self.made.commit(self.plan, told, positions)
+        sinks = sinks_of(self.plan)
+        for token in tokens:
+            sink = sinks[token.step]
+            assert isinstance(sink, TwoPhaseSink)
+            sink.commit(token.token)
+
+    def _save_positions(self, name: str, positions: Mapping[Hashable, Any], reached: int) -> Part:
+        states = [
+            (None, True, reached) if isinstance(at, Done) else (at, False, reached)
+            for at in positions.values()
+        ]
+        stage = self.plan.stages[self.plan.stage_of[name]].name
+        return write_state(self.made.store, self.save, stage, name, 1, 0, list(positions), states)
+
+
+def write_state(
+    store: SnapshotStore,
+    save: Save,
+    stage: str,
+    step: str,
+    version: int,
+    worker: int,
+    keys: list[Any],
+    states: list[Any],
+) -> Part:
+    """Write the state of keys as a part of a snapshot."""
+    from railgun.snapshots.table import TableWriter
+
+    table = TableWriter(step, version)
+    table.add(hash_keys(keys), keys, states, None, None, None)
+    where = save.snapshot, save.generation, stage, step
+    return store.write_part(*where, worker, table.finish(), table.rows)
+
+
+def _check_positions(flow: Flow, name: str, given: Input) -> None:
+    """Refuse a source of which nobody knows where it goes on."""
+    if given.own:
+        return
+    source = flow.steps[name].options["source"]
+    if given.positions is None:
+        raise BatchError(
+            f"source {name!r} does not know where it goes on when the flow goes on live: say it with the input, as "
+            f"Input(df, positions={_example(source)}); positions={{}} if it begins at its start, which the DataFrame "
+            'has nothing of; or give "source" as its input, and it is read itself'
+        )
+    if isinstance(source, Directory):
+        own = source.path.as_uri().replace("file://", "file:") + "/"
+        read = [file.replace("file://", "file:") for file in given.frame.inputFiles()]
+        names = [file.removeprefix(own) for file in read if file.startswith(own)]
+        left = [file for file in names if file not in given.positions]
+        if left:
+            raise BatchError(
+                f"the input of source {name!r} reads {left[0]!r} of the very directory that the source reads, and "
+                'would come again: give "source" as its input, or say in positions how far each file was read '
+                "(DONE: to its end)"
+            )
+
+
+def _example(source: Any) -> str:
+    names = getattr(source, "names", None)
+    return f"{{{names[0]!r}: 12345}}" if names else "{'a part': its position}"
