@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from railgun.client.sync import connect_sync
     from railgun.connectors.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
+    from railgun.spark.state_table import state_changes, state_table
 
 __all__ = [
     "FORGET",
@@ -66,12 +67,15 @@ __all__ = [
     "connect",
     "connect_sync",
     "run",
+    "state_changes",
+    "state_table",
 ]
 
 __version__ = "0.1.0"
 _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
+    **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
     **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
     **dict.fromkeys(
         ("Event", "FlowFailedError", "Job", "Settings", "Snapshots", "run"), "railgun.job"

@@ -1,0 +1,476 @@
+"""Saved rows: what a snapshot has of a step, read by many tasks, each of which reads its share and no more.
+
+The state of a step is in several files: those of a full snapshot, and of the increments since. Rows are not sorted.
+Rules:
+
+1. For a key the row of the newest snapshot that has one counts. If it says that the key is deleted, there is no such
+   key; unless, within that snapshot, another worker's file has it alive: then it lives. Keys are told apart by hashes.
+2. A task has some rows, of one file or of several. To know which of them count it reads of the files of newer snapshots
+   the hashes, and nothing else. So everything but hashes is read once, by one task, and no task holds more than the
+   hashes of its rows and a few thousand whole ones.
+3. For the changes between two snapshots a task has a range of hashes, for it needs both sides of a key. Files that
+   belong to both snapshots say the same in both: only keys that are in some other file can differ, and are read.
+4. Whoever reads the first row of a file compares the file's checksum; others go by those of its pages.
+5. A snapshot is chosen once, by its number: what is committed while a table is read does not get into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from railgun.controller.saved import NoSnapshotsError, SavedState, find_store
+from railgun.core.hashing import Hashes
+from railgun.snapshots.arrays import hashes_of
+from railgun.snapshots.disk import LocalDisk, disk_error
+from railgun.snapshots.errors import DamagedError
+from railgun.snapshots.manifest import Part, damaged
+from railgun.snapshots.store import SnapshotStore
+from railgun.snapshots.table import open_table, reading
+from railgun.spark.kinds import same
+
+ROWS: Final = 1 << 18
+"""Rows of a task, about: files are read by their groups of rows."""
+
+FILES: Final = 64
+"""Files of a task, at most: so many are open at once."""
+
+BATCH: Final = 1 << 14
+_BLOCK: Final = 8 << 20
+_COLUMNS: Final = ["key", "key_pickle", "state", "state_pickle", "timers", "ended", "version"]
+_STATE: Final = ["key", "key_pickle", "state", "state_pickle"]
+_NEVER: Final = -1
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state of one step in one snapshot."""
+
+    url: str
+    """The directory of all flows."""
+    flow: str
+    snapshot: int
+    step: str
+    is_source: bool
+    parts: tuple[Part, ...]
+    times: dict[int, int | None]
+    """When each snapshot that has written some of it was committed (µs)."""
+
+    @staticmethod
+    def find(url: str, snapshot: int | None, flow: str | None, step: str) -> Saved:
+        """The state of a step in a snapshot, or in the latest; typed errors tell what there is instead."""
+        home, store = find_store(url, flow)
+        if snapshot is None:
+            manifest = store.latest(thorough=False)
+            if manifest is None:
+                raise NoSnapshotsError(f"nothing was ever committed in {store.where()}")
+        else:
+            manifest = store.get(snapshot)
+            store.check(manifest, thorough=False)
+        SavedState(store, manifest, step)  # knows what to say if there is no such step
+        parts = tuple(part for part in manifest.parts if part.step == step and part.rows)
+        kinds = {info.name: info.kind for info in manifest.steps}
+        times: dict[int, int | None] = {}
+        for number in {part.snapshot for part in parts}:
+            at = manifest.committed if number == manifest.snapshot else store.committed_at(number)
+            times[number] = None if at is None else round(at * 1e6)
+        is_source = kinds.get(step) == "source"
+        return Saved(home, store.flow, manifest.snapshot, step, is_source, parts, times)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files; a key may have several."""
+        return sum(part.rows for part in self.parts)
+
+    def store(self) -> SnapshotStore:
+        """Where it is."""
+        return SnapshotStore(self.url, self.flow)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some rows of a file: those of all groups that begin in `first` … `last`."""
+
+    part: Part
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """A column of states as they are saved: JSON, a pickle, or neither if there is none."""
+
+    texts: pa.Array
+    pickles: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows that count."""
+
+    keys: pa.Array
+    key_pickles: pa.Array
+    states: dict[str, States]
+    """By the name of their column."""
+    columns: dict[str, pa.Array]
+    """What needs no more than to be shown."""
+    timers: pa.Array | None = None
+
+
+# ------------------------------------------------------------ one snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All keys of a step."""
+
+    saved: Saved
+
+    def __len__(self) -> int:
+        return self.saved.rows
+
+    def shares(self, rows: int = ROWS) -> list[list[Slice]]:
+        """What each task reads: a piece of a large file, or several small files."""
+        shares: list[list[Slice]] = []
+        room = 0
+        for part in sorted(self.saved.parts, key=lambda part: (-part.snapshot, part.path)):
+            for first in range(0, part.rows, rows):
+                count = min(rows, part.rows - first)
+                if count > room or len(shares[-1]) == FILES:
+                    shares.append([])
+                    room = rows
+                shares[-1].append(Slice(part, first, first + count))
+                room -= count
+        return shares
+
+    def blocks(self, share: Sequence[Slice]) -> Iterator[Block]:
+        """The rows of a share that count."""
+        store = self.saved.store()
+        opened = [(slice_, *_groups(store, slice_)) for slice_ in share]
+        opened = [(slice_, file, groups) for slice_, file, groups in opened if groups]
+        hashes, snapshots, counts = [], [], []
+        for slice_, file, groups in opened:
+            with reading(store.where(slice_.part.path)):
+                table = file.read_row_groups(groups, ["hash", "deleted"], use_threads=False)
+            hashes.append(hashes_of(table["hash"]))
+            snapshots.append(np.full(len(table), slice_.part.snapshot))
+            counts.append(~np.asarray(table["deleted"].to_numpy(), dtype=np.bool_))
+        if not opened:
+            return
+        wanted, places = np.unique(np.concatenate(hashes), return_inverse=True)
+        oldest = min(slice_.part.snapshot for slice_, *_ in opened)
+        newer = [part for part in self.saved.parts if part.snapshot > oldest]
+        newest = _newest(store, newer, wanted)[places]
+        start = 0
+        for (slice_, file, groups), written, alive in zip(opened, snapshots, counts, strict=True):
+            end = start + len(alive)
+            alive &= newest[start:end] <= written
+            start = end
+            yield from self._blocks(store, slice_.part, file, groups, alive)
+
+    def _blocks(
+        self,
+        store: SnapshotStore,
+        part: Part,
+        file: pq.ParquetFile,
+        groups: list[int],
+        alive: NDArray[np.bool_],
+    ) -> Iterator[Block]:
+        at = self.saved.times[part.snapshot]
+        for batch in _batches(store, part, file, groups, _COLUMNS, alive):
+            count = len(batch)
+            yield Block(
+                batch["key"],
+                batch["key_pickle"],
+                {"state": States(batch["state"], batch["state_pickle"])},
+                {
+                    "worker": _repeated(part.worker, pa.int32(), count),
+                    "saved": _repeated(part.snapshot, pa.int64(), count),
+                    "changed_at": _repeated(at, _TIME, count),
+                    "ended": batch["ended"],
+                    "version": batch["version"],
+                },
+                batch["timers"],
+            )
+
+
+def _batches(
+    store: SnapshotStore,
+    part: Part,
+    file: pq.ParquetFile,
+    groups: list[int],
+    columns: list[str],
+    chosen: NDArray[np.bool_],
+) -> Iterator[pa.RecordBatch]:
+    """Those rows of these groups of a file that are chosen."""
+    start = 0
+    for group in groups:
+        count = file.metadata.row_group(group).num_rows
+        here = chosen[start : start + count]
+        start += count
+        if not here.any():
+            continue
+        at = 0
+        batches = file.iter_batches(BATCH, [group], columns, use_threads=False)
+        while True:
+            with reading(store.where(part.path)):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            some = here[at : at + len(batch)]
+            at += len(batch)
+            if some.any():
+                yield batch if some.all() else batch.filter(pa.array(some))
+
+
+def _newest(store: SnapshotStore, parts: Sequence[Part], wanted: Hashes) -> Numbers:
+    """For each of these hashes, which ascend: the newest snapshot of these files that has a row of it, or -1."""
+    newest = np.full(len(wanted), _NEVER, dtype=np.int64)
+    for part in parts:
+        file = open_part(store, part)
+        for _, hashes in _hashes(store, part, file):
+            places = _found(wanted, hashes)[0]
+            newest[places] = np.maximum(newest[places], part.snapshot)
+    return newest
+
+
+def _found(wanted: Hashes, hashes: Hashes) -> tuple[Numbers, Numbers]:
+    """Where those of the hashes are that are wanted: in `wanted`, and in `hashes`."""
+    if not len(wanted):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    places = np.searchsorted(wanted, hashes)
+    places[places == len(wanted)] = 0
+    rows = np.flatnonzero(wanted[places] == hashes)
+    return places[rows], rows
+
+
+# ------------------------------------------------------------ two snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Hashes from `first` to `last`, which is one of them."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The keys of a step that differ between two snapshots."""
+
+    before: Saved
+    after: Saved
+
+    def __len__(self) -> int:
+        return sum(part.rows for part in self._unlike())
+
+    def _unlike(self) -> list[Part]:
+        """Files that only one of the two has; as `Part`s of its store."""
+        same = (self.before.url, self.before.flow) == (self.after.url, self.after.flow)
+        common = self._common() if same else set()
+        both = (*self.before.parts, *self.after.parts)
+        return [part for part in both if part.path not in common]
+
+    def _common(self) -> set[str]:
+        """Files that both have. A path is written once, and its checksum is in both manifests."""
+        before = {(part.path, part.checksum) for part in self.before.parts}
+        after = {(part.path, part.checksum) for part in self.after.parts}
+        return {path for path, _ in before & after}
+
+    def shares(self, rows: int = ROWS) -> list[Range]:
+        """What each task compares."""
+        number = -(-len(self) // rows)
+        edges = [(n << 64) // number for n in range(number + 1)] if number else []
+        return [Range(a, b - 1) for a, b in pairwise(edges)]
+
+    def blocks(self, share: Range) -> Iterator[Block]:
+        """The keys of a range that differ; all that are in a file which only one of the two has are looked at."""
+        before, after = self.before.store(), self.after.store()
+        wanted = self._wanted(before, after, share)
+        old = _side(before, self.before, wanted)
+        new = _side(after, self.after, wanted)
+        here, there = old.rows >= 0, new.rows >= 0
+        yield from self._told("added", ~here & there, old, new)
+        yield from self._told("removed", here & ~there, old, new)
+        yield from self._told("changed", here & there, old, new)
+
+    def _wanted(self, before: SnapshotStore, after: SnapshotStore, share: Range) -> Hashes:
+        unlike = {part.path for part in self._unlike()}
+        found: list[Hashes] = [np.empty(0, dtype=np.uint64)]
+        for store, saved in ((before, self.before), (after, self.after)):
+            for part in saved.parts:
+                if part.path not in unlike:
+                    continue
+                for _, hashes in _hashes(store, part, open_part(store, part)):
+                    mine = (hashes >= np.uint64(share.first)) & (hashes <= np.uint64(share.last))
+                    found.append(hashes[mine])
+        return np.unique(np.concatenate(found))
+
+    def _told(
+        self, change: str, which: NDArray[np.bool_], old: _Side, new: _Side
+    ) -> Iterator[Block]:
+        places = np.flatnonzero(which)
+        for start in range(0, len(places), BATCH):
+            some = places[start : start + BATCH]
+            was, now = old.take(some), new.take(some)
+            if change == "changed":
+                unlike = pa.array(_differ(was, now))
+                some = some[unlike.to_numpy(zero_copy_only=False)]
+                was, now = was.filter(unlike), now.filter(unlike)
+            if not len(some):
+                continue
+            shown = was if change == "removed" else now
+            times = [self.after.times.get(number) for number in new.newest[some].tolist()]
+            yield Block(
+                shown["key"],
+                shown["key_pickle"],
+                {
+                    "before": States(was["state"], was["state_pickle"]),
+                    "after": States(now["state"], now["state_pickle"]),
+                },
+                {
+                    "change": _repeated(change, pa.string(), len(some)),
+                    "changed_at": pa.array(times, _TIME),
+                },
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What one snapshot has of the hashes that are wanted."""
+
+    table: pa.Table
+    rows: Numbers
+    """For each hash its row in the table, or -1."""
+    newest: Numbers
+    """For each hash the newest snapshot that says something of it, or -1."""
+
+    def take(self, places: Numbers) -> pa.RecordBatch:
+        rows = self.rows[places]
+        taken = self.table.take(pa.array(rows, mask=rows < 0)).combine_chunks()
+        batches = taken.to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], self.table.schema)
+
+
+def _side(store: SnapshotStore, saved: Saved, wanted: Hashes) -> _Side:
+    newest = _newest(store, saved.parts, wanted)
+    rows = np.full(len(wanted), _NEVER, dtype=np.int64)
+    batches: list[pa.RecordBatch] = []
+    count = 0
+    for part in saved.parts:
+        file = open_part(store, part)
+        for group, hashes in _hashes(store, part, file):
+            places, found = _found(wanted, hashes)
+            latest = newest[places] == part.snapshot
+            places, found = places[latest], found[latest]
+            if not len(places):
+                continue
+            with reading(store.where(part.path)):
+                deleted = file.read_row_group(group, ["deleted"], use_threads=False)["deleted"]
+            alive = ~np.asarray(deleted.to_numpy(), dtype=np.bool_)[found]
+            places, found = places[alive], found[alive]
+            rows[places] = count + np.arange(len(places))
+            count += len(places)
+            chosen = np.zeros(len(hashes), dtype=np.bool_)
+            chosen[found] = True
+            batches += _batches(store, part, file, [group], _STATE, chosen)
+    schema = pa.schema(
+        {"key": pa.string(), "key_pickle": pa.binary(), "state": pa.string()}
+        | {"state_pickle": pa.binary()}
+    )
+    arrays = [[batch[name] for batch in batches] for name in schema.names]
+    columns = [pa.chunked_array(a, k) for a, k in zip(arrays, schema.types, strict=True)]
+    return _Side(pa.Table.from_arrays(columns, schema=schema), rows, newest)
+
+
+def _differ(was: pa.RecordBatch, now: pa.RecordBatch) -> list[bool]:
+    """Whether states differ; those that are written differently may still be the same."""
+    equal = [
+        pc.or_(
+            pc.fill_null(pc.equal(was[name], now[name]), False),
+            pc.and_(pc.is_null(was[name]), pc.is_null(now[name])),
+        )
+        for name in ("state", "state_pickle")
+    ]
+    differ: list[bool] = pc.invert(pc.and_(*equal)).to_pylist()
+    for row in [row for row, unlike in enumerate(differ) if unlike]:
+        one, other = (
+            (side["state"][row].as_py(), side["state_pickle"][row].as_py()) for side in (was, now)
+        )
+        differ[row] = not same(one, other)
+    return differ
+
+
+# ------------------------------------------------------------ files
+
+
+def open_part(store: SnapshotStore, part: Part, whole: bool = False) -> pq.ParquetFile:
+    """A file, to be read in part; if it is the `whole` of it that matters, its checksum is compared first."""
+    name = store.where(part.path)
+    source = _source(store, part)
+    if source.size() != part.size:
+        raise damaged(name, f"it has {source.size()} bytes, and {part.size} were written")
+    if whole:
+        told = hashlib.sha256()
+        while block := source.read(_BLOCK):
+            told.update(block)
+        if f"sha256:{told.hexdigest()}" != part.checksum:
+            raise damaged(name, "its checksum does not fit its content")
+        source.seek(0)
+    return open_table(source, name, checked=whole)[2]
+
+
+def _source(store: SnapshotStore, part: Part) -> pa.NativeFile:
+    name = store.where(part.path)
+    try:
+        if isinstance(store.disk, LocalDisk):
+            return pa.OSFile(name)
+        from pyarrow import fs  # many know only local files
+
+        filesystem, path = fs.FileSystem.from_uri(name)
+        return filesystem.open_input_file(path)
+    except FileNotFoundError as error:
+        raise DamagedError(
+            f"{name} is gone, which snapshot {part.snapshot} wrote for step {part.step!r}. Bring it back from a copy, "
+            "or read another snapshot: a job that goes on deletes those that are older than it keeps."
+        ) from error
+    except OSError as error:
+        raise disk_error("read", name, error) from error
+
+
+def _groups(store: SnapshotStore, slice_: Slice) -> tuple[pq.ParquetFile, list[int]]:
+    """The file of a slice, and its groups of rows that begin in there."""
+    file = open_part(store, slice_.part, whole=slice_.first == 0)
+    chosen, start = [], 0
+    for group in range(file.num_row_groups):
+        if slice_.first <= start < slice_.last:
+            chosen.append(group)
+        start += file.metadata.row_group(group).num_rows
+    return file, chosen
+
+
+def _hashes(store: SnapshotStore, part: Part, file: pq.ParquetFile) -> Iterator[tuple[int, Hashes]]:
+    """The hashes of a file, group by group."""
+    for group in range(file.num_row_groups):
+        with reading(store.where(part.path)):
+            column = file.read_row_group(group, ["hash"], use_threads=False)["hash"]
+        yield group, hashes_of(column)
+
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+
+def _repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
