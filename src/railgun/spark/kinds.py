@@ -223,9 +223,11 @@ def merged(one: Kind, other: Kind) -> Kind:
         return one
     if one == "null":
         return other
-    if isinstance(one, str) or isinstance(other, str):
+    if isinstance(one, str) and isinstance(other, str):
         if one in _NUMBERS and other in _NUMBERS:
             return max(one, other, key=_NUMBERS.__getitem__)
+        return "any"
+    if isinstance(one, str) or isinstance(other, str):
         return "any"
     names = {one[0], other[0]}
     if names == {"struct"}:
