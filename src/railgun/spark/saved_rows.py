@@ -326,9 +326,9 @@ class Between:
             some = places[start : start + BATCH]
             was, now = old.take(some), new.take(some)
             if change == "changed":
-                unlike = pa.array(_differ(was, now))
-                some = some[unlike.to_numpy(zero_copy_only=False)]
-                was, now = was.filter(unlike), now.filter(unlike)
+                unlike = _differ(was, now)
+                some = some[unlike]
+                was, now = (side.filter(pa.array(unlike)) for side in (was, now))
             if not len(some):
                 continue
             shown = was if change == "removed" else now
@@ -395,8 +395,8 @@ def _side(store: SnapshotStore, saved: Saved, wanted: Hashes) -> _Side:
     return _Side(pa.Table.from_arrays(columns, schema=schema), rows, newest)
 
 
-def _differ(was: pa.RecordBatch, now: pa.RecordBatch) -> list[bool]:
-    """Whether states differ; those that are written differently may still be the same."""
+def _differ(was: pa.RecordBatch, now: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Whether states differ. JSON of a dict may be in another order; a pickle may differ for no reason."""
     equal = [
         pc.or_(
             pc.fill_null(pc.equal(was[name], now[name]), False),
@@ -404,13 +404,22 @@ def _differ(was: pa.RecordBatch, now: pa.RecordBatch) -> list[bool]:
         )
         for name in ("state", "state_pickle")
     ]
-    differ: list[bool] = pc.invert(pc.and_(*equal)).to_pylist()
-    for row in [row for row, unlike in enumerate(differ) if unlike]:
+    differ: NDArray[np.bool_] = _flags(pc.invert(pc.and_(*equal)))
+    texts = was["state"], now["state"]
+    no_pickles = pc.and_(*(pc.is_valid(text) for text in texts))
+    lengths = pc.fill_null(pc.equal(*map(pc.binary_length, texts)), False)
+    dicts = pc.fill_null(pc.match_substring(texts[0], "{"), False)
+    other_text = pc.and_(no_pickles, pc.invert(pc.and_(lengths, dicts)))
+    for row in np.flatnonzero(differ & ~_flags(other_text)).tolist():
         one, other = (
             (side["state"][row].as_py(), side["state_pickle"][row].as_py()) for side in (was, now)
         )
         differ[row] = not same(one, other)
     return differ
+
+
+def _flags(column: pa.Array) -> NDArray[np.bool_]:
+    return np.array(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 # ------------------------------------------------------------ files
