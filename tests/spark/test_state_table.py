@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,15 +121,16 @@ def value_of(state: Any) -> Any:
 
 def live(state: Any, item: int) -> tuple[Any, int]:
     """Every key dies now and then."""
-    made = {"n": state["n"] + 1, "last": item}
+    made = state | {"n": state["n"] + 1, "last": item}
     return FORGET if made["n"] == 5 else made, item
 
 
-def counting(name: str = "lives") -> Flow:
-    flow = Flow(name)
+def counting(upgrades: Sequence[Callable[[Any], Any]] = ()) -> Flow:
+    flow = Flow("lives")
     numbers = flow.source(Items(list[int]()), name="numbers")
     keyed = numbers.key_by(lambda n: f"key {n % KEYS}")
-    keyed.stateful_map(live, initial=lambda: {"n": 0}, name="lives").sink(Collect(), name="out")
+    lives = keyed.stateful_map(live, lambda: {"n": 0}, name="lives", upgrades=upgrades)
+    lives.sink(Collect(), name="out")
     return flow
 
 
@@ -403,6 +404,28 @@ def test_versions_are_told_and_state_is_shown_as_it_was_saved(
     written.save({"b": {"n": 3}}, version=2)
     rows = state_table(spark, written.where, "total").orderBy("key").collect()
     assert [(row.version, row.state) for row in rows] == [(1, "1"), (2, '{"n":3}')]
+
+
+def test_after_an_upgrade_keys_are_shown_in_the_form_they_were_saved_in(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    items = list(range(KEYS))
+    tester = FlowTester(counting(), feed=["numbers"], snapshots=LocalDisk(tmp_path))
+    tester.feed("numbers", items)
+    tester.snapshot()
+    assert tester.world.keeper is not None
+    tester.world.keeper.close()
+    newer = counting(upgrades=[lambda state: state | {"tag": "old"}])
+    tester = FlowTester(newer, 3, feed=["numbers"], snapshots=LocalDisk(tmp_path))
+    tester.feed("numbers", [*items, 1, 2, 3])
+    tester.snapshot()
+    state = tester.state("lives")
+    rows = state_table(spark, tmp_path, "lives").collect()
+    assert {row.key for row in rows} == state.keys()
+    for row in rows:
+        found = {name: value for name, value in row.state.asDict().items() if value is not None}
+        assert (found if row.version == 2 else found | {"tag": "old"}) == state[row.key]
+    assert {row.key for row in rows if row.version == 2} == {"key 1", "key 2", "key 3"}
 
 
 def test_a_schema_of_the_user_is_taken_as_it_is(spark: SparkSession, written: Written) -> None:
