@@ -9,15 +9,17 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import types as t
 
 from railgun import FORGET, Collect, Flow, Items, state_changes, state_table
 from railgun.controller.saved import NoSnapshotsError
 from railgun.core.hashing import hash_keys
-from railgun.snapshots.disk import LocalDisk
+from railgun.snapshots.disk import ArrowDisk, LocalDisk
 from railgun.snapshots.errors import DamagedError, MissingError
 from railgun.snapshots.manifest import Manifest, Part, StepInfo
 from railgun.snapshots.store import SnapshotStore
@@ -319,6 +321,24 @@ def test_many_small_files_are_read_together(written: Written) -> None:
     assert [len(share) for share in shares] == [64, 36]
 
 
+def test_files_of_object_stores_are_read_in_part_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(tmp_path, step="count by/name", flow="a flow")
+    written.save({f"k{n}": n for n in range(10)}, full=True)
+    written.save({"k3": -3})
+    disk = ArrowDisk(str(tmp_path), LocalFileSystem())
+    monkeypatch.setattr(Saved, "store", lambda self: SnapshotStore(disk, self.flow))
+    table = Whole(written.find())
+    found = saved_values(table, 5)
+    assert found == {shown(key): value for key, value in written.state.items()}
+    Path(written.store.where(written.parts[0].path)).unlink()
+    with pytest.raises(
+        DamagedError, match="is gone, which snapshot 1 wrote for step 'count by/name'"
+    ):
+        saved_values(table, 5)
+
+
 # ------------------------------------------------------------ types
 
 
@@ -498,6 +518,18 @@ def test_sql_over_the_state_of_a_flow(spark: SparkSession, written: Written) -> 
     assert (rows[0].before.clicks, rows[0].after) == (8, None)
     assert (rows[1].before.clicks, rows[1].after.clicks) == (9, 100)
     assert {row.changed_at.timestamp() for row in rows} == {1_700_000_002}
+
+
+def test_a_format_that_spark_has_not_found_is_registered(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        spark.read.format("railgun-nothing").load()
+    fake, chain = MagicMock(), MagicMock()
+    fake.read.format.return_value.options.return_value.schema.return_value = chain
+    made = MagicMock()
+    chain.load.side_effect = [ValueError("[DATA_SOURCE_NOT_FOUND] …"), made]
+    assert tables._load(fake, {}, "key string") is made
+    [call] = fake.dataSource.register.call_args_list
+    assert call.args[0].name() == "railgun-state"
 
 
 def test_a_table_stays_with_its_snapshot(spark: SparkSession, written: Written) -> None:

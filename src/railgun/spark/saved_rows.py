@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from railgun.controller.saved import NoSnapshotsError, SavedState, find_store
 from railgun.core.hashing import Hashes
 from railgun.snapshots.arrays import hashes_of
-from railgun.snapshots.disk import LocalDisk, disk_error
-from railgun.snapshots.errors import DamagedError
+from railgun.snapshots.disk import ArrowDisk, LocalDisk, disk_error
+from railgun.snapshots.errors import DamagedError, MissingError
 from railgun.snapshots.manifest import Part, damaged
-from railgun.snapshots.store import SnapshotStore
+from railgun.snapshots.store import SnapshotStore, encode_name
 from railgun.snapshots.table import open_table, reading
 from railgun.spark.kinds import same
 
@@ -45,6 +45,9 @@ FILES: Final = 64
 """Files of a task, at most: so many are open at once."""
 
 BATCH: Final = 1 << 14
+BYTES: Final = 64 << 20
+"""Rows that are read at once, and about how many bytes of them: whichever is less."""
+
 _BLOCK: Final = 8 << 20
 _COLUMNS: Final = ["key", "key_pickle", "state", "state_pickle", "timers", "ended", "version"]
 _STATE: Final = ["key", "key_pickle", "state", "state_pickle"]
@@ -216,13 +219,15 @@ def _batches(
     """Those rows of these groups of a file that are chosen."""
     start = 0
     for group in groups:
-        count = file.metadata.row_group(group).num_rows
+        told = file.metadata.row_group(group)
+        count = told.num_rows
+        most = max(1, min(BATCH, BYTES * count // max(1, told.total_byte_size)))
         here = chosen[start : start + count]
         start += count
         if not here.any():
             continue
         at = 0
-        batches = file.iter_batches(BATCH, [group], columns, use_threads=False)
+        batches = file.iter_batches(most, [group], columns, use_threads=False)
         while True:
             with reading(store.where(part.path)):
                 batch = next(batches, None)
@@ -446,11 +451,11 @@ def _source(store: SnapshotStore, part: Part) -> pa.NativeFile:
     try:
         if isinstance(store.disk, LocalDisk):
             return pa.OSFile(name)
-        from pyarrow import fs  # many know only local files
-
-        filesystem, path = fs.FileSystem.from_uri(name)
-        return filesystem.open_input_file(path)
-    except FileNotFoundError as error:
+        if isinstance(store.disk, ArrowDisk):
+            path = f"{store.disk.root}/{encode_name(store.flow)}/{part.path}"
+            return store.disk.filesystem.open_input_file(path)
+        return pa.BufferReader(store.disk.read(f"{encode_name(store.flow)}/{part.path}"))
+    except (FileNotFoundError, MissingError) as error:
         raise DamagedError(
             f"{name} is gone, which snapshot {part.snapshot} wrote for step {part.step!r}. Bring it back from a copy, "
             "or read another snapshot: a job that goes on deletes those that are older than it keeps."

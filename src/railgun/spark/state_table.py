@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -142,8 +141,8 @@ def _load(spark: SparkSession, told: dict[str, str], schema: t.StructType | str)
 
     try:
         return load()
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
+    except Exception as error:  # of several types: the JVM's own for one
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
     # Spark has looked for formats before this one could be found.
     from pyspark_railgun_state import DefaultSource
