@@ -172,6 +172,33 @@ def expected_changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any,
     return found | {key: "changed" for key in both if repr(before[key]) != repr(after[key])}
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_table_is_what_workers_would_load_also_if_keys_moved_while_it_was_saved(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    tester = FlowTester(counting(), 2, feed=["numbers"], seed=seed, snapshots=LocalDisk(tmp_path))
+    for _ in range(6):
+        numbers = [chance.randrange(KEYS) for _ in range(chance.randint(5, 80))]
+        tester.feed("numbers", numbers, settle=chance.random() < 0.5)
+        tester.rescale(chance.randint(1, 5), settle=False)
+        tester.run(chance.randint(0, 40))
+        tester.snapshot(settle=False)
+        tester.run(chance.randint(0, 40))
+        tester.feed("numbers", numbers[:5])
+    close(tester)
+    found = saved_values(Whole(Saved.find(str(tmp_path), None, None, "lives")), 50)
+    loaded = FlowTester(counting(), 3, feed=["numbers"], snapshots=LocalDisk(tmp_path))
+    assert found == {shown(key): state for key, state in loaded.state("lives").items()}
+    assert found
+    close(loaded)
+
+
+def close(tester: FlowTester) -> None:
+    assert tester.world.keeper is not None
+    tester.world.keeper.close()
+
+
 def test_a_source_shows_its_parts_and_positions(spark: SparkSession, tmp_path: Path) -> None:
     tester = FlowTester(counting(), feed=["numbers"], snapshots=LocalDisk(tmp_path))
     tester.feed("numbers", range(50))
@@ -433,8 +460,7 @@ def test_after_an_upgrade_keys_are_shown_in_the_form_they_were_saved_in(
     tester = FlowTester(counting(), feed=["numbers"], snapshots=LocalDisk(tmp_path))
     tester.feed("numbers", items)
     tester.snapshot()
-    assert tester.world.keeper is not None
-    tester.world.keeper.close()
+    close(tester)
     newer = counting(upgrades=[lambda state: state | {"tag": "old"}])
     tester = FlowTester(newer, 3, feed=["numbers"], snapshots=LocalDisk(tmp_path))
     tester.feed("numbers", [*items, 1, 2, 3])

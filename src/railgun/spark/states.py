@@ -9,6 +9,7 @@ is null, unless it is said that they may be opened: that runs what is in them, a
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from dataclasses import dataclass
 from typing import Any, Final
@@ -78,7 +79,12 @@ class Opening:
         if not (self.is_source and type(value) is tuple and len(value) == len(_SOURCE)):
             return value
         position, finished, reached = value
-        time = kinds.moment(reached) if MIN < reached < LAST else None
+        time = None
+        if MIN < reached < LAST:
+            with contextlib.suppress(
+                OverflowError
+            ):  # a clock of a user's, of which calendars know nothing
+                time = kinds.moment(reached)
         return dict(zip(_SOURCE, (position, finished, time), strict=True))
 
 
