@@ -1,6 +1,6 @@
 """States as columns: what kind they are of, and Arrow arrays of them.
 
-JSON is read by Arrow where that gives the very same, a million rows a second; what it refuses is read again, row by
+JSON is read by Arrow where that gives the very same, at its own speed; what it refuses is read again, row by
 row, by `kinds.fit`, which knows more, or else says which key is to blame.
 
 Pickles that name nothing but Python's own types of data are opened (`kinds.opened`). Others stay closed, and the state
