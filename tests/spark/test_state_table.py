@@ -24,10 +24,11 @@ from railgun.snapshots.errors import DamagedError, MissingError
 from railgun.snapshots.manifest import Manifest, Part, StepInfo
 from railgun.snapshots.store import SnapshotStore
 from railgun.snapshots.table import TableWriter
-from railgun.spark import saved_rows
+from railgun.spark import saved_changes, saved_rows
 from railgun.spark import state_table as tables
 from railgun.spark.kinds import MisfitError
-from railgun.spark.saved_rows import Between, Saved, Whole
+from railgun.spark.saved_changes import Between
+from railgun.spark.saved_rows import Saved, Whole
 from railgun.spark.session import SparkSession
 from railgun.spark.state_table import StateTableError, Table
 from railgun.spark.states import Opening
@@ -103,7 +104,8 @@ def written(tmp_path: Path) -> Iterator[Written]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many groups, and batches and shares of a few rows."""
     monkeypatch.setattr("railgun.snapshots.table._GROUP", 7)
-    monkeypatch.setattr(saved_rows, "BATCH", 3)
+    for module in (saved_rows, saved_changes):
+        monkeypatch.setattr(module, "BATCH", 3)
 
 
 def rows_of(frame: Any) -> dict[Any, Any]:

@@ -35,7 +35,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from railgun.controller.storekeeper import where_to_begin
 from railgun.core.errors import RailgunError
 from railgun.spark import kinds
-from railgun.spark.saved_rows import Between, Saved, Whole
+from railgun.spark.saved_changes import Between
+from railgun.spark.saved_rows import Saved, Whole
 from railgun.spark.states import Maker, Opening, Seen
 
 FORMAT: Final = "railgun-state"
