@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from railgun.spark.batch import BatchResult, run_batch
     from railgun.spark.initial import State
     from railgun.spark.inputs import DONE, Input
+    from railgun.spark.state_table import state_changes, state_table
 
 __all__ = [
     "DONE",
@@ -76,12 +77,15 @@ __all__ = [
     "connect_sync",
     "run",
     "run_batch",
+    "state_changes",
+    "state_table",
 ]
 
 __version__ = "0.1.0"
 _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
+    **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
     **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
     "BatchError": "railgun.batch.errors",
     **dict.fromkeys(("BatchResult", "run_batch"), "railgun.spark.batch"),

@@ -281,6 +281,17 @@ def test_attempts_tell_what_became_of_each(disk: Disk) -> None:
     assert four.attempts()[0].state == "aborted"
 
 
+def test_when_a_snapshot_was_committed_is_known_also_after_it_is_gone(disk: Disk) -> None:
+    store = driver(disk)
+    for number in range(1, 4):
+        store.begun(number, full=True, why="test")
+        store.commit(manifest(number, part(store, number)))
+    store.begun(4, full=True, why="test")
+    store.failed(4, "no room")
+    store.clean(keep=1)
+    assert [store.committed_at(number) for number in range(1, 6)] == [11.5, 11.5, 11.5, None, None]
+
+
 def test_a_full_disk_fails_the_snapshot_and_nothing_else() -> None:
     disk = SimulatedDisk()
     store = driver(disk)

@@ -361,6 +361,15 @@ class SnapshotStore:
             )
         return manifest
 
+    def committed_at(self, snapshot: int) -> float | None:
+        """When a snapshot was committed, also one that has been cleaned away; None if nobody remembers."""
+        try:
+            return self.get(snapshot).committed
+        except SnapshotError:
+            told = self._read_attempt(snapshot) or {}
+        ended = told.get("ended") if told.get("state") == "committed" else None
+        return float(ended) if isinstance(ended, int | float) else None
+
     def check(self, manifest: Manifest, thorough: bool = True) -> None:
         """`DamagedError`, if a part is gone or damaged; if not `thorough`, only gone."""
         if thorough:

@@ -359,8 +359,7 @@ def read_rows(
     Raises `DamagedError` if the file is not whole, `FormatError` if it is of a later format, and `DecodingError` if a
     key or state cannot be made, say because its class is no longer there.
     """
-    with _reading(name):
-        step, version, file = _open(data, name, checked)
+    step, version, file = open_table(pa.BufferReader(data), name, checked=checked)
     hashes, table = _filtered(file, mine, name)
     with no_collection():
         keys = _decoded(table["key"], table["key_pickle"], _as_they_are, name, step)
@@ -371,7 +370,7 @@ def read_rows(
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Whatever goes wrong in here, the file is to blame."""
     try:
         yield
@@ -384,8 +383,16 @@ def _reading(name: str) -> Iterator[None]:
         ) from error
 
 
-def _open(data: bytes, name: str, checked: bool) -> tuple[str, int, pq.ParquetFile]:
-    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=not checked)
+def open_table(
+    source: pa.NativeFile, name: str, *, checked: bool = False
+) -> tuple[str, int, pq.ParquetFile]:
+    """The step, the version, and the file itself, to be read in part: errors of that go through `reading`."""
+    with reading(name):
+        return _open(source, name, checked)
+
+
+def _open(source: pa.NativeFile, name: str, checked: bool) -> tuple[str, int, pq.ParquetFile]:
+    file = pq.ParquetFile(source, page_checksum_verification=not checked)
     told = file.metadata.metadata or {}
     if b"railgun.format" not in told:
         raise DamagedError(
@@ -409,14 +416,14 @@ def _filtered(
     wanted = None
     groups = list(range(file.num_row_groups))
     if mine is not None:
-        with _reading(name):
+        with reading(name):
             hashes = hashes_of(file.read(columns=["hash"], use_threads=False)["hash"])
         wanted = np.asarray(mine(hashes), dtype=np.bool_)
         ends = np.cumsum([file.metadata.row_group(group).num_rows for group in groups], dtype=int)
         by_group = np.split(wanted, ends[:-1]) if groups else []
         groups = [group for group in groups if by_group[group].any()]
         wanted = np.concatenate([by_group[group] for group in groups] or [wanted[:0]])
-    with _reading(name):
+    with reading(name):
         table = file.read_row_groups(groups, columns=_SCHEMA.names, use_threads=False)
         hashes = hashes_of(table["hash"])
     if wanted is not None and not wanted.all():
