@@ -89,27 +89,29 @@ def spread(item: Any) -> Iterator[Any]:
 
 def rows(rng: random.Random, count: int, keys: int) -> list[Row]:
     """Input, in order of time."""
-    times = sorted(rng.randrange(1000) for _ in range(count))
+    times = sorted(rng.sample(range(1000), count))
     return [
         {"key": rng.randrange(keys), "n": rng.randrange(100), "time": time, "what": None}
         for time in times
     ]
 
 
-def draw(rng: random.Random, sources: int = 1) -> Flow:
-    """A flow; its sources are called s0, s1, …"""
+def draw(rng: random.Random, text: bool = False) -> Flow:
+    """A flow; its source is called s0. `text`: its sinks get items as text."""
     while True:
-        flow = _drawn(rng, sources)
+        flow = _drawn(rng, text)
         with suppress(FlowError):  # keyed streams united of which one leads to the other
             flow.plan()
             return flow
 
 
-def _drawn(rng: random.Random, sources: int) -> Flow:
+def _drawn(rng: random.Random, text: bool) -> Flow:
     flow = Flow("drawn", dead_letters=Collect())
-    streams: list[Stream[Any]] = [
-        flow.source(Items([]), name=f"s{at}", time=lambda row: row["time"]) for at in range(sources)
-    ]
+    streams: list[Stream[Any]] = [flow.source(Items([]), name="s0", time=lambda row: row["time"])]
+
+    def end(stream: Stream[Any], number: int) -> None:
+        (stream.map(repr) if text else stream).sink(Collect(), name=f"out{number}")
+
     sinks = 0
     # What timers and the end of several keys bring has no order among them, in a live run either.
     loose: set[str] = set()
@@ -147,11 +149,10 @@ def _drawn(rng: random.Random, sources: int) -> Flow:
         if any(before.name in loose for before in streams[-1].step.inputs):
             loose.add(streams[-1].step.name)
         if rng.random() < 0.2:
-            streams[-1].sink(Collect(), name=f"out{sinks}")
+            end(streams[-1], sinks)
             sinks += 1
-    for stream in streams:
-        stream.sink(Collect(), name=f"out{sinks}")
-        sinks += 1
+    for number, stream in enumerate(streams, sinks):
+        end(stream, number)
     return flow
 
 

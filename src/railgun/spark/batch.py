@@ -204,10 +204,11 @@ class Prepared:
                     f"{listed(self.sinks)}"
                 )
         known: dict[str, pa.Schema] = {}
+        zone = self.spark.conf.get("spark.sql.session.timeZone") or "UTC"
         for sink in self.sinks:
             own = None if sink == DEAD else self.flow.steps[sink].options["sink"]
             if sink in given:
-                known[sink] = _arrow(sink, given[sink])
+                known[sink] = _arrow(sink, given[sink], zone)
             elif sink == DEAD:
                 known[sink] = LETTERS
             elif isinstance(own, Parquet) and own.schema is not None:
@@ -359,7 +360,7 @@ def _partition() -> int:
 # ---------------------------------------------------------------- schemas
 
 
-def _arrow(sink: str, schema: Schema) -> pa.Schema:
+def _arrow(sink: str, schema: Schema, zone: str) -> pa.Schema:
     """A schema as Arrow has it."""
     try:
         if isinstance(schema, pa.Schema):
@@ -368,8 +369,8 @@ def _arrow(sink: str, schema: Schema) -> pa.Schema:
             made = StructType.fromDDL(schema)
             if not isinstance(made, StructType):
                 made = StructType().add(VALUE, made)
-            return to_arrow_schema(made)
-        return to_arrow_schema(schema)
+            return to_arrow_schema(made, timezone=zone)
+        return to_arrow_schema(schema, timezone=zone)
     except Exception as error:
         raise BatchError(
             f"the schema of sink {sink!r}, {schema!r}, is none: {error}. One is 'name string, total long', a "

@@ -177,7 +177,11 @@ def in_order(given: Input) -> DataFrame:
     if not given.order:
         return given.frame
     rows = given.frame.withColumn(_ROW, F.monotonically_increasing_id())
-    kind = to_arrow_schema(given.frame.select(given.order[0]).schema).field(0).type
+    kind = (
+        to_arrow_schema(given.frame.select(named(given.order[0])).schema, timezone="UTC")
+        .field(0)
+        .type
+    )
     by = [*map(named, given.order), F.col(_ROW)]
     if len(given.order) == 1 and as_order(pa.array([], kind)) is not None:
         return rows.sortWithinPartitions(*by).drop(_ROW)
