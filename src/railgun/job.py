@@ -45,15 +45,13 @@ from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
 from railgun.flow.flow import Flow
-from railgun.shipping import ship
+from railgun.flow.shipping import ship
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from railgun.controller.http import Api
     from railgun.flow.plan import Plan
     from railgun.spark.initial import State
-    from railgun.spark.session import SparkSession
+    from railgun.spark.session import DataFrame, SparkSession
 
 __all__ = [
     "Event", "FinishedError", "FlowFailedError", "Job", "JobError", "NoAnswerError", "NoKeyError",

@@ -20,8 +20,9 @@ from railgun.batch import order, pieces, task
 from railgun.batch.local import run_local
 from railgun.batch.stages import Feed
 from railgun.batch.task import Batch
+from railgun.flow.flow import Stream
 from railgun.flow.plan import DEAD
-from railgun.shipping import ship
+from railgun.flow.shipping import ship
 from railgun.testing.flow_tester import FlowTester
 
 COLUMNS = pa.schema(
@@ -112,7 +113,7 @@ def test_what_would_be_wrong_is_noticed(mutant: str, monkeypatch: pytest.MonkeyP
 def ends_follow() -> list[str]:
     """What a second stage sees of items, and of what the keys of the first one say at their end."""
     flow = Flow("ends", dead_letters=Collect())
-    fed = flow.source(Items([]), name="s0")
+    fed: Stream[Any] = flow.source(Items([]), name="s0")
     told_of = fed.key_by(lambda row: row["key"]).stateful(Last())
     kinds = told_of.map(lambda row: "end" if row["what"] == "end" else "item")
     kinds.key_by(lambda kind: 0).stateful_map(

@@ -20,8 +20,8 @@ from tests.controller.flows import counting, eventually, more, pids, running, st
 from railgun import Collect, Flow, FlowFailedError, Items, Settings, StepError
 from railgun.controller.controller import WorkersError
 from railgun.flow.errors import FlowError
+from railgun.flow.shipping import FlowNotPicklableError
 from railgun.job import JobError, NotRescaledError, run
-from railgun.shipping import FlowNotPicklableError
 from railgun.testing.subprocesses import SubprocessLauncher
 from railgun.wire.hello import MAGIC
 
@@ -335,7 +335,7 @@ def test_no_process_is_left_when_the_program_is_killed_or_just_ends(
 def test_modules_are_shipped_for_one_job_only() -> None:
     import cloudpickle  # type: ignore[import-untyped]
 
-    from railgun.shipping import ship
+    from railgun.flow.shipping import ship
 
     flow = counting("once")
     module: ModuleType = flows

@@ -33,6 +33,7 @@ from railgun import (
     State,
     Stateful,
 )  # fmt: skip
+from railgun.flow.flow import Stream
 from railgun.flow.plan import DEAD
 from railgun.spark.session import SparkSession
 from railgun.testing.subprocesses import SubprocessLauncher
@@ -46,7 +47,7 @@ Order = dict[str, Any]
 
 def totals_flow(**options: Any) -> Flow:
     flow = Flow("totals", **options)
-    orders = flow.source(Items([]), name="orders")
+    orders: Stream[Any] = flow.source(Items([]), name="orders")
     by = orders.key_by(lambda order: order["who"], lambda order: order["amount"], name="by who")
     by.reduce(lambda a, b: a + b, name="total").with_key().sink(Collect(), name="out")
     return flow
@@ -98,7 +99,7 @@ def test_flows_drawn_by_chance_give_what_they_give_live(spark: SparkSession) -> 
 def test_records_come_in_the_order_of_a_column(spark: SparkSession) -> None:
     scrambled = spark.range(0, 500, 1, 7).selectExpr("id % 3 as k", "500 - id as at").repartition(5)
     flow = Flow("ordered")
-    rows_in = flow.source(Items([]), name="rows")
+    rows_in: Stream[Any] = flow.source(Items([]), name="rows")
     keyed = rows_in.key_by(itemgetter("k"))
     keyed.stateful_map(falls, initial=lambda: -1).sink(Collect(), name="out")
     for column in ("at", "cast(at as double)", "cast(at as timestamp)", "lpad(at, 5, '0')"):
@@ -114,8 +115,8 @@ def falls(before: int, row: Order) -> tuple[int, bool]:
 
 def test_branches_unions_and_several_sinks(spark: SparkSession, orders: DataFrame) -> None:
     flow = Flow("several")
-    first = flow.source(Items([]), name="first")
-    second = flow.source(Items([]), name="second")
+    first: Stream[Any] = flow.source(Items([]), name="first")
+    second: Stream[Any] = flow.source(Items([]), name="second")
     small, large = first.branch(lambda order: order["amount"] < 500)
     small.map(lambda order: order["amount"]).sink(Collect(), name="small")
     left = large.key_by(lambda order: order["who"])
@@ -167,7 +168,7 @@ class Sessions(Stateful[str, Order, list[int], tuple[str, int]]):
 
 def sessions_flow() -> Flow:
     flow = Flow("sessions")
-    clicks = flow.source(Items([]), name="clicks", time=itemgetter("at"))
+    clicks: Stream[Any] = flow.source(Items([]), name="clicks", time=itemgetter("at"))
     clicks.key_by(itemgetter("who")).stateful(Sessions(), name="sessions").sink(
         Collect(), name="out"
     )
@@ -206,7 +207,7 @@ def test_items_of_rows(spark: SparkSession) -> None:
 
 def test_dead_letters_are_a_table(spark: SparkSession, orders: DataFrame) -> None:
     flow = Flow("letters", dead_letters=Collect(), on_error="dead_letter")
-    rows_in = flow.source(Items([]), name="orders")
+    rows_in: Stream[Any] = flow.source(Items([]), name="orders")
     rows_in.map(lambda order: 1 // (order["amount"] % 100), name="divide").sink(
         Collect(), name="out"
     )
@@ -486,7 +487,7 @@ def test_parquet_sinks_say_their_columns(
 
     flow = Flow("columns")
     schema = {"who": pa.string(), "twice": pa.float64()}
-    rows_in = flow.source(Items([]), name="orders")
+    rows_in: Stream[Any] = flow.source(Items([]), name="orders")
     rows_in.map(lambda order: (order["who"], 2 * order["amount"])).sink(
         Parquet(place / "out", schema), name="out"
     )

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from railgun.cli.errors import NO_FLOW, CommandError
 from railgun.flow.flow import Flow
-from railgun.shipping import modules_beside
+from railgun.flow.shipping import modules_beside
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from railgun.connectors.collect import Collect
 from railgun.connectors.parquet import Parquet
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD, Plan
-from railgun.shipping import ship
+from railgun.flow.shipping import ship
 from railgun.spark.handover import HandOver
 from railgun.spark.inputs import (
     Input,

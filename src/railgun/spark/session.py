@@ -32,7 +32,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from railgun.core.errors import RailgunError
 from railgun.spark import daemon
@@ -47,6 +47,7 @@ from railgun.spark.conf import (
 )
 
 __all__ = [
+    "DataFrame",
     "JavaMissingError",
     "RefusedConfigurationError",
     "SparkSession",

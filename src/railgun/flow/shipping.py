@@ -43,7 +43,7 @@ def modules_beside(root: Path) -> list[ModuleType]:
     installed = [
         Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
     ]
-    own = Path(__file__).resolve().parent
+    own = Path(__file__).resolve().parent.parent
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
