@@ -85,6 +85,12 @@ def _run(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     return run_flow(options, out, registry)
 
 
+def _backfill(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    from railgun.cli.backfill import backfill
+
+    return backfill(options, out, registry)
+
+
 def _scale(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     client = find(options.name, registry)
     taken = client.post("/scale", workers=options.workers)
@@ -240,6 +246,25 @@ class _Parser(argparse.ArgumentParser):
         raise CommandError(USAGE, "usage", f"{message}; see {self.prog} --help")
 
 
+def _add_running(made: argparse.ArgumentParser, flow: str) -> None:
+    """What commands have in common that run a flow."""
+    made.add_argument("flow", help=flow)
+    made.add_argument("--workers", type=_count, default=2, metavar="N", help="at first (2)")
+    made.add_argument("--master", metavar="URL", help="of Spark (default: local mode)")
+    made.add_argument("--name", help="by which other commands find it (default: the flow's)")
+    made.add_argument("--port", type=int, default=0, help="of the HTTP API (default: any)")
+    made.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="a setting of Spark; repeatable"
+    )
+    made.add_argument(
+        "--snapshots",
+        metavar="DIR",
+        help="where they are kept: a directory or a URL (./railgun-snapshots)",
+    )
+    made.add_argument("--every", type=seconds, metavar="SECONDS", help="between two of them (10)")
+    made.add_argument("--keep", type=_count_kept, metavar="N", help="how many are kept (3)")
+
+
 def parser() -> argparse.ArgumentParser:
     """What can be typed."""
     main_parser = _Parser(
@@ -260,22 +285,7 @@ def parser() -> argparse.ArgumentParser:
 
     flow = "module:flow, or path/file.py[:flow]"
     made = command("run", _run, "run a flow until it ends; Ctrl-C stops it, a second one at once")
-    made.add_argument("flow", help=flow)
-    made.add_argument("--workers", type=_count, default=2, metavar="N", help="at first (2)")
-    made.add_argument("--master", metavar="URL", help="of Spark (default: local mode)")
-    made.add_argument("--name", help="by which other commands find it (default: the flow's)")
-    made.add_argument("--port", type=int, default=0, help="of the HTTP API (default: any)")
-    made.add_argument(
-        "--set", action="append", default=[], metavar="K=V", help="a setting of Spark; repeatable"
-    )
-
-    made.add_argument(
-        "--snapshots",
-        metavar="DIR",
-        help="where they are kept: a directory or a URL (./railgun-snapshots)",
-    )
-    made.add_argument("--every", type=seconds, metavar="SECONDS", help="between two of them (10)")
-    made.add_argument("--keep", type=_count_kept, metavar="N", help="how many are kept (3)")
+    _add_running(made, flow)
     made.add_argument(
         "--from", dest="begin", metavar="SNAPSHOT",
         help="begin with this one: a number, DIR#NUMBER, or the latest in a DIR (default: the latest)",
@@ -293,6 +303,33 @@ def parser() -> argparse.ArgumentParser:
         "--allow-older", action="store_true", help="if the latest is damaged, take the one before"
     )
     made.add_argument("--no-snapshots", action="store_true", help="take none, begin with none")
+
+    made = command(
+        "backfill", _backfill, "run a flow over its history, as a batch, and then live from there on"
+    )
+    _add_running(made, flow)
+    made.add_argument(
+        "--input", action="append", default=[], metavar="[SOURCE=]FORMAT:PATH",
+        help="the history of a source: parquet:PATH, json:PATH, csv:PATH, table:NAME, …; or `source`: what the "
+        "source has itself",
+    )  # fmt: skip
+    made.add_argument(
+        "--order-by", action="append", default=[], metavar="[SOURCE=]COLUMN",
+        help="the column whose order is the order of records (default: as the rows are)",
+    )  # fmt: skip
+    made.add_argument(
+        "--at", action="append", default=[], metavar="[SOURCE:]PART=POSITION",
+        help="where a source goes on live: STREAM=OFFSET, FILE=done; `start`: at its start",
+    )  # fmt: skip
+    made.add_argument(
+        "--output", action="append", default=[], metavar="[SINK=]FORMAT:PATH",
+        help="write what a sink gets of the history there, and not to the sink itself",
+    )  # fmt: skip
+    made.add_argument("--partitions", type=_count, metavar="N", help="to divide the keys into")
+    made.add_argument("--then-live", action="store_true", help="and go on live")
+    made.set_defaults(
+        begin=None, fresh=False, rename=[], drop_state=[], allow_older=False, no_snapshots=False
+    )
 
     made = command("scale", _scale, "change the number of workers while the flow runs")
     made.add_argument("name", metavar="NAME")

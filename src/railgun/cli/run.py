@@ -31,7 +31,7 @@ Happenings = queue.SimpleQueue[Event | signal.Signals]
 
 def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Run a flow to its end."""
-    conf = _settings_of(options.set)
+    conf = settings_of(options.set)
     snapshots = snapshots_of(options)
     loaded = load(options.flow)
     happenings: Happenings = queue.SimpleQueue()
@@ -161,7 +161,8 @@ def _signals(happenings: Happenings) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _settings_of(given: list[str]) -> dict[str, str]:
+def settings_of(given: list[str]) -> dict[str, str]:
+    """Settings of Spark, as they were typed."""
     conf = {}
     for setting in given:
         name, equals, value = setting.partition("=")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from types import ModuleType
@@ -40,7 +40,7 @@ from railgun.connectors.parquet import Parquet
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD, Plan
 from railgun.flow.shipping import ship
-from railgun.spark.handover import HandOver
+from railgun.spark.handover import HandOver, told_by_tasks
 from railgun.spark.inputs import (
     Input,
     bounded,
@@ -83,6 +83,7 @@ def run_batch(
     *,
     schemas: Mapping[str, Schema] | None = None,
     snapshot_to: str | None = None,
+    name: str | None = None,
     into_sinks: Iterable[str] = (),
     partitions: int | None = None,
     by_value: Iterable[ModuleType] = (),
@@ -95,13 +96,13 @@ def run_batch(
     dead letters, they are in `dead_letters`. `partitions`: into how many parts the keys are divided.
 
     `snapshot_to`: the run happens at once, and ends in a snapshot in this directory (or URL), from which
-    `railgun.run(flow, snapshots=...)` goes on live. Then the inputs are no end: keys do not end, and timers that are
-    not due stay set. Sinks named in `into_sinks` are written to themselves, with the snapshot, exactly once.
+    `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no end:
+    keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves, with the snapshot, exactly once.
     """
     prepared = Prepared.of(flow, spark, inputs, partitions, by_value)
     into = prepared.checked_into(into_sinks)
     if snapshot_to is not None:
-        return prepared.save(schemas or {}, snapshot_to, into)
+        return prepared.save(schemas or {}, snapshot_to, into, job=name)
     if into:
         raise BatchError(
             f"sink {into[0]!r} is written to with a snapshot, or else what a task that fails had written would be "
@@ -302,12 +303,21 @@ class Prepared:
 
     # ------------------------------------------------------------ a run that ends in a snapshot
 
-    def save(self, schemas: Mapping[str, Schema], url: str, into: Collection[str]) -> BatchResult:
-        """Run, at once, and save what the flow goes on from."""
+    def save(
+        self,
+        schemas: Mapping[str, Schema],
+        url: str,
+        into: Collection[str],
+        *,
+        job: str | None = None,
+        before: Callable[[BatchResult], None] = lambda result: None,
+    ) -> BatchResult:
+        """Run, at once, and save what the flow goes on from; `before` is called when all but the snapshot is there."""
         known = {
             sink: schema for sink, schema in self.schemas(schemas, into).items() if sink not in into
         }
-        with HandOver.begin(self.flow, self.plan, self.inputs, url, into) as handing:
+        job = job or self.flow.name
+        with HandOver.begin(self.flow, self.plan, self.inputs, url, job, into) as handing:
             batch = self.batch(self.plan, known)
             batch = replace(batch, ends=False, save=handing.save, own_sinks=bool(into))
             df = self.frame(self.plan, batch, None, WIRE)
@@ -315,15 +325,17 @@ class Prepared:
             if known:
                 df = df.persist(StorageLevel.DISK_ONLY)
                 result.kept = df
+            for sink, schema in known.items():
+                mine = df.where(f"target = {batch.target(sink)}").select("blob")
+                result[sink] = mine.mapInArrow(_tables, from_arrow_schema(schema))
             try:
-                told = df.where(f"target = {TOLD}").select("blob").collect()
+                with told_by_tasks():
+                    told = df.where(f"target = {TOLD}").select("blob").collect()
+                before(result)
                 handing.commit([json.loads(row["blob"]) for row in told])
             except BaseException:
                 result.unpersist()
                 raise
-        for sink, schema in known.items():
-            mine = df.where(f"target = {batch.target(sink)}").select("blob")
-            result[sink] = mine.mapInArrow(_tables, from_arrow_schema(schema))
         result.snapshot = handing.save.snapshot
         return result
 

@@ -23,6 +23,7 @@ __all__ = [
     "WorkerRaisedError",
     "of_outcome",
     "of_spark",
+    "of_task",
 ]
 
 
@@ -108,6 +109,16 @@ def of_spark(text: str, stopped: bool = False) -> WorkerFailure:
     if "Traceback (most recent call last)" in text:
         return WorkerRaisedError(python_part(text))
     return SparkJobError(first_line(text))
+
+
+def of_task(text: str) -> str:
+    """What a task of a Spark job has failed with: our own words, if it was one of our errors; else what Spark says."""
+    ours = list(re.finditer(r"^railgun(?:\.\w+)+: ", text, re.MULTILINE))
+    if not ours:
+        return str(of_spark(text))
+    told = text[ours[-1].end() :]
+    end = re.search(r"^(?:JVM stacktrace:|\tat )", told, re.MULTILINE)
+    return (told[: end.start()] if end else told).strip()
 
 
 def is_stopped(text: str) -> bool:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import PySparkException
+
 from railgun.batch.errors import BatchError
 from railgun.batch.stages import Save
 from railgun.connectors.directory import Directory
@@ -32,6 +34,7 @@ from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
+from railgun.spark.failure import of_task
 from railgun.spark.inputs import Done, Input
 
 
@@ -95,6 +98,15 @@ def making(url: str, job: str, why: str) -> Iterator[Making]:
         store.release()
 
 
+@contextmanager
+def told_by_tasks() -> Iterator[None]:
+    """What tasks raise, without what Spark puts around it."""
+    try:
+        yield
+    except PySparkException as error:
+        raise BatchError(of_task(str(error))) from error
+
+
 @dataclass(slots=True)
 class HandOver:
     """The snapshot that a batch run ends in."""
@@ -108,12 +120,17 @@ class HandOver:
     @staticmethod
     @contextmanager
     def begin(
-        flow: Flow, plan: Plan, inputs: Mapping[str, Input], url: str, into: Collection[str]
+        flow: Flow,
+        plan: Plan,
+        inputs: Mapping[str, Input],
+        url: str,
+        job: str,
+        into: Collection[str],
     ) -> Iterator[HandOver]:
         """Begin a snapshot, if every source knows where it will go on."""
         for name, given in inputs.items():
             _check_positions(flow, name, given)
-        with making(url, flow.name, "batch run") as made:
+        with making(url, job, "batch run") as made:
             handing = HandOver(flow, plan, inputs, into, made)
             handing._clear_sinks()
             yield handing
@@ -127,7 +144,7 @@ class HandOver:
         """Throw away what earlier attempts have left in the sinks."""
         for name, sink in sinks_of(self.plan).items():
             if name in self.into and isinstance(sink, TwoPhaseSink):
-                sink.recover(self.flow.name, name, self.save.generation, [])
+                sink.recover(self.plan.flow, name, self.save.generation, [])
 
     def commit(self, told: Sequence[dict[str, Any]]) -> None:
         """All tasks are done, and have told this: make the snapshot count, and let others see what sinks got."""

@@ -23,7 +23,7 @@ from railgun.controller.storekeeper import steps_of
 from railgun.flow.operators.operator import shorten
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
-from railgun.spark.handover import making, write_state
+from railgun.spark.handover import making, told_by_tasks, write_state
 from railgun.spark.inputs import listed, named, partitions_for
 
 KEY: Final = "key"
@@ -60,7 +60,8 @@ def write_initial_state(
             _written(plan, step, state, snapshot.save).select("told")
             for step, state in given.items()
         ]
-        told = reduce(DataFrame.unionAll, frames).collect() if frames else []
+        with told_by_tasks():
+            told = reduce(DataFrame.unionAll, frames).collect() if frames else []
         snapshot.commit(plan, [json.loads(row["told"]) for row in told])
         return snapshot.save.snapshot
 

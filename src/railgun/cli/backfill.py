@@ -1,0 +1,256 @@
+"""`railgun backfill`: a flow over its history, as a Spark batch job, and then, if wanted, live from there on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from railgun.cli.errors import DONE, USAGE, CommandError
+from railgun.cli.loading import Loaded, load
+from railgun.cli.output import Output, brief
+from railgun.cli.run import DIRECTORY, run_flow, settings_of
+from railgun.controller.registry import Registry
+from railgun.flow.flow import Flow
+from railgun.flow.plan import DEAD
+
+if TYPE_CHECKING:
+    from railgun.spark.batch import BatchResult
+    from railgun.spark.inputs import Input
+    from railgun.spark.session import DataFrame, SparkSession
+
+READ = {"csv": {"header": "true", "inferSchema": "true"}}
+Named = dict[str, tuple[str, str]]
+"""A format and a path, by source or sink."""
+
+
+def backfill(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Run a flow over its history."""
+    loaded = load(options.flow)
+    flow = loaded.flow
+    flow.plan()
+    names = [step.name for step in flow.steps.values() if step.kind == "source"]
+    inputs = _inputs(options.input, names)
+    order = _by_source(options.order_by, names, "--order-by")
+    positions = _positions(flow, options.at, names, [n for n, (how, _) in inputs.items() if how])
+    outputs = _outputs(options.output, flow)
+    code = _run(options, out, loaded, inputs, order, positions, outputs)
+    if code != DONE or not options.then_live:
+        return code
+    return run_flow(options, out, registry)
+
+
+def _run(
+    options: argparse.Namespace,
+    out: Output,
+    loaded: Loaded,
+    inputs: Named,
+    order: dict[str, str],
+    positions: dict[str, dict[Any, Any]],
+    outputs: Named,
+) -> int:
+    # A second, for what other commands do not need.
+    from railgun.spark.batch import Prepared
+    from railgun.spark.progress import watched
+    from railgun.spark.session import opened
+
+    flow = loaded.flow
+    where = options.snapshots or DIRECTORY
+    # As many tasks at once as there are cores: these do not wait, as workers do.
+    master = options.master or f"local[{os.cpu_count() or 1}]"
+    out.line(f"{flow.name}: its history, on {options.master or 'local Spark'}")
+    with opened(f"{flow.name} backfill", master, conf=settings_of(options.set)) as spark:
+        given = {
+            name: _input(spark, name, how, path, order, positions)
+            for name, (how, path) in inputs.items()
+        }
+        prepared = Prepared.of(flow, spark, given, options.partitions, loaded.modules)
+        into = prepared.checked_into(sink for sink in prepared.sinks if sink not in outputs)
+
+        def write(result: BatchResult) -> None:
+            for sink, (how, path) in outputs.items():
+                result[sink].write.format(how).save(path)
+
+        with _showing(out) as show, watched(spark, show):
+            began = time.monotonic()
+            result = prepared.save({}, where, into, job=options.name, before=write)
+        result.unpersist()
+        took = time.monotonic() - began
+    out.data(backfill={"snapshot": result.snapshot, "where": where, "seconds": round(took, 3)})
+    out.line(
+        f"done in {brief(took)}: snapshot {result.snapshot} in {where}"
+        + ("" if options.then_live else f"; railgun run {options.flow} goes on from there"),
+        "green",
+    )
+    return DONE
+
+
+@contextmanager
+def _showing(out: Output) -> Iterator[Any]:
+    """Shows how many tasks are done: a bar for people, a line now and then for programs."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if out.as_json:
+        yield lambda told: out.data(progress=told)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=out.console, transient=True) as progress:
+        bar = progress.add_task("starting", total=None)
+        yield lambda told: progress.update(
+            bar, description=told["what"], completed=told["done"], total=told["tasks"]
+        )
+
+
+# ---------------------------------------------------------------- what was typed
+
+
+def _inputs(given: Sequence[str], names: Sequence[str]) -> Named:
+    """`[SOURCE=]FORMAT:PATH`, or `[SOURCE=]source`; the format of the latter is empty."""
+    found: Named = {}
+    for told in given:
+        name, rest = _split(told, names, "--input")
+        if name in found:
+            raise _usage(f"--input: source {name!r} is given twice")
+        how, colon, path = rest.partition(":")
+        if rest == "source":
+            found[name] = "", ""
+        elif colon and how and path:
+            found[name] = how, path
+        else:
+            raise _usage(
+                f"--input takes FORMAT:PATH, as parquet:history/, or source, not {rest!r}"
+            )
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise _usage(
+            f"source {missing[0]!r} has no input: --input {missing[0]}=parquet:PATH, or "
+            f"--input {missing[0]}=source for what it has itself"
+        )
+    return found
+
+
+def _outputs(given: Sequence[str], flow: Flow) -> Named:
+    sinks = [step.name for step in flow.steps.values() if step.kind == "sink"]
+    sinks += [] if flow.dead_letters is None else [DEAD]
+    found: Named = {}
+    for told in given:
+        name, rest = _split(told, sinks, "--output", "sink")
+        how, colon, path = rest.partition(":")
+        if not colon or not how or not path:
+            raise _usage(f"--output takes [SINK=]FORMAT:PATH, as parquet:totals/, not {told!r}")
+        if name in found:
+            raise _usage(f"--output: sink {name!r} is given twice")
+        found[name] = how, path
+    return found
+
+
+def _split(told: str, names: Sequence[str], option: str, kind: str = "source") -> tuple[str, str]:
+    """A name and what is said of it; the name may be left out if there is one only."""
+    name, equals, rest = told.partition("=")
+    if equals and ":" not in name:
+        if name not in names:
+            raise _usage(f"{option}: the flow has no {kind} {name!r}, only {', '.join(names)}")
+        return name, rest
+    if len(names) != 1:
+        raise _usage(f"{option} of which {kind}? {option} NAME={told}; there are {', '.join(names)}")
+    return names[0], told
+
+
+def _by_source(given: Sequence[str], names: Sequence[str], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for told in given:
+        name, rest = _split(told, names, option)
+        if name in found:
+            raise _usage(f"{option}: source {name!r} is given twice")
+        found[name] = rest
+    return found
+
+
+def _positions(
+    flow: Flow, given: Sequence[str], names: Sequence[str], tables: Sequence[str]
+) -> dict[str, dict[Any, Any]]:
+    """`[SOURCE:]PART=POSITION`, or for what has one part `[SOURCE:]POSITION`; `start`: none of a source is read yet."""
+    found: dict[str, dict[Any, Any]] = {}
+    for told in given:
+        name, colon, rest = told.partition(":")
+        if not colon or name not in names:
+            if len(names) != 1:
+                raise _usage(f"--at of which source? --at NAME:{told}; there are {', '.join(names)}")
+            name, rest = names[0], told
+        parts = found.setdefault(name, {})
+        if rest == "start":
+            continue
+        part, equals, position = rest.rpartition("=")
+        if not equals:
+            part = _only_part(flow, name, rest)
+        parts[part] = _position(flow, name, part, position)
+    for name in tables:
+        if name not in found:
+            raise _usage(
+                f"where does source {name!r} go on, live, after its table? --at {name}:PART=POSITION (of a stream: its "
+                f"name and an offset; of a file: its name and done), or --at {name}:start if none of what it has is "
+                f"in the table"
+            )
+    return found
+
+
+def _only_part(flow: Flow, name: str, told: str) -> Any:
+    parts = getattr(flow.steps[name].options["source"], "names", ())
+    if len(parts) != 1:
+        raise _usage(f"--at {told}: of which part of source {name!r}? --at {name}:PART={told}")
+    return parts[0]
+
+
+def _position(flow: Flow, name: str, part: Any, told: str) -> Any:
+    from railgun.spark.inputs import DONE as READ_TO_ITS_END
+
+    if told == "done":
+        return READ_TO_ITS_END
+    if told == "end":
+        ends = getattr(flow.steps[name].options["source"].as_of_now(), "ends", None) or {}
+        if part not in ends:
+            raise _usage(f"--at: source {name!r} does not know where {part!r} ends")
+        return ends[part]
+    try:
+        return json.loads(told)
+    except ValueError:
+        raise _usage(f"--at: a position is a number, done, end or JSON, not {told!r}") from None
+
+
+def _input(
+    spark: SparkSession,
+    name: str,
+    how: str,
+    path: str,
+    order: dict[str, str],
+    positions: dict[str, dict[Any, Any]],
+) -> Input:
+    from railgun.spark.inputs import OWN, Input
+
+    if not how:
+        if name in order or name in positions:
+            raise _usage(
+                f"source {name!r} is read itself: it has its own order and positions, without --order-by and --at"
+            )
+        return Input(OWN)
+    return Input(_table(spark, name, how, path), order.get(name), positions=positions[name])
+
+
+def _table(spark: SparkSession, name: str, how: str, path: str) -> DataFrame:
+    try:
+        if how == "table":
+            return spark.table(path)
+        return spark.read.options(**READ.get(how, {})).format(how).load(path)
+    except Exception as error:
+        told = str(error).split("\n", 1)[0]
+        raise CommandError(
+            USAGE, "no-input", f"--input {name}={how}:{path} cannot be read: {told}"
+        ) from error
+
+
+def _usage(what: str) -> CommandError:
+    return CommandError(USAGE, "usage", what)
