@@ -1,0 +1,460 @@
+"""Streams read by Spark: every message once, in ranges and in micro-batches, as bytes, JSON and Arrow."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from railgun.client.payloads import to_arrow, to_json
+from railgun.client.sync import SyncClient, connect_sync
+from railgun.spark.session import SparkSession
+from railgun.spark.streams.errors import BadOptionError
+from railgun.spark.streams.options import Options
+from railgun.testing.served import Served, served
+
+pytestmark = pytest.mark.spark
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("node")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(node: Served) -> Iterator[SyncClient]:
+    with connect_sync(data=node.data) as made:
+        yield made
+
+
+class Reading:
+    """Reads streams of the node with Spark."""
+
+    def __init__(self, spark: SparkSession, node: Served) -> None:
+        self.spark = spark
+        self.data = str(node.data)
+
+    def __call__(self, stream: str, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("railgun").option("data", self.data).options(**options)
+        return (reader if schema is None else reader.schema(schema)).load(stream)
+
+    def streaming(self, stream: str, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("railgun").option("data", self.data)
+        reader = reader.options(stream=stream, **options)
+        return (reader if schema is None else reader.schema(schema)).load()
+
+
+@pytest.fixture
+def reading(spark: SparkSession, node: Served) -> Reading:
+    return Reading(spark, node)
+
+
+def numbers(first: int, end: int) -> list[str]:
+    return [f"message {n}" for n in range(first, end)]
+
+
+def texts(found: DataFrame) -> list[str]:
+    rows = sorted((row.offset, bytes(row.payload).decode()) for row in found.collect())
+    assert len({offset for offset, _ in rows}) == len(rows)
+    return [text for _, text in rows]
+
+
+def told(error: pytest.ExceptionInfo[PySparkException]) -> str:
+    """What our error said, somewhere in Spark's."""
+    found = re.findall(r"railgun\.spark\.streams\.errors\.\w+: .*", str(error.value))
+    assert found, str(error.value)
+    return str(found[-1])
+
+
+# ---------------------------------------------------------------- batch
+
+
+def test_a_stream_is_read_by_its_name_without_any_registration(
+    reading: Reading, client: SyncClient
+) -> None:
+    client.ensure("orders")
+    client.publish("orders", "tea", id="order-1", headers={"lang": "en"})
+    client.publish_many("orders", numbers(1, 300))
+    found = reading("orders", partitions=3)
+    assert found.dtypes == [
+        ("offset", "bigint"), ("time", "timestamp"), ("id", "binary"), ("headers", "binary"), ("payload", "binary"),
+    ]  # fmt: skip
+    assert texts(found) == ["tea", *numbers(1, 300)]
+    first, second = sorted(found.where("offset < 2").collect())
+    assert (bytes(first.id), json.loads(first.headers)) == (b"order-1", {"lang": "en"})
+    assert (second.id, second.headers) == (None, None)
+    assert abs(first.time.timestamp() - dt.datetime.now().timestamp()) < PATIENCE
+    assert len(set(found.selectExpr("spark_partition_id()").collect())) == 3
+
+
+def test_a_range_is_fixed_and_cut_wherever_batches_begin(
+    reading: Reading, client: SyncClient
+) -> None:
+    client.ensure("ranged")
+    for n in range(10):
+        client.publish_many("ranged", numbers(10 * n, 10 * n + 10))
+    found = reading("ranged", start=7, end=93, partitions=5, batchRows=8)
+    client.publish_many("ranged", numbers(100, 110))
+    assert texts(found) == numbers(7, 93)
+    assert texts(reading("ranged", start=95)) == numbers(95, 110)
+    assert texts(reading("ranged", end=3)) == numbers(0, 3)
+    assert texts(reading("ranged", start="end")) == []
+    assert reading("ranged", start=4, end=4, partitions=7).count() == 0
+
+
+def test_columns_can_be_chosen_and_be_text(reading: Reading, client: SyncClient) -> None:
+    client.ensure("text")
+    client.publish("text", "grün", id="a")
+    found = reading("text", "payload STRING, id STRING, offset BIGINT")
+    assert found.collect() == [("grün", "a", 0)]
+    client.publish("text", b"\xff")
+    with pytest.raises(PySparkException) as error:
+        reading("text", "payload STRING").collect()
+    assert "stream 'text', offset 1, column 'payload': it is not text" in told(error)
+
+
+def test_messages_that_were_deleted_are_an_error_or_passed_over(
+    reading: Reading, client: SyncClient
+) -> None:
+    client.ensure("purged")
+    client.publish_many("purged", numbers(0, 50))
+    client.admin("purge", name="purged", before=20)
+    assert texts(reading("purged")) == numbers(20, 50)
+    with pytest.raises(PySparkException) as error:
+        reading("purged", start=5).collect()
+    assert "MissingMessagesError: railgun, stream 'purged': messages 5 to 19" in told(error)
+    assert texts(reading("purged", start=5, missing="skip")) == numbers(20, 50)
+
+
+def test_messages_deleted_between_plan_and_task_are_an_error_or_passed_over(
+    reading: Reading, client: SyncClient
+) -> None:
+    def planned(**options: Any) -> DataFrame:
+        client.ensure("vanishing")
+        client.publish_many("vanishing", numbers(0, 50))
+        found = reading("vanishing", partitions=2, **options)
+        found._jdf.queryExecution().executedPlan()  # decides what is read
+        found.rdd.getNumPartitions()
+        client.admin("purge", name="vanishing", before=30)
+        return found
+
+    with pytest.raises(PySparkException) as error:
+        planned(end=50).collect()
+    assert "were deleted before they were read" in told(error)
+    client.admin("delete", name="vanishing")
+    assert texts(planned(end=50, missing="skip")) == numbers(30, 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"format": "xml"}, "option format is 'bytes' or 'json' or 'arrow', not 'xml'"),
+        ({"partitions": 0}, "option partitions is a number, at least 1, not '0'"),
+        ({"start": "yesterday"}, "option start is 'start', 'end' or an offset, not 'yesterday'"),
+        ({"start": 9}, "option start is 9, and the stream has 0 to 1"),
+        ({"start": 1, "end": 0}, "option start is 1, behind end, which is 0"),
+        ({"missing": "ignore"}, "option missing is 'error' or 'skip', not 'ignore'"),
+        ({"fromat": "json"}, "there is no option 'fromat'; is 'format' meant?"),
+        ({"format": "json"}, "format json needs to know the columns"),
+        ({"stream": "nowhere"}, "there is no stream 'nowhere'"),
+        ({"stream": "fleeting"}, "it is ephemeral and keeps nothing"),
+        ({"node": "127.0.0.1:1", "timeout": 0.3}, "no node at 127.0.0.1:1"),
+        ({"node": "here", "secret": "00"}, "'here' is no address"),
+        ({"data": "/nowhere"}, "no node works in /nowhere"),
+    ],
+)
+def test_what_cannot_be_is_told_with_the_option(
+    reading: Reading, client: SyncClient, options: dict[str, Any], said: str
+) -> None:
+    client.ensure("known")
+    if client.admin("describe", name="known")["end"] == 0:
+        client.publish("known", "x")
+        client.ensure("fleeting", kind="ephemeral")
+    with pytest.raises(PySparkException) as error:
+        reading(**{"stream": "known", **options}).collect()
+    assert said in told(error)
+
+
+def test_a_wrong_secret_is_refused_and_no_secret_is_ever_shown(
+    spark: SparkSession, node: Served, client: SyncClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.ensure("guarded")
+    right = (node.data / "secret").read_text().strip()
+    reader = spark.read.format("railgun").option("node", f"127.0.0.1:{node.port}")
+    found = reader.options(stream="guarded", secret=right, timeout=5).load()
+    assert found.count() == 0
+    found.explain(True)
+    assert right not in capsys.readouterr().out
+    wrong = "ab" * 32
+    with pytest.raises(PySparkException) as error:
+        reader.options(stream="guarded", secret=wrong, timeout=5).load().count()
+    assert "stream 'guarded': no node at 127.0.0.1" in told(error)
+    assert wrong not in str(error.value)
+    assert right not in str(error.value)
+    assert right not in repr(Options.of({"stream": "guarded", "secret": right}))
+    (node.data / "copy").write_text(right)
+    reader = spark.read.format("railgun").option("node", f"127.0.0.1:{node.port}")
+    assert reader.options(stream="guarded", secretFile=str(node.data / "copy")).load().count() == 0
+
+
+def test_options_are_checked_without_spark() -> None:
+    assert Options.of({"path": "orders", "MAXMESSAGES": "5", "owner": "root"}).max_messages == 5
+    with pytest.raises(BadOptionError, match="which stream"):
+        Options.of({"format": "json"})
+
+
+# ---------------------------------------------------------------- JSON and Arrow
+
+
+JSON = (
+    "customer STRING, amount BIGINT, price DECIMAL(8,2), day DATE, at TIMESTAMP, tags ARRAY<STRING>, "
+    "place STRUCT<city: STRING, floor: INT>, raw BINARY, _offset BIGINT, _id STRING"
+)
+
+
+def test_json_becomes_columns(reading: Reading, client: SyncClient) -> None:
+    client.ensure("json")
+    full = {
+        "customer": "ada", "amount": 7, "price": 12.5, "day": "2026-02-03", "at": "2026-02-03T04:05:06.789Z",
+        "tags": ["a", "b"], "place": {"city": "Ulm", "street": "?", "floor": 3}, "raw": "AP8=", "more": [{}],
+    }  # fmt: skip
+    client.publish("json", json.dumps(full, indent=2) + "\n", id="one")
+    client.publish("json", to_json({"amount": None, "other": True}))
+    client.publish("json", b"{}")
+    rows = reading("json", JSON, format="json").collect()
+    first, second, third = sorted(rows, key=lambda row: int(row._offset))
+    assert first.customer == "ada"
+    assert (first.amount, str(first.price), first.day) == (7, "12.50", dt.date(2026, 2, 3))
+    moment = dt.datetime(2026, 2, 3, 4, 5, 6, 789000, dt.UTC)
+    assert first["at"].timestamp() == moment.timestamp()
+    assert (first.tags, first.place.asDict()) == (["a", "b"], {"city": "Ulm", "floor": 3})
+    assert (bytes(first.raw), first._offset, first._id) == (b"\0\xff", 0, "one")
+    assert set(second[:8]) == set(third[:8]) == {None}
+    by_option = reading("json", format="json", schema="customer STRING")
+    assert [row.customer for row in by_option.collect()] == ["ada", None, None]
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b'{"amount": "seven"}', "offset 3, column 'amount': b'\"seven\"' does not fit into int64"),
+        (b'{"amount": 1.5}', "offset 3, column 'amount': b'1.5' does not fit into int64"),
+        (b'{"day": "soon"}', "offset 3, column 'day': 'soon' does not fit into date32"),
+        (b'{"raw": "?"}', "offset 3, column 'raw': '?' does not fit into binary"),
+        (b'{"amount": 1', "offset 3: b'{\"amount\": 1' is not JSON"),
+        (b'{"amount": 1}{"amount": 2}', 'offset 3: b\'{"amount": 1}{"amount": 2}\' is not JSON'),
+        (b"[1]", "offset 3: b'[1]' is no JSON object"),
+        (b"", "offset 3: b'' is not JSON"),
+        (b'{"customer": "\xff"}', 'offset 3: b\'{"customer": "\\xff"}\' is not JSON'),
+    ],
+)
+def test_json_that_does_not_fit_is_told_with_offset_and_column(
+    reading: Reading, client: SyncClient, payload: bytes, said: str
+) -> None:
+    client.ensure("unfit")
+    client.publish_many("unfit", [b'{"amount": 1}'] * 3 + [payload] + [b'{"amount": 2}'] * 3)
+    with pytest.raises(PySparkException) as error:
+        reading("unfit", JSON, format="json").collect()
+    client.admin("delete", name="unfit")
+    assert f"stream 'unfit', {said}" in told(error)
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "said"),
+    [
+        ("json", "m MAP<STRING, INT>", "column 'm': map<string, int32> cannot be read"),
+        ("json", "_offset STRING", "column '_offset': it is int64, not string"),
+        ("json", "amount BIGINT NOT NULL", "offset 1, column 'amount': it is null"),
+        ("bytes", "amount BIGINT", "column 'amount': messages as bytes have offset, time"),
+        ("bytes", "payload INT", "column 'payload': it is binary or string, not int32"),
+    ],
+)
+def test_a_schema_that_cannot_be_is_told_with_the_column(
+    reading: Reading, client: SyncClient, format: str, schema: str, said: str
+) -> None:
+    client.ensure("columns")
+    if client.admin("describe", name="columns")["end"] == 0:
+        client.publish_many("columns", ['{"amount": 1}', "{}"])
+    with pytest.raises(PySparkException) as error:
+        reading("columns", schema, format=format).collect()
+    assert said in told(error)
+
+
+def test_arrow_batches_become_rows(reading: Reading, client: SyncClient) -> None:
+    client.ensure("arrow")
+    client.publish("arrow", to_arrow(pa.table({"n": [1, 2], "s": ["a", None]})))
+    client.publish(
+        "arrow", to_arrow(pa.table({"n": pa.array([], pa.int64()), "s": pa.array([], pa.string())}))
+    )
+    client.publish("arrow", to_arrow(pa.table({"s": ["c"], "n": pa.array([3], pa.int16())})))
+    found = reading("arrow", format="arrow")
+    assert found.dtypes == [("n", "bigint"), ("s", "string")]
+    assert sorted(found.collect()) == [(1, "a"), (2, None), (3, "c")]
+    chosen = reading("arrow", "_offset BIGINT, n INT", format="arrow").collect()
+    assert sorted(chosen) == [(0, 1), (0, 2), (2, 3)]
+    with pytest.raises(PySparkException) as error:
+        reading("arrow", "x INT", format="arrow").collect()
+    assert "stream 'arrow', offset 0, column 'x': the batch has n, s" in told(error)
+    client.publish("arrow", to_arrow(pa.table({"n": [1 << 40], "s": ["d"]})))
+    with pytest.raises(PySparkException) as error:
+        reading("arrow", "n INT", format="arrow").collect()
+    assert "offset 3, column 'n': int64 does not fit into int32" in told(error)
+    client.publish("arrow", "no arrow")
+    with pytest.raises(PySparkException) as error:
+        reading("arrow", "s STRING", format="arrow").collect()
+    assert "offset 4: the payload b'no arrow' is no Arrow stream" in told(error)
+
+
+# ---------------------------------------------------------------- micro-batches
+
+
+def run(found: DataFrame, checkpoint: Path, out: Path, **trigger: Any) -> StreamingQuery:
+    """Write what comes to files, from where the checkpoint stands."""
+    writer = found.writeStream.format("json").option("checkpointLocation", str(checkpoint))
+    trigger = trigger or {"availableNow": True}
+    return writer.trigger(**trigger).start(str(out))
+
+
+def written(out: Path) -> list[str]:
+    """What Spark says is in these files: it passes over those of micro-batches that came to nothing."""
+    log = [p for p in (out / "_spark_metadata").iterdir() if p.name.isdecimal()]
+    lines = [line for path in log for line in path.read_text().splitlines()[1:]]
+    files = [Path(json.loads(line)["path"].removeprefix("file:")) for line in lines]
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [row["payload"] for row in sorted(rows, key=lambda row: int(row["offset"]))]
+
+
+def test_a_query_goes_on_from_its_checkpoint_and_reads_every_message_once(
+    spark: SparkSession, reading: Reading, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("endless")
+    client.publish_many("endless", numbers(0, 100))
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    found = reading.streaming(
+        "endless", "offset BIGINT, payload STRING", maxMessages=30, partitions=2
+    )
+    query = run(found, checkpoint, out, processingTime="0 seconds")
+    query.processAllAvailable()
+    client.publish_many("endless", numbers(100, 170))
+    query.processAllAvailable()
+    assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == [30] * 3 + [
+        10,
+        30,
+        30,
+        10,
+    ]
+    assert query.lastProgress is not None
+    assert json.loads(query.lastProgress.sources[0].endOffset or "") == {"endless": 170}
+    query.stop()
+    client.publish_many("endless", numbers(170, 200))
+    query = run(found, checkpoint, out)
+    assert query.awaitTermination(PATIENCE)
+    assert written(out) == numbers(0, 200)
+
+
+def test_a_micro_batch_that_was_not_committed_is_read_again_with_the_same_messages(
+    spark: SparkSession, reading: Reading, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("again")
+    client.publish_many("again", numbers(0, 40))
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    found = reading.streaming("again", "offset BIGINT, payload STRING")
+    assert run(found, checkpoint, out).awaitTermination(PATIENCE)
+    last = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink()
+    client.publish_many("again", numbers(40, 60))
+    assert run(found, checkpoint, out).awaitTermination(PATIENCE)
+    assert written(out) == numbers(0, 60)
+
+
+def test_a_query_begins_where_it_is_told_and_takes_no_end(
+    reading: Reading, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("begun")
+    client.publish_many("begun", numbers(0, 10))
+    found = reading.streaming("begun", "offset BIGINT, payload STRING", start=8)
+    assert run(found, tmp_path / "c", tmp_path / "out").awaitTermination(PATIENCE)
+    assert written(tmp_path / "out") == numbers(8, 10)
+    query = run(reading.streaming("begun", end=9), tmp_path / "c2", tmp_path / "out2")
+    with pytest.raises(PySparkException, match="a query has no end, but option end is 9"):
+        query.awaitTermination(PATIENCE)
+
+
+def test_a_query_tells_when_messages_are_gone_or_the_stream_is_another(
+    reading: Reading, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("lossy")
+    client.publish_many("lossy", numbers(0, 10))
+    schema = "offset BIGINT, payload STRING"
+
+    def again(**options: Any) -> StreamingQuery:
+        return run(reading.streaming("lossy", schema, **options), tmp_path / "c", tmp_path / "out")
+
+    assert again().awaitTermination(PATIENCE)
+    client.publish_many("lossy", numbers(10, 20))
+    client.admin("purge", name="lossy", before=15)
+    with pytest.raises(PySparkException, match="messages 10 to 14 were deleted"):
+        again().awaitTermination(PATIENCE)
+    assert again(missing="skip").awaitTermination(PATIENCE)
+    assert written(tmp_path / "out") == numbers(0, 10) + numbers(15, 20)
+    client.admin("delete", name="lossy")
+    client.ensure("lossy")
+    with pytest.raises(PySparkException, match="read up to 20, but the stream ends at 0"):
+        again().awaitTermination(PATIENCE)
+
+
+# ---------------------------------------------------------------- SQL
+
+
+def test_a_temporary_view_reads_a_stream_as_it_was_when_it_was_first_read(
+    spark: SparkSession, node: Served, client: SyncClient
+) -> None:
+    client.ensure("viewed")
+    client.publish_many("viewed", [to_json({"customer": "ada", "amount": n}) for n in range(4)])
+    create = (
+        "CREATE OR REPLACE TEMPORARY VIEW viewed (customer STRING, amount INT, _offset BIGINT) USING railgun "
+        f"OPTIONS (stream 'viewed', data '{node.data}', format 'json')"
+    )
+    sums = "SELECT max(customer), sum(amount), max(_offset) FROM viewed"
+    spark.sql(create)
+    assert spark.sql(sums).collect() == [("ada", 6, 3)]
+    client.publish("viewed", to_json({"customer": "ada", "amount": 10}))
+    assert spark.sql(sums).collect() == [("ada", 6, 3)]
+    spark.sql(create)
+    assert spark.sql(sums).collect() == [("ada", 16, 4)]
+    spark.sql("DROP VIEW viewed")
+
+
+def test_a_table_does_not_keep_its_options_and_says_so(
+    spark: SparkSession, node: Served, client: SyncClient
+) -> None:
+    client.ensure("tabled")
+    client.publish("tabled", "x")
+    asked = f"stream = 'tabled', data = '{node.data}'"
+    spark.sql(f"CREATE TABLE tabled USING railgun OPTIONS ({asked})")
+    try:
+        with pytest.raises(PySparkException) as error:
+            spark.sql("SELECT * FROM tabled").collect()
+        assert "keeps no options of tables" in told(error)
+        counted = f"SELECT count(*) FROM tabled WITH ({asked})"
+        assert spark.sql(counted).collect() == [(1,)]
+        client.publish("tabled", "y")
+        assert spark.sql(counted).collect() == [(2,)]
+    finally:
+        spark.sql("DROP TABLE tabled")
+        warehouse = spark.conf.get("spark.sql.warehouse.dir") or ""
+        with contextlib.suppress(OSError):  # as long as it is empty
+            Path(warehouse.removeprefix("file:")).rmdir()
