@@ -22,7 +22,7 @@ from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
 KNOWN: Final = (
     "stream", "path", "node", "secret", "secretFile", "certificate", "data", "timeout", "format", "schema",
-    "start", "end", "missing", "partitions", "maxMessages", "batchRows", "delivery", "query", "batch", "rows",
+    "start", "end", "missing", "partitions", "maxMessages", "batchRows", "delivery", "query", "batch", "rowsPerMessage",
 )  # fmt: skip
 FORMATS: Final = ("bytes", "json", "arrow")
 Format = Literal["bytes", "json", "arrow"]
@@ -58,7 +58,7 @@ class Options:
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
     query: str | None = None
     batch: int | None = None
-    rows: int = 10_000
+    rows_per_message: int = 10_000
 
     def __str__(self) -> str:
         return f"railgun, stream {self.stream!r}"
@@ -86,7 +86,7 @@ class Options:
             delivery=cast("Any", found.choice("delivery", ("exactly-once", "at-least-once"))),
             query=found.get("query"),
             batch=found.count("batch", least=0),
-            rows=found.count("rows") or 10_000,
+            rows_per_message=found.count("rowsPerMessage") or 10_000,
         )
 
     def address(self) -> Address:

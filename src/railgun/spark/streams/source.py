@@ -14,9 +14,15 @@ from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 from railgun.spark.streams.feed import connected
 from railgun.spark.streams.options import Options
 from railgun.spark.streams.reader import BatchReader, MicroBatchReader, described, place
+from railgun.spark.streams.writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
 
 
 class StreamSource(DataSource):
@@ -48,6 +54,14 @@ class StreamSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         return MicroBatchReader(Options.of(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `df.write`."""
+        return BatchWriter(Options.of(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        return StreamWriter(Options.of(self.options), schema, overwrite)
 
 
 def _found(options: Options) -> StructType:
