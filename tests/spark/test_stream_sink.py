@@ -102,13 +102,13 @@ class Writing:
         writer.options(stream=stream, **options).save()
 
     def copy(
-        self, source: str, stream: str, checkpoint: Path, change: str = "payload", **options: Any
+        self, source: str, stream: str, checkpoint: Path, change: str = "payload", most: int = 100
     ) -> StreamingQuery:
         """From one stream to another, as far as there is something."""
         reader = self.spark.readStream.format("railgun").option("data", self.data)
-        rows = reader.options(stream=source, partitions=2, maxMessages=50).load()
+        rows = reader.options(stream=source, partitions=2, maxMessages=most).load()
         writer = rows.selectExpr(change).writeStream.format("railgun").option("data", self.data)
-        writer = writer.options(stream=stream, checkpointLocation=str(checkpoint), **options)
+        writer = writer.options(stream=stream, checkpointLocation=str(checkpoint))
         return writer.trigger(availableNow=True).start()
 
 
@@ -294,14 +294,14 @@ def test_a_micro_batch_that_fails_in_one_partition_appears_once_when_it_is_repea
     client.ensure("troubled")
     client.publish_many("troubled", texts(0, 100, 20_000))  # two tasks with half a megabyte each
     broken = "if(offset = 90, raise_error('no'), payload) AS payload"
-    query = writing.copy("troubled", "calm", tmp_path, broken)
+    query = writing.copy("troubled", "calm", tmp_path, broken, most=50)
     with pytest.raises(PySparkException):
         query.awaitTermination(PATIENCE)
     assert stored(client, "calm") == texts(0, 50, 20_000)
-    finish(writing.copy("troubled", "calm", tmp_path))
+    finish(writing.copy("troubled", "calm", tmp_path, most=50))
     assert stored(client, "calm") == texts(0, 100, 20_000)
     forget(tmp_path)
-    finish(writing.copy("troubled", "calm", tmp_path))
+    finish(writing.copy("troubled", "calm", tmp_path, most=50))
     assert stored(client, "calm") == texts(0, 100, 20_000)
     assert left_behind(client) == []
 
@@ -365,7 +365,7 @@ class Report:
 
     def much(self, partition: int, payloads: Sequence[bytes], attempt: int = 0) -> Written:
         name = staged_name("q", self.stream, self.batch)
-        made = stage(self.client, name, payloads)
+        made = stage(self.client, name, [list(payloads)])
         return Written("q", self.batch, partition, attempt, "run", [], made)
 
 
@@ -482,7 +482,7 @@ def test_one_that_has_become_larger_is_refused(client: SyncClient, cut: Any) -> 
 def test_what_attempts_have_left_behind_goes_with_a_later_commit(client: SyncClient) -> None:
     report, target = Report(client, "swept"), Target(client, "swept", PATIENCE)
     lost = report.much(0, texts(0, 5))
-    other = stage(client, staged_name("other", "swept", 0), texts(0, 2))
+    other = stage(client, staged_name("other", "swept", 0), [texts(0, 2)])
     target.commit_batch("q", 0, [report.little(0, texts(0, 5), attempt=1)])
     assert lost.staged is not None
     assert left_behind(client) == [other[0]]
@@ -536,12 +536,12 @@ def test_of_two_that_begin_at_once_one_counts(
 
 
 def test_what_fails_while_it_is_staged_is_gone(client: SyncClient) -> None:
-    def payloads() -> Iterator[bytes]:
-        yield from texts(0, 10, 100_000)
+    def payloads() -> Iterator[list[bytes]]:
+        yield texts(0, 10, 100_000)
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
         stage(client, staged_name("q", "gone", 0), payloads())
     with pytest.raises(StreamsError, match="TOO_LARGE"):
-        stage(client, staged_name("q", "gone", 0), [bytes(9 << 20)])
+        stage(client, staged_name("q", "gone", 0), [[bytes(9 << 20)]])
     assert left_behind(client) == []

@@ -93,7 +93,7 @@ class Target:
 
     def _of(self, one: Written) -> Any:
         if one.staged is None:
-            return pieces(one.payloads)
+            return pieces([one.payloads])
         return staged(self.client, *one.staged, self.timeout)
 
     def discard(self, written: Sequence[Written]) -> None:
@@ -142,7 +142,7 @@ class Target:
         def flush() -> None:
             if waiting:
                 name = staged_name(query, self.stream, batch)
-                found.append(stage(self.client, name, waiting))
+                found.append(stage(self.client, name, [waiting]))
                 waiting.clear()
 
         for one in written:

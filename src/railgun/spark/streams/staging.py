@@ -14,17 +14,20 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import re
 import time
 import uuid
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, cast
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.sync import SyncClient
+from railgun.wire.records import Column, Records
 
 LITTLE: Final = 256 << 10  # bytes of a task that go along with its report
 PIECE: Final = 256 << 10  # bytes published at once
@@ -94,27 +97,33 @@ def digest(query: str, target: str) -> str:
     return hashlib.sha256(f"{query}\0{target}".encode()).hexdigest()[:24]
 
 
-def size_of(payloads: Iterable[bytes]) -> int:
+def size_of(payloads: Sequence[bytes]) -> int:
     """Bytes, as they travel."""
-    return sum(len(payload) + OVERHEAD for payload in payloads)
+    return sum(map(len, payloads)) + OVERHEAD * len(payloads)
 
 
-def pieces(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Payloads in pieces.
+def pieces(lists: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
+    """Payloads in pieces, wherever their lists end.
 
-    >>> [len(piece) for piece in pieces([bytes(100_000)] * 7)]
+    >>> [len(piece) for piece in pieces([[bytes(100_000)] * 4, [bytes(100_000)] * 3])]
     [3, 3, 1]
     """
-    piece: list[bytes] = []
+    waiting: list[bytes] = []
     size = 0
-    for payload in payloads:
-        piece.append(payload)
-        size += len(payload) + OVERHEAD
-        if size >= PIECE:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+    for some in lists:
+        waiting += some
+        size += size_of(some)
+        if size < PIECE:
+            continue
+        totals = list(itertools.accumulate(map(OVERHEAD.__add__, map(len, waiting))))
+        at = before = 0
+        while totals[-1] - before >= PIECE:
+            end = bisect_left(totals, before + PIECE, at) + 1
+            yield waiting[at:end]
+            at, before = end, totals[end - 1]
+        waiting, size = waiting[at:], totals[-1] - before
+    if waiting:
+        yield waiting
 
 
 class Line:
@@ -143,12 +152,12 @@ class Line:
             self._under_way.popleft().result()
 
 
-def stage(client: SyncClient, name: str, payloads: Iterable[bytes]) -> tuple[str, int]:
+def stage(client: SyncClient, name: str, lists: Iterable[list[bytes]]) -> tuple[str, int]:
     """Stage payloads in a new stream, which is gone again if that fails."""
     client.ensure(name)
     line = Line(client, name)
     try:
-        for number, piece in enumerate(pieces(payloads)):
+        for number, piece in enumerate(pieces(lists)):
             line.add(piece, str(number))
         line.wait()
     except BaseException:
@@ -160,18 +169,31 @@ def stage(client: SyncClient, name: str, payloads: Iterable[bytes]) -> tuple[str
 
 def staged(client: SyncClient, name: str, count: int, timeout: float) -> Iterator[list[bytes]]:
     """What was staged, in the pieces in which it was: each begins with a message that has an ID."""
-    payloads: list[bytes] = []
+    piece: list[bytes] = []
     at = 0
     with client.subscribe(name, prefetch=PREFETCH) as reader:
         while at < count:
             records = reader.records(timeout)
             at = records.end
-            for id, payload in zip(records.ids(), records.payloads(), strict=True):
-                if id is not None and payloads:
-                    yield payloads
-                    payloads = []
-                payloads.append(payload)
-    yield payloads
+            payloads, rows = records.payloads(), _begin(records)
+            for first, end in itertools.pairwise([0, *rows, len(payloads)]):
+                if first in rows and piece:
+                    yield piece
+                    piece = []
+                piece += payloads[first:end]
+    if piece:
+        yield piece
+
+
+def _begin(records: Records) -> list[int]:
+    """The rows that have IDs: most often it is the first one, and none but it."""
+    if not records.has_ids:
+        return []
+    first = records.id(0)
+    ends, _ = cast("Column", records.id_column())
+    if first is not None and len(first) == int(ends[-1]):
+        return [0]
+    return [row for row, id in enumerate(records.ids()) if id is not None]
 
 
 def delete(client: SyncClient, name: str) -> None:

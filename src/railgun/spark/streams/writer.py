@@ -75,38 +75,40 @@ class _Writing:
         assert context is not None
         run = context.getLocalProperty("spark.jobGroup.id") or ""
         place = (query, batch, context.partitionId(), context.attemptNumber(), run)
-        payloads = (payload for given in batches for payload in self.encoder.payloads(given))
+        lists = map(self.encoder.payloads, batches)
         with self.named():
             if self.options.delivery == "at-least-once":
-                self._publish(payloads)
+                self._publish(lists)
                 return Written(*place, [], None)
-            little, rest = _little(payloads)
+            little, rest = _little(lists)
             if rest is None:
-                return Written(*place, little, None)
+                return Written(*place, list(itertools.chain(*little)), None)
             with self.client() as client:
                 name = staged_name(query, self.options.stream, batch)
                 made = stage(client, name, itertools.chain(little, rest))
             return Written(*place, [], made)
 
-    def _publish(self, payloads: Iterable[bytes]) -> None:
+    def _publish(self, lists: Iterable[list[bytes]]) -> None:
         with self.client() as client:
             client.ensure(self.options.stream)
             line = Line(client, self.options.stream)
             attempt = uuid.uuid4().hex
-            for number, piece in enumerate(pieces(payloads)):
+            for number, piece in enumerate(pieces(lists)):
                 line.add(piece, f"{attempt}/{number}")
             line.wait()
 
 
-def _little(payloads: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes] | None]:
+def _little(
+    lists: Iterator[list[bytes]],
+) -> tuple[list[list[bytes]], Iterator[list[bytes]] | None]:
     """The first payloads; and the others, if it is more than a little."""
-    found: list[bytes] = []
+    found: list[list[bytes]] = []
     size = 0
-    for payload in payloads:
-        found.append(payload)
-        size += size_of([payload])
+    for some in lists:
+        found.append(some)
+        size += size_of(some)
         if size > LITTLE:
-            return found, payloads
+            return found, lists
     return found, None
 
 
