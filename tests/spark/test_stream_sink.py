@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import re
@@ -15,6 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
@@ -23,6 +25,7 @@ from railgun.spark.session import SparkSession
 from railgun.spark.streams import commit
 from railgun.spark.streams.commit import Target, journal_name
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
+from railgun.spark.streams.source import StreamSource
 from railgun.spark.streams.staging import Line, Written, stage, staged_name
 from railgun.testing.served import Served, served
 
@@ -187,33 +190,51 @@ def test_all_columns_as_arrow_and_back(
     assert sorted(found.select("id", "m.k").collect()) == [(n, n) for n in range(2_500)]
 
 
-@needs_spark
 @pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
-        ("payload", {"mode": "overwrite"}, "messages are added to a stream, and those in it stay"),
-        ("payload AS text", {}, "no column 'payload' or 'value' among text"),
-        ("payload, 1 AS n", {}, "of payload, n only 'payload' would be written"),
-        ("1 AS payload", {}, "column 'payload': a payload is binary or string, not int"),
-        ("CAST(NULL AS STRING) AS value", {}, "column 'value': a payload is null"),
-        ("DOUBLE('NaN') AS d", {"format": "json"}, "column 'd': NaN and infinity cannot be JSON"),
-        ("1 AS d, 2 AS d", {"format": "json"}, "column 'd': there are two of this name"),
-        ("payload", {"stream": "scattered"}, "it is ephemeral and keeps nothing"),
-        ("payload", {"delivery": "once"}, "option delivery is 'exactly-once' or 'at-least-once'"),
-        ("payload", {"query": "mine"}, "the options query and batch go together"),
-        ("payload", {"data": "/nowhere"}, "no node works in /nowhere"),
-        ("payload", {"stream": "not a name"}, "'not a name' cannot be a name"),
-        ("space(9000000) AS payload", {}, "(TOO_LARGE)"),
+        ({"text": "string"}, {}, "no column 'payload' or 'value' among text"),
+        ({"payload": "string", "n": "int"}, {}, "of payload, n only 'payload' would be written"),
+        ({"payload": "int"}, {}, "column 'payload': a payload is binary or string, not int"),
+        ({}, {"format": "json"}, "there are no columns to write"),
+        ({"value": "string"}, {"stream": "scattered"}, "it is ephemeral and keeps nothing"),
+        ({"value": "string"}, {"delivery": "once"}, "option delivery is 'exactly-once' or 'at-"),
+        ({"value": "string"}, {"query": "mine"}, "the options query and batch go together"),
+        ({"value": "string"}, {"data": "/nowhere"}, "no node works in /nowhere"),
+        ({"value": "string"}, {"stream": "not a name"}, "'not a name' cannot be a name"),
+        ({"value": "string"}, {"stream": ""}, "which stream?"),
     ],
 )
-def test_what_cannot_be_written_is_told(
-    writing: Writing, client: SyncClient, columns: str, options: dict[str, Any], said: str
+def test_what_cannot_be_written_is_told_when_spark_plans(
+    node: Served, client: SyncClient, columns: dict[str, str], options: dict[str, str], said: str
 ) -> None:
     client.ensure("scattered", kind="ephemeral")
-    rows = writing.rows(0, 3).selectExpr(*columns.split(", "))
-    with pytest.raises(PySparkException) as error:
-        writing.write(rows, **{"stream": "refused", **options})
-    assert said in told(error)
+    schema = StructType()
+    for name, kind in columns.items():
+        schema.add(name, kind)
+    source = StreamSource({"stream": "refused", "data": str(node.data), **options})
+    with pytest.raises(StreamSourceError, match=re.escape(said)):
+        source.writer(schema, overwrite=False)
+
+
+@needs_spark
+def test_what_cannot_be_written_is_told_through_spark(writing: Writing) -> None:
+    for columns, options, said in (
+        (
+            ["payload"],
+            {"mode": "overwrite"},
+            "messages are added to a stream, and those in it stay",
+        ),
+        (["CAST(NULL AS STRING) AS value"], {}, "column 'value': a payload is null"),
+        (["DOUBLE('NaN') AS d"], {"format": "json"}, "column 'd': NaN and infinity cannot be JSON"),
+        (["1 AS d", "2 AS d"], {"format": "json"}, "column 'd': there are two of this name"),
+        (["space(9000000) AS payload"], {}, "(TOO_LARGE)"),
+    ):
+        with pytest.raises(PySparkException) as error:
+            writing.write(
+                writing.rows(0, 3).selectExpr(*columns), **{"stream": "refused", **options}
+            )
+        assert said in told(error)
 
 
 @needs_spark
@@ -248,6 +269,16 @@ def test_sql_inserts_into_a_view_and_does_not_overwrite(
         spark.sql("INSERT OVERWRITE inbox VALUES ('three')")
     assert "messages are added to a stream" in told(error)
     spark.sql("DROP VIEW inbox")
+    asked = f"stream = 'inbox', data = '{writing.data}'"
+    spark.sql("CREATE TABLE inbox_table (payload STRING) USING railgun")
+    try:
+        spark.sql(f"INSERT INTO inbox_table WITH ({asked}) VALUES ('last')")
+    finally:
+        spark.sql("DROP TABLE inbox_table")
+        warehouse = spark.conf.get("spark.sql.warehouse.dir") or ""
+        with contextlib.suppress(OSError):  # as long as it is empty
+            Path(warehouse.removeprefix("file:")).rmdir()
+    assert stored(client, "inbox")[4:] == [b"last"]
 
 
 # ---------------------------------------------------------------- micro-batches

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import doctest
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType, _parse_datatype_string
 
+import pyspark_railgun
 from railgun.client.payloads import to_arrow, to_json
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.session import SparkSession
-from railgun.spark.streams.errors import BadOptionError
+from railgun.spark.streams import columns, encode, options, reader, staging
+from railgun.spark.streams.errors import (
+    BadColumnError,
+    BadOptionError,
+    MissingMessagesError,
+    StreamSourceError,
+)
 from railgun.spark.streams.options import Options
+from railgun.spark.streams.source import StreamSource
 from railgun.testing.served import Served, served
 
 pytestmark = pytest.mark.spark
@@ -49,6 +62,16 @@ class Reading:
     def __call__(self, stream: str, schema: str | None = None, **options: Any) -> DataFrame:
         reader = self.spark.read.format("railgun").option("data", self.data).options(**options)
         return (reader if schema is None else reader.schema(schema)).load(stream)
+
+    def here(self, stream: str, schema: str | None = None, **options: Any) -> list[Any]:
+        """The same without a job of Spark's: in this process, by what Spark calls. Arrow batches."""
+        texts = {name: str(value) for name, value in {"data": self.data, **options}.items()}
+        source = StreamSource({**texts, "stream": stream})
+        asked = source.schema() if schema is None else schema
+        columns = _parse_datatype_string(asked) if isinstance(asked, str) else asked
+        assert isinstance(columns, StructType)
+        reader = source.reader(columns)
+        return [rows for part in reader.partitions() for rows in reader.read(part)]
 
     def streaming(self, stream: str, schema: str | None = None, **options: Any) -> DataFrame:
         reader = self.spark.readStream.format("railgun").option("data", self.data)
@@ -107,11 +130,17 @@ def test_a_range_is_fixed_and_cut_wherever_batches_begin(
         client.publish_many("ranged", numbers(10 * n, 10 * n + 10))
     found = reading("ranged", start=7, end=93, partitions=5, batchRows=8)
     client.publish_many("ranged", numbers(100, 110))
-    assert texts(found) == numbers(7, 93)
-    assert texts(reading("ranged", start=95)) == numbers(95, 110)
-    assert texts(reading("ranged", end=3)) == numbers(0, 3)
-    assert texts(reading("ranged", start="end")) == []
+    assert texts(found) == numbers(7, 100)[:86]
     assert reading("ranged", start=4, end=4, partitions=7).count() == 0
+
+    def here(**options: Any) -> list[str]:
+        batches = reading.here("ranged", "payload STRING", **options)
+        return [row for rows in batches for row in rows.column(0).to_pylist()]
+
+    assert here(start=95) == numbers(95, 110)
+    assert here(end=3, batchRows=2) == numbers(0, 3)
+    assert here(start="end") == []
+    assert here(start=1, end=109, partitions=200) == numbers(1, 109)
 
 
 def test_columns_can_be_chosen_and_be_text(reading: Reading, client: SyncClient) -> None:
@@ -132,29 +161,38 @@ def test_messages_that_were_deleted_are_an_error_or_passed_over(
     client.publish_many("purged", numbers(0, 50))
     client.admin("purge", name="purged", before=20)
     assert texts(reading("purged")) == numbers(20, 50)
-    with pytest.raises(PySparkException) as error:
-        reading("purged", start=5).collect()
-    assert "MissingMessagesError: railgun, stream 'purged': messages 5 to 19" in told(error)
+    with pytest.raises(MissingMessagesError, match="stream 'purged': messages 5 to 19 were"):
+        reading.here("purged", start=5)
     assert texts(reading("purged", start=5, missing="skip")) == numbers(20, 50)
 
 
 def test_messages_deleted_between_plan_and_task_are_an_error_or_passed_over(
     reading: Reading, client: SyncClient
 ) -> None:
-    def planned(**options: Any) -> DataFrame:
+    found: list[Any] = []
+    for missing in ("error", "skip"):
         client.ensure("vanishing")
         client.publish_many("vanishing", numbers(0, 50))
-        found = reading("vanishing", partitions=2, **options)
-        found._jdf.queryExecution().executedPlan()  # decides what is read
-        found.rdd.getNumPartitions()
+        source = StreamSource(
+            {"stream": "vanishing", "data": reading.data, "missing": missing, "partitions": "2"}
+        )
+        reader = source.reader(StructType().add("payload", "string"))
+        parts = reader.partitions()
         client.admin("purge", name="vanishing", before=30)
-        return found
-
-    with pytest.raises(PySparkException) as error:
-        planned(end=50).collect()
-    assert "were deleted before they were read" in told(error)
-    client.admin("delete", name="vanishing")
-    assert texts(planned(end=50, missing="skip")) == numbers(30, 50)
+        if missing == "error":
+            with pytest.raises(MissingMessagesError, match="0 to 24 were deleted before they were"):
+                list(reader.read(parts[0]))
+            with pytest.raises(
+                MissingMessagesError, match="25 to 29 were deleted before they were"
+            ):
+                list(reader.read(parts[1]))
+        else:
+            found = [rows for part in parts for rows in reader.read(part)]
+        client.admin("delete", name="vanishing")
+    assert [row for rows in found for row in rows.column(0).to_pylist()] == numbers(30, 50)
+    client.ensure("vanishing")
+    with pytest.raises(StreamSourceError, match="deleted and made anew since"):
+        list(reader.read(parts[0]))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +220,8 @@ def test_what_cannot_be_is_told_with_the_option(
     if client.admin("describe", name="known")["end"] == 0:
         client.publish("known", "x")
         client.ensure("fleeting", kind="ephemeral")
-    with pytest.raises(PySparkException) as error:
-        reading(**{"stream": "known", **options}).collect()
-    assert said in told(error)
+    with pytest.raises(StreamSourceError, match=re.escape(said)):
+        reading.here(**{"stream": "known", **options})
 
 
 def test_a_wrong_secret_is_refused_and_no_secret_is_ever_shown(
@@ -213,6 +250,22 @@ def test_options_are_checked_without_spark() -> None:
     assert Options.of({"path": "orders", "MAXMESSAGES": "5", "owner": "root"}).max_messages == 5
     with pytest.raises(BadOptionError, match="which stream"):
         Options.of({"format": "json"})
+
+
+@pytest.mark.parametrize("module", [columns, encode, options, reader, staging])
+def test_the_examples_run(module: ModuleType) -> None:
+    flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+    results = doctest.testmod(module, optionflags=flags)
+    assert results.attempted
+    assert not results.failed
+
+
+def test_spark_and_its_wheel_find_the_source() -> None:
+    assert issubclass(pyspark_railgun.DefaultSource, DataSource)
+    assert pyspark_railgun.DefaultSource.name() == StreamSource.name() == "railgun"
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "src/pyspark_railgun.py" in wheel["packages"]
 
 
 # ---------------------------------------------------------------- JSON and Arrow
@@ -265,10 +318,9 @@ def test_json_that_does_not_fit_is_told_with_offset_and_column(
 ) -> None:
     client.ensure("unfit")
     client.publish_many("unfit", [b'{"amount": 1}'] * 3 + [payload] + [b'{"amount": 2}'] * 3)
-    with pytest.raises(PySparkException) as error:
-        reading("unfit", JSON, format="json").collect()
+    with pytest.raises(BadColumnError, match=re.escape(f"stream 'unfit', {said}")):
+        reading.here("unfit", JSON, format="json")
     client.admin("delete", name="unfit")
-    assert f"stream 'unfit', {said}" in told(error)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +339,8 @@ def test_a_schema_that_cannot_be_is_told_with_the_column(
     client.ensure("columns")
     if client.admin("describe", name="columns")["end"] == 0:
         client.publish_many("columns", ['{"amount": 1}', "{}"])
-    with pytest.raises(PySparkException) as error:
-        reading("columns", schema, format=format).collect()
-    assert said in told(error)
+    with pytest.raises(BadColumnError, match=re.escape(said)):
+        reading.here("columns", schema, format=format)
 
 
 def test_arrow_batches_become_rows(reading: Reading, client: SyncClient) -> None:
@@ -304,17 +355,14 @@ def test_arrow_batches_become_rows(reading: Reading, client: SyncClient) -> None
     assert sorted(found.collect()) == [(1, "a"), (2, None), (3, "c")]
     chosen = reading("arrow", "_offset BIGINT, n INT", format="arrow").collect()
     assert sorted(chosen) == [(0, 1), (0, 2), (2, 3)]
-    with pytest.raises(PySparkException) as error:
-        reading("arrow", "x INT", format="arrow").collect()
-    assert "stream 'arrow', offset 0, column 'x': the batch has n, s" in told(error)
+    with pytest.raises(BadColumnError, match="offset 0, column 'x': the batch has n, s"):
+        reading.here("arrow", "x INT", format="arrow")
     client.publish("arrow", to_arrow(pa.table({"n": [1 << 40], "s": ["d"]})))
-    with pytest.raises(PySparkException) as error:
-        reading("arrow", "n INT", format="arrow").collect()
-    assert "offset 3, column 'n': int64 does not fit into int32" in told(error)
+    with pytest.raises(BadColumnError, match="offset 3, column 'n': int64 does not fit into int32"):
+        reading.here("arrow", "n INT", format="arrow")
     client.publish("arrow", "no arrow")
-    with pytest.raises(PySparkException) as error:
-        reading("arrow", "s STRING", format="arrow").collect()
-    assert "offset 4: the payload b'no arrow' is no Arrow stream" in told(error)
+    with pytest.raises(BadColumnError, match="offset 4: the payload b'no arrow' is no Arrow"):
+        reading.here("arrow", "s STRING", format="arrow")
 
 
 # ---------------------------------------------------------------- micro-batches

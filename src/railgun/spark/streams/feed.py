@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from railgun.client.address import Address
@@ -72,7 +72,7 @@ def read(
     missing: Literal["error", "skip"],
     rows: int,
     timeout: float,
-) -> Iterator[list[Span]]:
+) -> Generator[list[Span]]:
     """All messages of a range, in lists of about so many."""
     feed = _Feed(client, asked, missing == "skip", rows, timeout)
     if asked.first >= asked.end:
@@ -84,7 +84,8 @@ def read(
             yield spans
     finally:
         coming.cancel()
-        client.wait(feed.close())
+        with contextlib.suppress(StreamsError):  # the client may be gone
+            client.wait(feed.close())
 
 
 class _Feed:
@@ -138,26 +139,27 @@ class _Feed:
         least, most = PREFETCH
         prefetch = min(max(AHEAD // max(self._asked.size, 1), least), most)
         while self._at < self._asked.end:
-            with contextlib.suppress(_OutOfRange):
-                self._subscription = await self._try(prefetch)
-                return True
             told = await self._client.describe(self._asked.stream)
             if told["end"] < self._asked.end:
                 raise StreamSourceError(
                     f"{self._asked}: the stream ends at {told['end']}. It was deleted and made anew since"
                 )
             self._missed(min(told["first"], self._asked.end))
+            if self._at < self._asked.end and await self._begun(prefetch):
+                return True
         return False
 
-    async def _try(self, prefetch: int) -> Subscription:
+    async def _begun(self, prefetch: int) -> bool:
+        """Whether it begins there; if not, more was deleted just now."""
         try:
-            return await self._client.subscribe(
+            self._subscription = await self._client.subscribe(
                 self._asked.stream, start=self._at, prefetch=prefetch
             )
         except StreamsError as error:
-            if error.code == "OFFSET_OUT_OF_RANGE":
-                raise _OutOfRange from error
-            raise
+            if error.code != "OFFSET_OUT_OF_RANGE":
+                raise
+            return False
+        return True
 
     def _missed(self, to: int) -> None:
         """Those before are gone."""
@@ -174,7 +176,3 @@ class _Feed:
         if made is not None:
             with contextlib.suppress(StreamsError):
                 await made.close()
-
-
-class _OutOfRange(Exception):  # noqa: N818
-    """The stream does not begin so early, or end so late."""

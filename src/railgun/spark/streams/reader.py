@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -73,8 +74,9 @@ class _Reading:
                 rows=options.batch_rows,
                 timeout=options.timeout,
             )
-            for spans in found:
-                yield from self.decoder.rows(spans)
+            with contextlib.closing(found):  # before the client is, whatever happens
+                for spans in found:
+                    yield from self.decoder.rows(spans)
 
     def parts(self, address: Address, first: int, end: int, told: dict[str, Any]) -> list[Part]:
         """A range, cut into parts."""
