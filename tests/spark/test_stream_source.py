@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import doctest
 import json
+import pickle
 import re
 import tomllib
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType, _parse_datatype_string
 
@@ -428,40 +435,96 @@ def test_a_micro_batch_that_was_not_committed_is_read_again_with_the_same_messag
     assert written(out) == numbers(0, 60)
 
 
+class Planner:
+    """What Spark asks a query's reader for, without a query."""
+
+    def __init__(self, reading: Reading, stream: str, **options: str) -> None:
+        self.stream = stream
+        source = StreamSource({"stream": stream, "data": reading.data, **options})
+        self.reader = source.streamReader(StructType().add("payload", "string"))
+
+    def latest(self, start: int, limit: ReadLimit | None = None) -> int:
+        chosen = self.reader.getDefaultReadLimit() if limit is None else limit
+        return int(self.reader.latestOffset({self.stream: start}, chosen)[self.stream])
+
+    def rows(self, start: int, end: int) -> list[str]:
+        parts = self.reader.partitions({self.stream: start}, {self.stream: end})
+        sent = pickle.loads(pickle.dumps(self.reader))  # as it comes to a task
+        batches: list[Any] = [rows for part in parts for rows in sent.read(part)]
+        return [row for rows in batches for row in rows.column(0).to_pylist()]
+
+
 def test_a_query_begins_where_it_is_told_and_takes_no_end(
-    reading: Reading, client: SyncClient, tmp_path: Path
+    reading: Reading, client: SyncClient
 ) -> None:
     client.ensure("begun")
     client.publish_many("begun", numbers(0, 10))
-    found = reading.streaming("begun", "offset BIGINT, payload STRING", start=8)
-    assert run(found, tmp_path / "c", tmp_path / "out").awaitTermination(PATIENCE)
-    assert written(tmp_path / "out") == numbers(8, 10)
-    query = run(reading.streaming("begun", end=9), tmp_path / "c2", tmp_path / "out2")
-    with pytest.raises(PySparkException, match="a query has no end, but option end is 9"):
-        query.awaitTermination(PATIENCE)
+    for start, offset in (("start", 0), ("end", 10), ("8", 8)):
+        planner = Planner(reading, "begun", start=start)
+        assert planner.reader.initialOffset() == {"begun": offset}
+        planner.reader.stop()
+    with pytest.raises(BadOptionError, match="a query has no end, but option end is 9"):
+        Planner(reading, "begun", end="9")
+
+
+def test_a_micro_batch_takes_what_it_may(reading: Reading, client: SyncClient) -> None:
+    client.ensure("limited")
+    client.publish_many("limited", numbers(0, 10))
+    planner = Planner(reading, "limited", maxMessages="4", partitions="3")
+    assert [planner.latest(at) for at in (0, 4, 8, 10)] == [4, 8, 10, 10]
+    assert planner.latest(0, ReadAllAvailable()) == 10
+    assert planner.latest(0, ReadMaxRows(7)) == 7
+    assert planner.reader.reportLatestOffset() == {"limited": 10}
+    assert planner.rows(2, 9) == numbers(2, 9)
+    assert planner.rows(9, 9) == []
+    assert isinstance(planner.reader, SupportsTriggerAvailableNow)
+    planner.reader.prepareForTriggerAvailableNow()
+    client.publish_many("limited", numbers(10, 20))
+    assert [planner.latest(at) for at in (7, 10)] == [10, 10]
+    assert planner.latest(0, ReadAllAvailable()) == 10
+    planner.reader.stop()
 
 
 def test_a_query_tells_when_messages_are_gone_or_the_stream_is_another(
-    reading: Reading, client: SyncClient, tmp_path: Path
+    reading: Reading, client: SyncClient
 ) -> None:
     client.ensure("lossy")
-    client.publish_many("lossy", numbers(0, 10))
-    schema = "offset BIGINT, payload STRING"
-
-    def again(**options: Any) -> StreamingQuery:
-        return run(reading.streaming("lossy", schema, **options), tmp_path / "c", tmp_path / "out")
-
-    assert again().awaitTermination(PATIENCE)
-    client.publish_many("lossy", numbers(10, 20))
+    client.publish_many("lossy", numbers(0, 20))
     client.admin("purge", name="lossy", before=15)
-    with pytest.raises(PySparkException, match="messages 10 to 14 were deleted"):
-        again().awaitTermination(PATIENCE)
-    assert again(missing="skip").awaitTermination(PATIENCE)
-    assert written(tmp_path / "out") == numbers(0, 10) + numbers(15, 20)
+    strict = Planner(reading, "lossy")
+    with pytest.raises(MissingMessagesError, match="messages 10 to 14 were deleted"):
+        strict.rows(10, 20)
+    lenient = Planner(reading, "lossy", missing="skip", maxMessages="2")
+    assert lenient.latest(10) == 17  # those that are gone do not count
+    assert lenient.rows(10, 17) == numbers(15, 17)
+    assert lenient.rows(3, 10) == []
+    with pytest.raises(StreamSourceError, match="the checkpoint is of other"):
+        strict.reader.latestOffset({"other": 3}, ReadAllAvailable())
     client.admin("delete", name="lossy")
     client.ensure("lossy")
-    with pytest.raises(PySparkException, match="read up to 20, but the stream ends at 0"):
-        again().awaitTermination(PATIENCE)
+    with pytest.raises(StreamSourceError, match="read up to 20, but the stream ends at 0"):
+        strict.latest(20)
+    with pytest.raises(StreamSourceError, match="there are messages up to 20, but the stream ends"):
+        strict.rows(10, 20)
+    strict.reader.stop()
+    lenient.reader.stop()
+
+
+def test_a_query_finds_a_node_again_that_was_started_anew_elsewhere(
+    reading: Reading, tmp_path: Path
+) -> None:
+    with served(tmp_path) as node:
+        with connect_sync(data=tmp_path) as client:
+            client.ensure("moving")
+            client.publish_many("moving", numbers(0, 5))
+        planner = Planner(reading, "moving", data=str(tmp_path), timeout="1")
+        assert planner.latest(0) == 5
+        node.stop()
+        node.port = 0
+        node.start()
+        assert planner.latest(0) == 5
+        assert planner.rows(0, 5) == numbers(0, 5)
+        planner.reader.stop()
 
 
 # ---------------------------------------------------------------- SQL
