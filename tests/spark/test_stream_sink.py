@@ -194,8 +194,12 @@ def test_all_columns_as_arrow_and_back(
     ("columns", "options", "said"),
     [
         ({"text": "string"}, {}, "no column 'payload' or 'value' among text"),
-        ({"payload": "string", "n": "int"}, {}, "of payload, n only 'payload' would be written"),
-        ({"payload": "int"}, {}, "column 'payload': a payload is binary or string, not int"),
+        (
+            {"payload": "string", "n": "integer"},
+            {},
+            "of payload, n only 'payload' would be written",
+        ),
+        ({"payload": "integer"}, {}, "column 'payload': a payload is binary or string, not int"),
         ({}, {"format": "json"}, "there are no columns to write"),
         ({"value": "string"}, {"stream": "scattered"}, "it is ephemeral and keeps nothing"),
         ({"value": "string"}, {"delivery": "once"}, "option delivery is 'exactly-once' or 'at-"),
@@ -518,6 +522,16 @@ def test_what_attempts_have_left_behind_goes_with_a_later_commit(client: SyncCli
     assert lost.staged is not None
     assert left_behind(client) == [other[0]]
     client.admin("delete", name=other[0])
+
+
+def test_writes_with_numbers_in_any_order_leave_each_other_alone(client: SyncClient) -> None:
+    target = Target(client, "numbered", PATIENCE, sequential=False)
+    early = Report(client, "numbered", 3).much(0, texts(0, 5))
+    target.commit_batch("q", 7, [Report(client, "numbered", 7).little(0, texts(5, 9), attempt=1)])
+    target.commit_batch("q", 3, [early])
+    target.commit_batch("q", 7, [Report(client, "numbered", 7).little(0, texts(5, 9))])
+    assert stored(client, "numbered") == texts(5, 9) + texts(0, 5)
+    assert left_behind(client) == []
 
 
 def test_what_killed_tasks_of_a_write_left_behind_goes_a_day_later(client: SyncClient) -> None:

@@ -49,6 +49,7 @@ from railgun.spark.streams.staging import (
 )
 
 ATOMIC: Final = 4 << 20  # bytes that are published by one call
+RECENT: Final = 8  # entries of a journal that are looked at first
 KEPT: Final = 500  # entries of a journal that are kept at least
 Staged = list[tuple[str, int]]
 _SWEPT: Final[set[tuple[str, str, str]]] = set()
@@ -61,10 +62,13 @@ def journal_name(query: str, target: str) -> str:
 
 
 class Target:
-    """The stream that is written to."""
+    """The stream that is written to. `sequential`: no micro-batch begins before the one before is done."""
 
-    def __init__(self, client: SyncClient, stream: str, timeout: float) -> None:
+    def __init__(
+        self, client: SyncClient, stream: str, timeout: float, *, sequential: bool = True
+    ) -> None:
         self.client = client
+        self.sequential = sequential
         self.stream = stream
         self.timeout = timeout
         self.who = f"railgun, stream {stream!r}"
@@ -106,7 +110,7 @@ class Target:
 
     def commit_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
         """Publish a micro-batch, unless that was done."""
-        journal = _Journal(self.client, query, self.stream, self.timeout)
+        journal = _Journal(self, query)
         known = journal.look(batch)
         repeated = known is not None
         if known is None:
@@ -214,7 +218,7 @@ class Target:
 
     def abort_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
         """It came to nothing, for now. What has begun is left for who finishes it."""
-        known = _Journal(self.client, query, self.stream, self.timeout).look(batch)
+        known = _Journal(self, query).look(batch)
         begun = [] if known is None or known.get("done") else known.get("staged") or []
         self.sweep(query, batch, but=[name for name, _ in begun])
 
@@ -223,7 +227,10 @@ class Target:
         form = re.compile(re.escape(staged_prefix(query, self.stream)) + r"([0-9]+)\.[0-9a-f]+")
         for one in self.client.admin("list"):
             found = form.fullmatch(one["name"])
-            if found and int(found[1]) <= batch and one["name"] not in but:
+            if not found or one["name"] in but:
+                continue
+            number = int(found[1])
+            if number == batch or (self.sequential and number < batch):
                 delete(self.client, one["name"])
 
     def sweep_old(self) -> None:
@@ -244,11 +251,12 @@ class _Found:
 class _Journal:
     """What a query has begun, and what of it is done."""
 
-    def __init__(self, client: SyncClient, query: str, target: str, timeout: float) -> None:
-        self._client = client
-        self._name = journal_name(query, target)
-        self._who = f"railgun, stream {target!r}, query {query}"
-        self._timeout = timeout
+    def __init__(self, target: Target, query: str) -> None:
+        self._client = target.client
+        self._name = journal_name(query, target.stream)
+        self._who = f"{target.who}, query {query}"
+        self._timeout = target.timeout
+        self._sequential = target.sequential
 
     def look(self, batch: int) -> dict[str, Any] | None:
         """What is known of a micro-batch; None: it has not begun."""
@@ -258,27 +266,34 @@ class _Journal:
             if error.code == "NO_STREAM":
                 return None
             raise
+        first, end = told["first"], told["end"]
+        at = max(first, end - RECENT) if self._sequential else first
+        found, last = self._read(at, end, batch)
+        if found is None and last >= batch and at > first:
+            found, last = self._read(first, end, batch)
+        if found is None and batch < last and first:
+            raise InDoubtError(
+                f"{self._who}: micro-batch {batch} is to be published, but {last} was already, and what became of "
+                f"{batch} is not known any more. The checkpoint is an old one: begin with a new one"
+            )
+        if end - first > 2 * KEPT:
+            self._client.admin("purge", name=self._name, before=end - KEPT)
+        return found
+
+    def _read(self, at: int, end: int, batch: int) -> tuple[dict[str, Any] | None, int]:
+        """What entries say of a micro-batch, and the last one that they are about."""
         found: dict[str, Any] | None = None
         last = -1
-        at, end = told["first"], told["end"]
         if at < end:
             with self._client.subscribe(self._name, start=at, prefetch=PREFETCH) as reader:
                 while at < end:
                     records = reader.records(self._timeout)
                     at = records.end
-                    for payload in records.payloads():
-                        entry = json.loads(payload)
+                    for entry in map(json.loads, records.payloads()):
                         last = max(last, entry["batch"])
                         if entry["batch"] == batch:
                             found = {**(found or {}), **entry}
-        if found is None and batch < last and told["first"]:
-            raise InDoubtError(
-                f"{self._who}: micro-batch {batch} is to be published, but {last} was already, and what became of "
-                f"{batch} is not known any more. The checkpoint is an old one: begin with a new one"
-            )
-        if end - told["first"] > 2 * KEPT:
-            self._client.admin("purge", name=self._name, before=end - KEPT)
-        return found
+        return found, last
 
     def begin(self, batch: int, since: int, given: Staged | None) -> tuple[dict[str, Any], bool]:
         """Say what the micro-batch is; or what somebody else has said just before."""

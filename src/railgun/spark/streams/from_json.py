@@ -69,7 +69,7 @@ class FromJson(Decoder):
     # ------------------------------------------------------------ parsing
 
     def _parse(self, payloads: list[bytes], of: Any) -> Any:
-        if {one[:1] for one in payloads} != {b"{"} or {one[-1:] for one in payloads} != {b"}"}:
+        if not _enclosed(payloads):
             payloads = [one.strip() for one in payloads]
         try:
             found = _parsed_by_arrow(payloads, self.parsed)
@@ -133,9 +133,8 @@ class FromJson(Decoder):
 
 
 def _parsed_by_arrow(payloads: list[bytes], schema: Any) -> Any:
-    for one in payloads:
-        if one[:1] != b"{" or one[-1:] != b"}":
-            raise ValueError(f"{_start(one)} is no object")
+    if not _enclosed(payloads):
+        raise ValueError("these are no objects")
     data = b"\n".join(payloads)
     if not data.isascii():
         data.decode()  # Arrow would take anything for text
@@ -146,6 +145,11 @@ def _parsed_by_arrow(payloads: list[bytes], schema: Any) -> Any:
             explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
         ),
     )
+
+
+def _enclosed(payloads: list[bytes]) -> bool:
+    """Whether each is within braces."""
+    return {one[:1] for one in payloads} == {b"{"} and {one[-1:] for one in payloads} == {b"}"}
 
 
 def _parsed(wanted: Any) -> Any:

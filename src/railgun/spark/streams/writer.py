@@ -63,7 +63,9 @@ class _Writing:
 
     def target(self, client: SyncClient) -> Target:
         """The stream."""
-        return Target(client, self.options.stream, self.options.timeout)
+        options = self.options
+        one_by_one = options.batch is None  # else by numbers of the user's, in any order
+        return Target(client, options.stream, options.timeout, sequential=one_by_one)
 
     def named(self) -> Any:
         """What the node refuses is told with the stream."""
