@@ -257,6 +257,10 @@ def test_options_are_checked_without_spark() -> None:
     assert Options.of({"path": "orders", "MAXMESSAGES": "5", "owner": "root"}).max_messages == 5
     with pytest.raises(BadOptionError, match="which stream"):
         Options.of({"format": "json"})
+    there = {"stream": "orders", "node": "127.0.0.1:1"}
+    for given in ({"secretFile": "/nowhere"}, {"secret": "00", "certificate": "/nowhere"}):
+        with pytest.raises(BadOptionError, match=r"secretFile or certificate: .*/nowhere"):
+            Options.of({**there, **given}).address()
 
 
 @pytest.mark.parametrize("module", [columns, encode, options, reader, staging])
@@ -273,6 +277,25 @@ def test_spark_and_its_wheel_find_the_source() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert "src/pyspark_railgun.py" in wheel["packages"]
+
+
+def test_a_range_is_read_on_when_the_node_was_away(tmp_path: Path) -> None:
+    with served(tmp_path / "node") as node:
+        with connect_sync(data=node.data) as client:
+            client.ensure("long")
+            for n in range(100):
+                client.publish_many("long", numbers(1_000 * n, 1_000 * n + 1_000))
+        schema = StructType().add("payload", "string")
+        asked = {"stream": "long", "data": str(node.data), "batchRows": "1000", "partitions": "1"}
+        reader = StreamSource(asked).reader(schema)
+        coming = iter(reader.read(reader.partitions()[0]))
+        batches: list[Any] = [next(coming)]
+        node.stop()
+        node.start()
+        batches += coming
+        assert [row for rows in batches for row in rows.column(0).to_pylist()] == numbers(
+            0, 100_000
+        )
 
 
 # ---------------------------------------------------------------- JSON and Arrow
