@@ -96,8 +96,9 @@ def run_batch(
     dead letters, they are in `dead_letters`. `partitions`: into how many parts the keys are divided.
 
     `snapshot_to`: the run happens at once, and ends in a snapshot in this directory (or URL), from which
-    `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no end:
-    keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves, with the snapshot, exactly once.
+    `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no
+    end: keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves,
+    with the snapshot, exactly once.
     """
     prepared = Prepared.of(flow, spark, inputs, partitions, by_value)
     into = prepared.checked_into(into_sinks)

@@ -30,6 +30,7 @@ MODULES = (
     "railgun.spark.task",
     "railgun.worker.process",
     "railgun.snapshots.table",
+    "railgun.spark.streams.source",
 )
 NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",

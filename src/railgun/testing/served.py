@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from railgun.node.server import Server, ServerConfig
@@ -16,8 +16,9 @@ DEADLINE = 10.0
 class Served:
     """A node that can be stopped and started again on its port."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, clock: Callable[[], int] | None = None) -> None:
         self.data = data
+        self.clock = clock
         self.port = 0
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -29,7 +30,7 @@ class Served:
 
         async def main() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-            server = Server(ServerConfig(self.data, port=self.port))
+            server = Server(ServerConfig(self.data, port=self.port), clock=self.clock)
             await server.start()
             self.port = server.port
             started.set()
@@ -49,9 +50,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(data: Path) -> Iterator[Served]:
-    """A node within this."""
-    made = Served(data)
+def served(data: Path, clock: Callable[[], int] | None = None) -> Iterator[Served]:
+    """A node within this; `clock` tells it the time (µs)."""
+    made = Served(data, clock)
     made.start()
     try:
         yield made

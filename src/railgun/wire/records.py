@@ -58,6 +58,8 @@ _FEW: Final = 16  # for fewer, numpy is slower than a loop in C
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ends: TypeAlias = npt.NDArray[np.uint32]
+Column: TypeAlias = tuple[Ends, memoryview]
+"""The ends of all values, and their bytes one after the other."""
 
 
 class BatchError(RailgunError, ValueError):
@@ -394,6 +396,25 @@ class Records:
         if self._columns.headers is None:
             return [b""] * self.count
         return self._all(self._columns.headers, self._columns.headers_at)
+
+    def payload_column(self) -> Column:
+        """All payloads as they lie there: for who makes no object of each."""
+        columns = self._columns
+        return columns.payloads, self._view[columns.payloads_at :]
+
+    def id_column(self) -> Column | None:
+        """All IDs, of no bytes where there is none."""
+        columns = self._columns
+        if columns.ids is None:
+            return None
+        return columns.ids, self._view[columns.ids_at : columns.headers_at]
+
+    def header_column(self) -> Column | None:
+        """All headers, of no bytes where there are none."""
+        columns = self._columns
+        if columns.headers is None:
+            return None
+        return columns.headers, self._view[columns.headers_at : columns.payloads_at]
 
     def _one(self, ends: Ends, start: int, index: int) -> bytes:
         if not 0 <= index < self.count:

@@ -1,0 +1,170 @@
+"""The options of `format("railgun")`: read once, checked at once, and never shown with their secret.
+
+Rules:
+
+1. A value that an option cannot have is refused when Spark plans, not when a task runs.
+2. Spark and its catalogs add options of their own, so that one which nobody here knows is no error; but one that is
+   almost a known one was meant to be it, and is refused.
+3. Relative paths begin where the driver runs, and files are read there: executors are sent what was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from railgun.client.address import DATA, Address
+from railgun.client.errors import StreamsError
+from railgun.spark.streams.errors import BadOptionError, StreamSourceError
+
+KNOWN: Final = (
+    "stream", "path", "node", "secret", "secretFile", "certificate", "data", "timeout", "format", "schema",
+    "start", "end", "missing", "partitions", "maxMessages", "batchRows", "delivery", "query", "batch", "rowsPerMessage",
+)  # fmt: skip
+FORMATS: Final = ("bytes", "json", "arrow")
+Format = Literal["bytes", "json", "arrow"]
+At = int | Literal["start", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for.
+
+    >>> Options.of({"stream": "orders", "partitions": "4"}).partitions
+    4
+    >>> Options.of({"stream": "orders", "fromat": "json"})
+    Traceback (most recent call last):
+    railgun.spark.streams.errors.BadOptionError: railgun, stream 'orders': there is no option 'fromat'; ...
+    """
+
+    stream: str
+    node: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    secret_file: str | None = None
+    certificate: str | None = None
+    data: str = DATA
+    timeout: float = 30.0
+    format: Format = "bytes"
+    schema: str | None = None
+    start: At = "start"
+    end: At = "end"
+    missing: Literal["error", "skip"] = "error"
+    partitions: int | None = None
+    max_messages: int | None = None
+    batch_rows: int = 100_000
+    delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    query: str | None = None
+    batch: int | None = None
+    rows_per_message: int = 10_000
+
+    def __str__(self) -> str:
+        return f"railgun, stream {self.stream!r}"
+
+    @staticmethod
+    def of(given: Mapping[str, str]) -> Options:
+        """As Spark hands them over: texts, by names in any case."""
+        found = _Found({name.lower(): value for name, value in given.items()})
+        return Options(
+            stream=found.stream,
+            node=found.get("node"),
+            secret=found.get("secret"),
+            secret_file=found.get("secretFile"),
+            certificate=found.get("certificate"),
+            data=str(Path(found.get("data") or DATA).absolute()),
+            timeout=found.number("timeout", 30.0),
+            format=cast("Format", found.choice("format", FORMATS)),
+            schema=found.get("schema"),
+            start=found.place("start"),
+            end=found.place("end"),
+            missing=cast("Any", found.choice("missing", ("error", "skip"))),
+            partitions=found.count("partitions"),
+            max_messages=found.count("maxMessages"),
+            batch_rows=found.count("batchRows") or 100_000,
+            delivery=cast("Any", found.choice("delivery", ("exactly-once", "at-least-once"))),
+            query=found.get("query"),
+            batch=found.count("batch", least=0),
+            rows_per_message=found.count("rowsPerMessage") or 10_000,
+        )
+
+    def address(self) -> Address:
+        """Where the node is. To be asked on the driver: the answer can be sent to executors."""
+        try:
+            secret = self.secret
+            if secret is None and self.secret_file is not None:
+                secret = Path(self.secret_file).read_text("ascii").strip()
+            found = Address.find(self.node, secret=secret, data=self.data)
+            if self.certificate is not None:
+                found = replace(found, certificate=Path(self.certificate).read_text("ascii"))
+        except StreamsError as error:
+            raise StreamSourceError(
+                f"{self}: {error}. The options node and secret (or secretFile) say where it is, or data: its directory"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise BadOptionError(f"{self}: secretFile or certificate: {error}") from error
+        return found
+
+
+class _Found:
+    """The options that were given."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self._given = given
+        name = given.get("stream") or given.get("path")
+        if not name:
+            raise BadOptionError(
+                'railgun: which stream? Give the option stream, or load("orders"). Spark 4.3 keeps no options of '
+                "tables: use CREATE TEMPORARY VIEW, or SELECT ... FROM name WITH (stream = 'orders')"
+            )
+        self.stream = name
+        known = {one.lower(): one for one in KNOWN}
+        for one in given:
+            close = difflib.get_close_matches(one, known, 1, 0.8)
+            if one not in known and close and not one.startswith("option."):
+                raise BadOptionError(
+                    f"railgun, stream {name!r}: there is no option {one!r}; is {known[close[0]]!r} meant?"
+                )
+
+    def get(self, name: str) -> str | None:
+        return self._given.get(name.lower()) or None
+
+    def choice(self, name: str, among: tuple[str, ...]) -> str:
+        value = self.get(name) or among[0]
+        if value not in among:
+            raise self._wrong(name, " or ".join(map(repr, among)))
+        return value
+
+    def count(self, name: str, least: int = 1) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or int(value) < least:
+            raise self._wrong(name, f"a number, at least {least}")
+        return int(value)
+
+    def number(self, name: str, otherwise: float) -> float:
+        value = self.get(name)
+        if value is None:
+            return otherwise
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 1e9:
+            raise self._wrong(name, "a number of seconds")
+        return number
+
+    def place(self, name: Literal["start", "end"]) -> At:
+        value = self.get(name) or name
+        if value == "start" or value == "end":
+            return cast("At", value)
+        if not value.isdecimal():
+            raise self._wrong(name, "'start', 'end' or an offset")
+        return int(value)
+
+    def _wrong(self, name: str, right: str) -> BadOptionError:
+        return BadOptionError(
+            f"railgun, stream {self.stream!r}: option {name} is {right}, not {self.get(name)!r}"
+        )
