@@ -97,7 +97,12 @@ def _showing(out: Output) -> Iterator[Any]:
     if out.as_json:
         yield lambda told: out.data(progress=told)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=out.console, transient=True) as progress:
         bar = progress.add_task("starting", total=None)
         yield lambda told: progress.update(
@@ -121,9 +126,7 @@ def _inputs(given: Sequence[str], names: Sequence[str]) -> Named:
         elif colon and how and path:
             found[name] = how, path
         else:
-            raise _usage(
-                f"--input takes FORMAT:PATH, as parquet:history/, or source, not {rest!r}"
-            )
+            raise _usage(f"--input takes FORMAT:PATH, as parquet:history/, or source, not {rest!r}")
     missing = [name for name in names if name not in found]
     if missing:
         raise _usage(
@@ -156,7 +159,9 @@ def _split(told: str, names: Sequence[str], option: str, kind: str = "source") -
             raise _usage(f"{option}: the flow has no {kind} {name!r}, only {', '.join(names)}")
         return name, rest
     if len(names) != 1:
-        raise _usage(f"{option} of which {kind}? {option} NAME={told}; there are {', '.join(names)}")
+        raise _usage(
+            f"{option} of which {kind}? {option} NAME={told}; there are {', '.join(names)}"
+        )
     return names[0], told
 
 
@@ -179,7 +184,9 @@ def _positions(
         name, colon, rest = told.partition(":")
         if not colon or name not in names:
             if len(names) != 1:
-                raise _usage(f"--at of which source? --at NAME:{told}; there are {', '.join(names)}")
+                raise _usage(
+                    f"--at of which source? --at NAME:{told}; there are {', '.join(names)}"
+                )
             name, rest = names[0], told
         parts = found.setdefault(name, {})
         if rest == "start":

@@ -305,7 +305,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-snapshots", action="store_true", help="take none, begin with none")
 
     made = command(
-        "backfill", _backfill, "run a flow over its history, as a batch, and then live from there on"
+        "backfill",
+        _backfill,
+        "run a flow over its history, as a batch, and then live from there on",
     )
     _add_running(made, flow)
     made.add_argument(
