@@ -206,7 +206,7 @@ def _positions(
 
 
 def _only_part(flow: Flow, name: str, told: str) -> Any:
-    parts = getattr(flow.steps[name].options["source"], "names", ())
+    parts: tuple[Any, ...] = getattr(flow.steps[name].options["source"], "names", ())
     if len(parts) != 1:
         raise _usage(f"--at {told}: of which part of source {name!r}? --at {name}:PART={told}")
     return parts[0]
