@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from railgun.connectors.errors import ConnectorError
 from railgun.connectors.parquet import Rows, inferred
 from railgun.flow.operators.operator import DeadLetter
 from railgun.flow.sink import Place, Sink, Writer
+from railgun.snapshots.arrays import ints
 
 BATCH: Final = 10_000  # items that become a batch of a table
 
@@ -76,16 +79,20 @@ class Table:
         """These items as rows."""
         kinds = set(map(type, items))
         if self.plain and not any(map(is_row, items[:1])):
-            return self._of([items], items)
+            return self._of([list(items)], items)
         if kinds == {tuple} and set(map(len, items)) == {len(self.schema)}:
-            return self._of(list(map(list, zip(*items, strict=True))), items)
+            columns = [list(map(itemgetter(at), items)) for at in range(len(self.schema))]
+            return self._of(columns, items)
         return self.rows.encode(items)
 
-    def _of(self, columns: Sequence[Any], items: Sequence[Any]) -> pa.RecordBatch:
-        made = [
-            self.rows.column(field, list(column), items)
-            for field, column in zip(self.schema, columns, strict=True)
-        ]
+    def _of(self, columns: Sequence[list[Any]], items: Sequence[Any]) -> pa.RecordBatch:
+        made = []
+        for field, column in zip(self.schema, columns, strict=True):
+            whole = None
+            if pa.types.is_int64(field.type):
+                with suppress(TypeError, OverflowError):  # not all are whole numbers of 64 bits
+                    whole = ints(column)
+            made.append(self.rows.column(field, column, items) if whole is None else whole)
         return pa.RecordBatch.from_arrays(made, schema=self.schema)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from railgun.batch import order as o
@@ -29,7 +30,10 @@ _NUMBER: Final = struct.Struct("<q")
 _LENGTH: Final = struct.Struct("<I")
 _ROWS: Final = b"r"
 _TABLE: Final = b"t"
-_SAME, _STEPS, _RAW = b"s", b"d", b"w"
+_SAME, _RAW = b"s", b"w"
+_STEPS: Final = ((7, b"1", "<i1"), (15, b"2", "<i2"), (31, b"4", "<i4"))
+_WIDTHS: Final = {code: np.dtype(kind) for _, code, kind in _STEPS}
+_NARROW: Final = (pa.int8(), pa.int16(), pa.int32())
 KEY: Final = "k"
 VALUE: Final = "v"
 
@@ -57,11 +61,31 @@ class Piece:
 def encode_table(table: pa.RecordBatch, paths: o.Paths, times: Times | int, port: int) -> bytes:
     """A piece that is a table: its first column has the keys, the others have the values (see `as_items`)."""
     head = _encode_head(_TABLE, port, table.num_rows, paths, times)
+    table = narrowed(table)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_batch(table)
     body: bytes = sink.getvalue().to_pybytes()
     return head + body
+
+
+def narrowed(table: pa.RecordBatch) -> pa.RecordBatch:
+    """The same numbers in fewer bytes, where they are small: as Python objects they will be what they were.
+
+    >>> narrowed(pa.RecordBatch.from_pydict({"a": [1, 2], "b": [1, 70_000]})).schema.types
+    [DataType(int8), DataType(int32)]
+    """
+    columns = []
+    for column in table.columns:
+        if pa.types.is_int64(column.type):
+            bounds = pc.min_max(column).as_py()
+            low, high = bounds["min"] or 0, bounds["max"] or 0
+            for kind in _NARROW:
+                if -(1 << kind.bit_width - 1) <= low and high < 1 << kind.bit_width - 1:
+                    column = column.cast(kind, safe=False)
+                    break
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, table.schema.names)
 
 
 def decode(data: memoryview) -> Piece:
@@ -102,8 +126,11 @@ def _encode_numbers(numbers: o.Numbers) -> bytes:
     steps = np.diff(numbers)
     if not steps.any():
         return _SAME + first
-    if steps.min() >= -(1 << 31) and steps.max() < 1 << 31 and _no_overflow(numbers):
-        return _STEPS + first + steps.astype("<i4").tobytes()
+    least, most = int(steps.min()), int(steps.max())
+    if _no_overflow(numbers):
+        for bits, code, kind in _STEPS:
+            if -(1 << bits) <= least and most < 1 << bits:
+                return code + first + steps.astype(kind).tobytes()
     return _RAW + numbers.astype("<i8", copy=False).tobytes()
 
 
@@ -119,9 +146,10 @@ def _decode_numbers(data: memoryview, at: int, rows: int) -> tuple[o.Numbers, in
     (first,) = _NUMBER.unpack_from(data, at)
     at += _NUMBER.size
     numbers = np.full(rows, first, dtype=np.int64)
-    if how == _STEPS:
-        steps = np.frombuffer(data, "<i4", rows - 1, at)
-        at += 4 * (rows - 1)
+    if how in _WIDTHS:
+        width = _WIDTHS[how]
+        steps = np.frombuffer(data, width, rows - 1, at)
+        at += width.itemsize * (rows - 1)
         np.cumsum(steps, out=numbers[1:])
         numbers[1:] += first
     return numbers, at

@@ -93,14 +93,15 @@ class _Output:
     table: Table | None
     items: list[Any] = field(default_factory=list)
 
-    def drained(self, least: int) -> Iterator[Any]:
+    def drained(self, least: int) -> list[Any]:
         """Batches of the items; fewer than `least` stay."""
         if len(self.items) < max(1, least):
-            return
+            return []
         items, self.items = self.items, []
-        for at in range(0, len(items), BATCH):
-            some = items[at : at + BATCH]
-            yield some if self.table is None else self.table.encode(some)
+        if self.table is None:
+            return [items]
+        pieces = (items[at : at + BATCH] for at in range(0, len(items), BATCH))
+        return list(map(self.table.encode, pieces))
 
 
 class Task:
