@@ -83,10 +83,17 @@ def _run(
     out.data(backfill={"snapshot": result.snapshot, "where": where, "seconds": round(took, 3)})
     out.line(
         f"done in {brief(took)}: snapshot {result.snapshot} in {where}"
-        + ("" if options.then_live else f"; railgun run {options.flow} goes on from there"),
+        + ("" if options.then_live else f"; {_run_again(options)} goes on from there"),
         "green",
     )
     return DONE
+
+
+def _run_again(options: argparse.Namespace) -> str:
+    given = {"--snapshots": options.snapshots, "--name": options.name, "--master": options.master}
+    return " ".join(
+        ["railgun run", options.flow, *(f"{name} {told}" for name, told in given.items() if told)]
+    )
 
 
 @contextmanager
