@@ -78,13 +78,15 @@ def publish(client: SyncClient, stream: str, messages: int) -> float:
 class Bench:
     """One run."""
 
-    def __init__(self, spark: SparkSession, home: Path, messages: int, rounds: int) -> None:
+    def __init__(
+        self, spark: SparkSession, home: Path, messages: int, rounds: int, report: Report
+    ) -> None:
         self.spark = spark
         self.data = str(home / "node")
         self.home = home
         self.messages = messages
         self.rounds = rounds
-        self.report = Report("datasource")
+        self.report = report
 
     def stream(self, **chosen: str) -> DataFrame:
         reader = self.spark.read.format("railgun").option("data", self.data).options(**chosen)
@@ -140,13 +142,18 @@ class Bench:
         self.report.check("write, stream, exactly once", ours, "messages/s")
         self.report.check("write, Parquet", theirs, "rows/s")
 
-    def run(self) -> None:
+    def read(self) -> None:
+        """Plain messages, beside the same from Parquet."""
         with connect_sync(data=self.data) as client:
             self.report.check("publish", publish(client, "messages", self.messages), "messages/s")
         self.stream().write.parquet(str(self.home / "plain"))
-        self.stream(format="json").write.parquet(str(self.home / "columns"))
         for name, work in (("count", count), ("noop", noop), ("sum", total)):
             self.beside(name, work, self.stream, lambda: self.parquet("plain"))
+
+    def run(self) -> None:
+        """All of it."""
+        self.read()
+        self.stream(format="json").write.parquet(str(self.home / "columns"))
         as_columns = lambda: self.stream(format="json")  # noqa: E731
         self.beside("JSON", noop, as_columns, lambda: self.parquet("columns"))
         self.micro_batches()
@@ -158,14 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     messages, rounds = (200_000, 1) if chosen.quick else (3_000_000, 5)
     assert json.loads(payload(7))["amount"] == 7
     home = Path(tempfile.mkdtemp(prefix="railgun-bench-", dir=Path.cwd()))
+    report = Report("datasource")
     try:
         with (
             _servers.ours(home / "node"),
             opened("railgun bench datasource", "local[2]") as spark,
         ):
-            run = Bench(spark, home, messages, rounds)
-            run.run()
+            Bench(spark, home, messages, rounds, report).run()
     finally:
         with suppress(OSError):
             shutil.rmtree(home)
-    return run.report.finish(chosen)
+    return report.finish(chosen)
