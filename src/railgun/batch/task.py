@@ -178,7 +178,7 @@ class Task:
     def _work_all(self, tables: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         """A later level: rows of the level before, by target and in order."""
         left = list(self.stages)
-        present, merge, reached = -1, Merge(), Reached()
+        present, merge, reached, enough = -1, Merge(), Reached(), ENOUGH
         for row in rows_of(tables):
             if row.target not in self.stages:
                 self._pass(row)
@@ -187,13 +187,14 @@ class Task:
             if row.target != present:
                 if present >= 0:
                     yield from self._end(left, present, merge, reached)
-                present, merge, reached = row.target, Merge(), Reached()
+                present, merge, reached, enough = row.target, Merge(), Reached(), ENOUGH
             if row.blob[:1] == _WORD:
                 for source, time in json.loads(row.blob[1:]).items():
                     reached[source] = max(time, reached.get(source, time))
                 continue
-            if merge.rows >= ENOUGH:
+            if merge.rows >= enough:
                 yield from self._work(present, merge, o.from_bytes(row.first))
+                enough = max(ENOUGH, 2 * merge.rows)  # what is left is looked at again, not too often
             merge.add(decode(memoryview(row.blob)))
         if present >= 0:
             yield from self._end(left, present, merge, reached)
