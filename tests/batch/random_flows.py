@@ -166,6 +166,11 @@ def _keyed(rng: random.Random, stream: Stream[Any], loose: set[str]) -> KeyedStr
         loose.add(bag.step.name)
         return bag
     for _ in range(rng.randint(1, 2)):
+        if rng.random() < 0.2:  # ways that part, and meet again
+            odd, even = keyed.branch(lambda row: row["n"] % 2)
+            before = keyed.step.name in loose
+            keyed = odd.map(lambda row: {**row, "n": row["n"] + 2}).union(even)
+            loose |= {keyed.step.name} if before else set()
         step = rng.choice(["running", "reduce", "last", "windows"])
         if step == "running":
             keyed = keyed.stateful_map(running, initial=list)

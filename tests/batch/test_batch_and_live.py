@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.batch.random_flows import Last, Row, draw, rows
+from tests.batch.random_flows import Last, Row, Windows, draw, rows
 
 from railgun import Collect, DeadLetter, Flow, Items
 from railgun.batch import order, pieces, task
 from railgun.batch.local import run_local
-from railgun.batch.stages import Feed
+from railgun.batch.stages import Feed, timing_of
 from railgun.batch.task import Batch
 from railgun.flow.flow import Stream
 from railgun.flow.plan import DEAD
@@ -134,3 +134,45 @@ def test_what_the_end_brings_comes_last() -> None:
 def test_it_would_be_noticed_if_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     _mutate("end first", monkeypatch)
     assert ends_follow() != ["item"] * 40 + ["end"] * 6
+
+
+def run_one(flow: Flow, tables: list[pa.RecordBatch], ordered: str | None = None) -> Any:
+    """What the one sink of a flow gets, its input s0 being these tables, in a partition each."""
+    feed = Feed(None, ordered, ordered is not None)
+    run = Batch(ship(flow, flow.plan()), 2, 0, {"s0": feed}, {"out": None})
+    return run_local(run, {"s0": [[table] for table in tables]})[0]["out"]
+
+
+def test_records_that_go_different_ways_and_meet_again_stay_in_order() -> None:
+    flow = Flow("diamond")
+    fed: Stream[Any] = flow.source(Items([]), name="s0")
+    odd, even = fed.key_by(lambda row: row["key"]).branch(lambda row: row["n"] % 2)
+    odd.union(even).stateful_map(lambda state, row: ([*state, row["n"]],) * 2, initial=list).sink(
+        Collect(), name="out"
+    )
+    table = pa.RecordBatch.from_pylist([{"key": 0, "n": n} for n in range(6)])
+    assert max(run_one(flow, [table]), key=len) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_column_called_value_is_the_item_whatever_is_in_it() -> None:
+    flow = Flow("value")
+    fed: Stream[Any] = flow.source(Items([]), name="s0")
+    fed.key_by(lambda row: row["k"]).reduce(lambda a, b: {"k": a["k"], "n": a["n"] + b["n"]}).sink(
+        Collect(), name="out"
+    )
+    table = pa.RecordBatch.from_pylist([{"value": {"k": 1, "n": 2}}, {"value": {"k": 1, "n": 3}}])
+    assert run_one(flow, [table])[-1] == {"k": 1, "n": 5}
+
+
+def test_a_part_of_a_flow_has_the_time_of_the_whole() -> None:
+    """One source has an order, the other has none: whether its sink is asked for alone or not, timers wait."""
+    flow = Flow("part")
+    ordered: Stream[Any] = flow.source(Items([]), name="a", time=lambda row: row["time"])
+    other: Stream[Any] = flow.source(Items([]), name="b", time=lambda row: row["time"])
+    windows = ordered.key_by(lambda row: row["key"]).stateful(Windows())
+    windows.sink(Collect(), name="one")
+    windows.union(other.key_by(lambda row: row["key"])).sink(Collect(), name="two")
+    feeds = {"a": Feed(None, "time", True), "b": Feed()}
+    whole, part = flow.plan(), flow.plan().leading_to(["one"])
+    assert timing_of(whole, feeds)["key_by"] is None
+    assert timing_of(part, feeds)["key_by"] == 0  # so that of the whole is told to tasks

@@ -133,6 +133,11 @@ def test_hashes_of_columns_are_those_of_keys() -> None:
 def test_numbers_that_stand_in_the_order_of_values() -> None:
     floats = [float("-inf"), -2.5, -0.0, 0.0, 1e-300, 3.5, float("inf")]
     assert as_order(pa.array(floats)).tolist() == sorted(as_order(pa.array(floats)).tolist())
+    for odd in (float("nan"), -float("nan")):  # whatever its sign, it comes last
+        assert as_order(pa.array([odd, float("inf")])).tolist() == sorted(
+            as_order(pa.array([odd, float("inf")])).tolist(), reverse=True
+        )
+    assert as_order(pa.array([None, float("-inf")])).tolist()[0] == -(1 << 63)
     both = as_order(pa.array([-0.0, 0.0])).tolist()
     assert both[0] == both[1]
     for column in (pa.array([None, -3, 7]), pa.array([None, -3, 7], pa.timestamp("us"))):

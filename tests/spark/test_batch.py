@@ -303,6 +303,23 @@ def test_outputs_are_of_the_very_run_that_is_saved(
     result.unpersist()
 
 
+def test_what_is_used_when_nothing_is_kept_any_more_is_written_nowhere(
+    spark: SparkSession, orders: DataFrame, place: Path
+) -> None:
+    flow = live_flow("again", place)
+    step = flow.steps["total"]
+    flow.add("sink", "Collect", "seen", (step,), step.where, sink=Collect())
+    given = {"orders": Input(orders, positions={})}
+    where = place / "snaps"
+    result = run_batch(flow, spark, given, snapshot_to=str(where), into_sinks=["out"])
+    files = sorted(where.rglob("*.parquet"))
+    result.unpersist()
+    assert result["seen"].count() == 1000
+    assert len(lines(place / "out")) == 1000
+    assert sorted(where.rglob("*.parquet")) == files
+    assert not list((place / "out").rglob("*-sealed*"))
+
+
 def test_a_source_read_by_itself_goes_on_where_it_was(spark: SparkSession, place: Path) -> None:
     growing = place / "live" / "a.jsonl"
     growing.write_text('{"who": "ada", "amount": 5}\n{"who": "ada", "amo')

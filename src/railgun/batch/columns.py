@@ -24,6 +24,7 @@ from railgun.core.hashing import STR, Hashes, hash_buffer, hash_ints, hash_keys
 
 VALUE: Final = "value"
 _ROWS: Final = 1 << 16
+_NULL: Final = -(1 << 63)  # where nulls stand in an order: first
 
 
 def as_list(column: pa.Array) -> list[Any]:
@@ -124,11 +125,12 @@ def as_order(column: pa.Array) -> Any:
         numbers = column.view(pa.int32()).cast(pa.int64())
     elif pa.types.is_floating(kind):
         # As whole numbers the bits of floats are in order; those of negative ones the other way round.
-        floats = pc.fill_null(column.cast(pa.float64()), float("-inf")).to_numpy(
-            zero_copy_only=False
-        )
-        bits = (floats + 0.0).view(np.int64)
-        return bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))
+        floats = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0
+        floats[np.isnan(floats)] = np.nan  # of which there are several; all come last
+        bits = floats.view(np.int64)
+        bits = bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))
+        bits[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return bits
     else:
         return None
-    return pc.fill_null(numbers, -(1 << 63) + 1).to_numpy(zero_copy_only=False)
+    return pc.fill_null(numbers, _NULL).to_numpy(zero_copy_only=False)

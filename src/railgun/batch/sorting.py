@@ -17,6 +17,8 @@ from railgun.wire.rows import RowBatch, Times, pick
 PER_PIECE: Final = 512  # rows at least, so that a piece is worth its head
 FEWEST: Final = 32_768
 MOST: Final = 262_144  # rows that wait to be sorted out
+BYTES: Final = 64 << 20  # of tables that do
+LONGEST: Final = 4_096  # rows of a piece: who merges many holds one of each task
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,15 @@ class Sorter:
         self.target = target
         self.parts = parts
         self.rows = 0
-        self.enough = min(MOST, max(FEWEST, PER_PIECE * parts))
+        self._size = 0
+        self._enough = min(MOST, max(FEWEST, PER_PIECE * parts))
         self._pieces: dict[int, list[tuple[Piece, Hashes]]] = {}
         self._tables: dict[int, list[_Table]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether so much has come that it should be flushed."""
+        return self.rows >= self._enough or self._size >= BYTES
 
     def add(self, paths: o.Paths, batch: RowBatch) -> None:
         """Records with their places."""
@@ -61,6 +69,7 @@ class Sorter:
         """Records that are a table, keys first."""
         self._tables.setdefault(port, []).append(_Table(table, paths, times, hashes))
         self.rows += table.num_rows
+        self._size += table.nbytes
 
     def flush(self) -> list[Row]:
         """All that has come, as pieces."""
@@ -69,7 +78,7 @@ class Sorter:
             rows += self._flush_pieces(pieces)
         for port, tables in self._tables.items():
             rows += self._flush_tables(tables, port)
-        self._pieces, self._tables, self.rows = {}, {}, 0
+        self._pieces, self._tables, self.rows, self._size = {}, {}, 0, 0
         return rows
 
     def _flush_pieces(self, pieces: list[tuple[Piece, Hashes]]) -> list[Row]:
@@ -126,7 +135,9 @@ class Sorter:
         starts = [0, *edges.tolist()]
         ends = [*edges.tolist(), len(order)]
         return order, [
-            (int(sorted_parts[start]), start, end) for start, end in zip(starts, ends, strict=True)
+            (int(sorted_parts[start]), at, min(at + LONGEST, end))
+            for start, end in zip(starts, ends, strict=True)
+            for at in range(start, end, LONGEST)
         ]
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from railgun.batch import order as o
-from railgun.batch.columns import as_items, as_order, column_of, hashes_of
+from railgun.batch.columns import VALUE, as_items, as_order, column_of, hashes_of
 from railgun.batch.errors import BatchError
 from railgun.batch.pieces import KEY, Released
 from railgun.batch.sorting import Sorter
@@ -45,7 +45,8 @@ from railgun.wire.rows import RowBatch, Times
 PAUSE: Final = 0.005
 Reached = dict[str, int]
 """How far time has come in each source, by its name; sources without records are not in it."""
-_ROW_BITS: Final = 33  # of a place in an input; what is above them is the partition
+_ROW_BITS: Final = 33  # of a place in an input; what is above them is the partition,
+_SOURCE_BITS: Final = 55  # and above that the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Save:
     snapshot: int
     generation: int
 
+    @property
+    def done(self) -> bool:
+        """Whether it is there."""
+        return SnapshotStore(self.url, self.flow).has(self.snapshot)
+
 
 @dataclass(slots=True)
 class Surroundings:
@@ -79,6 +85,7 @@ class Surroundings:
     sorters: Mapping[int, Sorter]
     """By stage; there are none for stages nobody needs."""
     feeds: Mapping[str, Feed]
+    timing: Mapping[str, int | None]
     save: Save | None = None
     told: list[dict[str, Any]] = field(default_factory=list)
     """What is to be said to whoever runs the batch: files of state, tokens of sinks."""
@@ -144,6 +151,8 @@ class BatchStage:
         frontier = min(reached.values(), default=MIN)
         for at, operator in enumerate(self.operators.keyed):
             self._phase = 2 * at
+            if isinstance(operator, StatefulSteps):
+                operator.context.frontier = max(operator.context.frontier, frontier)
             if ends:
                 operator.fire_left()
                 self.flush()
@@ -198,12 +207,10 @@ class KeyedStage(BatchStage):
     def __init__(self, around: Surroundings, stage: Stage) -> None:
         super().__init__(around, stage)
         steps = [op for op in self.operators.keyed if isinstance(op, StatefulSteps)]
-        sources = _sources_of(around.plan, stage)
-        clocks = [step.options["clock"] for step in sources]
-        in_order = all(around.feeds[step.name].ordered for step in sources)
-        timed = all(clock.time is not None for clock in clocks)
-        self._timely: list[StatefulSteps] = steps if in_order and timed else []
-        self._lateness = max((clock.lateness for clock in clocks), default=0)
+        lateness = around.timing[stage.ports[0].name]
+        self._timely: list[StatefulSteps] = [] if lateness is None else steps
+        self._lateness = lateness or 0
+        self._singly = bool(self._timely) or _reunites(stage)
         self._reached: dict[Any, int] = {}  # the latest time of each key's records, if it counts
 
     def process(self, records: Released) -> None:
@@ -234,17 +241,17 @@ class KeyedStage(BatchStage):
     def _rounds(self, records: Released) -> Iterator[NDArray[np.intp] | None]:
         """The records so that those of one key come in order; each round is of one port (None: all there are).
 
-        Where timers may fire between two records of a key, a round has one record of a key at most; where records of
-        several ports come together, those of a key until it changes its port.
+        Where timers may fire between two records of a key, or ways part and come together again, a round has one
+        record of a key at most; where records of several ports come together, those of a key until it changes its port.
         """
         ports = records.ports
-        if not self._timely and isinstance(ports, int):
+        if not self._singly and isinstance(ports, int):
             yield None
             return
         places: dict[Any, tuple[int, int]] = {}  # key: its last round, and the port of it
         rounds: dict[tuple[int, int], list[int]] = {}
         each = [ports] * len(records) if isinstance(ports, int) else ports.tolist()
-        single = bool(self._timely)
+        single = self._singly
         for row, (key, port) in enumerate(zip(records.keys, each, strict=True)):
             at, before = places.get(key, (-1, -1))
             if single or port != before:
@@ -265,6 +272,7 @@ class KeyedStage(BatchStage):
             for operator in self._timely:
                 if operator.timers.earliest(key) <= at:
                     self._moment = row
+                    operator.context.frontier = at
                     operator.advance_keys([key], at)
                     self.flush()
         self._moment = None
@@ -273,6 +281,30 @@ class KeyedStage(BatchStage):
 def _no_hashes(records: Released) -> NDArray[np.uint64]:
     """Nobody asks for the hashes of what is at its place."""
     return np.zeros(len(records), dtype=np.uint64)
+
+
+def timing_of(plan: Plan, feeds: Mapping[str, Feed]) -> dict[str, int | None]:
+    """For each port of a stage: the lateness allowed, if time goes by as records come there; None: if not."""
+    found: dict[str, int | None] = {}
+    for stage in plan.stages:
+        sources = _sources_of(plan, stage)
+        clocks = [step.options["clock"] for step in sources]
+        timely = all(feeds[step.name].ordered for step in sources)
+        timely = timely and all(clock.time is not None for clock in clocks)
+        lateness = max((clock.lateness for clock in clocks), default=0)
+        found |= {port.name: lateness if timely else None for port in stage.ports}
+    return found
+
+
+def _reunites(stage: Stage) -> bool:
+    """Whether records that came in by one port may go different ways in the stage, and meet again."""
+    reach: dict[str, set[str]] = {port.name: {port.name} for port in stage.ports}
+    for step in stage.steps:
+        ways = [reach[before.name] for before in step.inputs if before.name in reach]
+        if sum(map(len, ways)) > len(set().union(*ways)):
+            return True
+        reach[step.name] = set().union(*ways)
+    return False
 
 
 def _sources_of(plan: Plan, stage: Stage) -> list[Any]:
@@ -300,7 +332,8 @@ class SourceStage(BatchStage):
         assert reading is not None
         self.reading = reading
         self.feed = around.feeds[reading.step]
-        self._row = around.partition << _ROW_BITS
+        # Partitions of two sources may have one number.
+        self._row = (stage.index << _SOURCE_BITS) + (around.partition << _ROW_BITS)
         self._latest = MIN
         self._direct = self._ways()
 
@@ -406,6 +439,8 @@ class SourceStage(BatchStage):
 
     def _process_table(self, table: pa.RecordBatch, outlets: Sequence[KeyBy]) -> bool:
         """Key whole columns; False if it has to be done item by item."""
+        if table.schema.names == [VALUE]:
+            return False  # an item that is no dictionary of columns
         times: Times | int = self.around.now
         timing = column_of(self.reading.clock.time)
         if timing is not None:
@@ -424,10 +459,8 @@ class SourceStage(BatchStage):
                 hashes = hashes_of(table.column(key))
             except (KeyTypeError, ValueError):
                 return False
-            names = table.schema.names if value is None else ["value"]
+            names = table.schema.names if value is None else [VALUE]
             columns = table.columns if value is None else [table.column(value)]
-            if value is None and names == ["value"]:
-                return False  # an item that is no dictionary
             whole = pa.RecordBatch.from_arrays([table.column(key), *columns], [KEY, *names])
             keyed.append((outlet, whole, hashes))
         self._note(times)

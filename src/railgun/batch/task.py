@@ -12,7 +12,8 @@ import gc
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from railgun.batch.stages import (
     Save,
     SourceStage,
     Surroundings,
+    timing_of,
 )
 from railgun.flow.plan import Plan
 from railgun.wire.pickling import adopt_classes
@@ -45,6 +47,7 @@ WIRE: Final = pa.schema(
 TOLD: Final = -1
 """The target of words for whoever runs the batch; sinks have the numbers below."""
 ENOUGH: Final = 20_000  # records that are worked on at once
+SELDOM: Final = 100_000  # objects made before Python looks for garbage among them
 _END: Final = b"\xff" * 8  # stands behind all places
 _WORD: Final = b"e"
 _BYTES: Final = 16 << 20  # of rows that are yielded together
@@ -60,6 +63,8 @@ class Batch:
     feeds: Mapping[str, Feed]
     sinks: Mapping[str, pa.Schema | None]
     """The sinks whose items are wanted, and their columns; None: the items themselves, pickled."""
+    timing: Mapping[str, int | None] | None = None
+    """By port, as `timing_of` says of the whole plan, if this is a part of it."""
     ends: bool = True
     save: Save | None = None
     own: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -110,6 +115,9 @@ class Task:
     def __init__(
         self, batch: Batch, stages: Sequence[int], partition: int, only: str | None = None
     ) -> None:
+        if batch.save is not None and batch.save.done:
+            # Somebody uses a table of a run that is over, and nothing is kept of it: that saves and writes nothing.
+            batch = replace(batch, save=None, own_sinks=False)
         self.batch = batch
         self.partition = partition
         self.only = only
@@ -128,8 +136,9 @@ class Task:
         self.plan = plan
         targets = {after for index in stages for after in plan.stages[index].after}
         self.sorters = {target: Sorter(target, batch.parts) for target in sorted(targets)}
+        timing = timing_of(plan, batch.feeds) if batch.timing is None else batch.timing
         self.around = Surroundings(
-            plan, partition, batch.now, self.sorters, batch.feeds, batch.save
+            plan, partition, batch.now, self.sorters, batch.feeds, timing, batch.save
         )
         self.stages = {index: self._stage(index) for index in stages}
         self._rows: list[Row] = []
@@ -144,14 +153,11 @@ class Task:
 
     def run(self, tables: Iterable[Any]) -> Iterator[Any]:
         """From the rows of the task's partition to those for the next level, or to the tables of a sink."""
-        tidy = _Tidy()
+        feeds = any(isinstance(stage, SourceStage) for stage in self.stages.values())
         try:
-            feeds = any(isinstance(stage, SourceStage) for stage in self.stages.values())
-            for made in (self._feed if feeds else self._work_all)(tables):
-                tidy.up()
-                yield made
+            with _seldom_tidied():
+                yield from (self._feed if feeds else self._work_all)(tables)
         finally:
-            tidy.end()
             self.close()
 
     def _feed(self, tables: Iterable[Any]) -> Iterator[Any]:
@@ -194,7 +200,9 @@ class Task:
                 continue
             if merge.rows >= enough:
                 yield from self._work(present, merge, o.from_bytes(row.first))
-                enough = max(ENOUGH, 2 * merge.rows)  # what is left is looked at again, not too often
+                enough = max(
+                    ENOUGH, 2 * merge.rows
+                )  # what is left is looked at again, not too often
             merge.add(decode(memoryview(row.blob)))
         if present >= 0:
             yield from self._end(left, present, merge, reached)
@@ -245,7 +253,7 @@ class Task:
 
     def _drained(self, everything: bool = False) -> Iterator[Any]:
         for sorter in self.sorters.values():
-            if sorter.rows and (everything or sorter.rows >= sorter.enough):
+            if sorter.rows and (everything or sorter.full):
                 rows = sorter.flush()
                 self._rows += rows
                 self._size += sum(len(row.blob) for row in rows)
@@ -272,27 +280,15 @@ class Task:
                         yield from_blob(row.blob)
 
 
-class _Tidy:
-    """Looks for garbage between records only, among what came since it last looked.
-
-    Records come and go by the thousand. Python would look through them again and again, which takes as long as
-    all else.
-    """
-
-    def __init__(self) -> None:
-        self._enabled = gc.isenabled()
-        self._count = 0
-        gc.disable()
-
-    def up(self) -> None:
-        """A moment to look."""
-        self._count += 1
-        gc.collect(0 if self._count % 50 else 1)
-
-    def end(self) -> None:
-        """As before."""
-        if self._enabled:
-            gc.enable()
+@contextmanager
+def _seldom_tidied() -> Iterator[None]:
+    """Records come and go by the thousand. Python would look through them for garbage again and again."""
+    before = gc.get_threshold()
+    gc.set_threshold(SELDOM, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _take(output: _Output | None, items: Sequence[Any]) -> None:

@@ -224,7 +224,7 @@ class SnapshotStore:
     def begun(self, snapshot: int, full: bool, why: str) -> None:
         """A snapshot is about to be taken; to be called before workers hear of it. Its id is used up."""
         self._must_hold()
-        if self.disk.exists(self._at(_attempt_path(snapshot))) or self._has_manifest(snapshot):
+        if self.disk.exists(self._at(_attempt_path(snapshot))) or self.has(snapshot):
             raise SnapshotError(
                 f"snapshot {snapshot} of {self.flow!r} has been begun before; ids are used once"
             )
@@ -272,7 +272,7 @@ class SnapshotStore:
     def failed(self, snapshot: int, why: str) -> None:
         """A snapshot has not come about. If not even this can be written, it is kept in mind."""
         self._must_hold()
-        if self._has_manifest(snapshot):
+        if self.has(snapshot):
             raise SnapshotError(
                 f"snapshot {snapshot} of {self.flow!r} is committed, and cannot fail"
             )
@@ -485,7 +485,8 @@ class SnapshotStore:
                 "which may work here now. This one must end."
             )
 
-    def _has_manifest(self, snapshot: int) -> bool:
+    def has(self, snapshot: int) -> bool:
+        """Whether a snapshot of this number is committed."""
         return self.disk.exists(self._at(_manifest_path(snapshot)))
 
     def _named(self, manifest: Manifest) -> str:

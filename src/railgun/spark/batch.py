@@ -27,13 +27,14 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from railgun.batch.columns import VALUE
 from railgun.batch.errors import BatchError
 from railgun.batch.local import run_local
 from railgun.batch.outputs import LETTERS, infer
+from railgun.batch.stages import PAUSE, timing_of
 from railgun.batch.task import TOLD, Batch, Task, from_blob
 from railgun.connectors.collect import Collect
 from railgun.connectors.parquet import Parquet
@@ -98,7 +99,7 @@ def run_batch(
     `snapshot_to`: the run happens at once, and ends in a snapshot in this directory (or URL), from which
     `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no
     end: keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves,
-    with the snapshot, exactly once.
+    with the snapshot, exactly once if they know how to.
     """
     prepared = Prepared.of(flow, spark, inputs, partitions, by_value)
     into = prepared.checked_into(into_sinks)
@@ -215,6 +216,8 @@ class Prepared:
                 known[sink] = LETTERS
             elif isinstance(own, Parquet) and own.schema is not None:
                 known[sink] = own.schema
+            if sink in known:
+                known[sink] = _for_spark(sink, known[sink])
         unknown = [sink for sink in self.sinks if sink not in known and sink not in without]
         if unknown:
             known |= self._inferred(unknown)
@@ -251,6 +254,8 @@ class Prepared:
                     if read is None:
                         break
                     items += read
+                    if not read:
+                        time.sleep(PAUSE)
             finally:
                 reader.close()
         return [items] if items else []
@@ -264,7 +269,8 @@ class Prepared:
             if stage.is_source and self.inputs[stage.ports[0].name].own
         }
         shipped = ship(self.flow, plan, self.by_value)
-        return Batch(shipped, self.partitions, self.now, feeds, dict(sinks), own=own)
+        timing = timing_of(self.plan, feeds)
+        return Batch(shipped, self.partitions, self.now, feeds, dict(sinks), timing, own=own)
 
     def output(self, sink: str, schema: pa.Schema) -> DataFrame:
         """What one sink gets."""
@@ -371,6 +377,23 @@ def _partition() -> int:
 
 
 # ---------------------------------------------------------------- schemas
+
+
+def _for_spark(sink: str, schema: pa.Schema) -> pa.Schema:
+    """The schema with times as Spark has them; refuses types that it has not."""
+    fields = []
+    for field in schema:
+        if pa.types.is_timestamp(field.type):
+            field = field.with_type(pa.timestamp("us", field.type.tz))
+        try:
+            from_arrow_type(field.type)
+        except Exception as error:
+            raise BatchError(
+                f"sink {sink!r}: Spark has no type for column {field.name!r}, which is {field.type}: say another, "
+                f"schemas={{{sink!r}: 'name string, total long'}}"
+            ) from error
+        fields.append(field)
+    return pa.schema(fields)
 
 
 def _arrow(sink: str, schema: Schema, zone: str) -> pa.Schema:

@@ -14,11 +14,13 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import PySparkException
 
@@ -204,9 +206,10 @@ def _check_positions(flow: Flow, name: str, given: Input) -> None:
             'has nothing of; or give "source" as its input, and it is read itself'
         )
     if isinstance(source, Directory):
-        own = source.path.as_uri().replace("file://", "file:") + "/"
-        read = [file.replace("file://", "file:") for file in given.frame.inputFiles()]
-        names = [file.removeprefix(own) for file in read if file.startswith(own)]
+        own = os.path.realpath(source.path)
+        read = [unquote(urlsplit(file).path) for file in given.frame.inputFiles()]
+        read = [os.path.relpath(os.path.realpath(file), own) for file in read]
+        names = [file for file in read if not file.startswith("..")]
         left = [file for file in names if file not in given.positions]
         if left:
             raise BatchError(

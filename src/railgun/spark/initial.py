@@ -129,7 +129,13 @@ def _write(
         if make is not None:
             rows = _made(step, make, keys, names, rows)
         for one, state in zip(keys, rows, strict=True):
-            if one in found:
+            try:
+                twice = one in found
+            except TypeError as error:
+                raise BatchError(
+                    f"the initial state of step {step!r}: {shorten(one)} of {listed(key)} cannot be a key: {error}"
+                ) from error
+            if twice:
                 raise BatchError(
                     f"the initial state of step {step!r} has two rows of key {shorten(one)}"
                 )
@@ -143,12 +149,16 @@ def _write(
 
 
 def _keys(columns: Sequence[pa.Array]) -> list[Any]:
-    if len(columns) > 1:
-        return list(zip(*map(as_list, columns), strict=True))
-    keys = as_list(columns[0])
-    if pa.types.is_struct(columns[0].type):
-        keys = [None if key is None else tuple(key.values()) for key in keys]
-    return keys
+    found = [as_list(column) for column in columns]
+    for at, column in enumerate(columns):
+        if pa.types.is_struct(column.type):
+            found[at] = list(map(_as_key, found[at]))
+    return found[0] if len(found) == 1 else list(zip(*found, strict=True))
+
+
+def _as_key(struct: Any) -> Any:
+    """A struct as a key: its fields, in order."""
+    return tuple(map(_as_key, struct.values())) if isinstance(struct, dict) else struct
 
 
 def _states(names: Sequence[str], columns: Sequence[pa.Array]) -> list[Any]:

@@ -104,6 +104,11 @@ def check(flow: Flow, source: Step, given: Input) -> None:
     if len(fields) < len(df.columns):
         twice = next(name for name in fields if df.columns.count(name) > 1)
         raise BatchError(f"the input of source {source.name!r} has two columns {twice!r}")
+    if given.order and len({name.lower() for name in fields}) < len(fields):
+        raise BatchError(
+            f"the input of source {source.name!r} has columns that differ in nothing but case, which Spark takes for "
+            f"the same when it is to order by them: it has {listed(fields)}"
+        )
 
     def column(name: str, step: str, what: str) -> DataType:
         if name not in fields:
