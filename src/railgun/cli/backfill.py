@@ -112,6 +112,9 @@ def _showing(out: Output) -> Iterator[Any]:
     if out.as_json:
         yield lambda told: out.data(progress=told)
         return
+    if not out.console.is_interactive:  # where a bar that is gone leaves an empty line
+        yield lambda told: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
