@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.test_cli import Terminal
 
+from railgun import DONE
 from railgun.cli.errors import NO_FLOW, USAGE
 
 ONE = """
@@ -182,8 +183,43 @@ def test_a_source_that_is_read_itself_has_its_own_order_and_positions(terminal: 
     own = "is read itself: it has its own order and positions, without --order-by and --at"
     for words in (("--at", "start"), ("--at", "a.jsonl=done"), ("--order-by", "day")):
         assert refused(terminal, "one", "--input", "source", *words) == f"source 'orders' {own}"
-    words = ("--at", "old:start", "--at", "new:7")
-    assert refused(terminal, "two", *BOTH, *words) == f"source 'new' {own}"
+    both = (*BOTH, "--at", "old:start", "--at", "new:7")
+    assert refused(terminal, "two", *both) == f"source 'new' {own}"
+
+
+@pytest.mark.parametrize(
+    ("flow", "words", "wanted"),
+    [
+        ("one", ["start"], {"orders": {}}),
+        ("one", ["orders:start"], {"orders": {}}),
+        ("one", ["a.jsonl=done", "b/c.jsonl=120"], {"orders": {"a.jsonl": DONE, "b/c.jsonl": 120}}),
+        ("one", ["orders:a=b:c.jsonl=done"], {"orders": {"a=b:c.jsonl": DONE}}),
+        ("stream", ["7"], {"orders": {"orders": 7}}),
+        ("stream", ["orders=7"], {"orders": {"orders": 7}}),
+        ("stream", ["orders:7"], {"orders": {"orders": 7}}),
+        ("stream", ["orders:orders=7"], {"orders": {"orders": 7}}),
+        ("streams", ["orders=7", "returns=done"], {"orders": {"orders": 7, "returns": DONE}}),
+        ("pattern", ["orders.eu=7"], {"orders": {"orders.eu": 7}}),
+    ],
+)
+def test_positions_as_they_are_typed(
+    terminal: Terminal, flow: str, words: list[str], wanted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def ran(options: Any, out: Any, loaded: Any, *rest: Any) -> int:
+        taken.append(rest)
+        return 0
+
+    monkeypatch.setattr("railgun.cli.backfill._run", ran)
+    at = [word for told in words for word in ("--at", told)]
+    more = ("--order-by", "day", "--output", "json:totals")
+    assert terminal.type("backfill", f"b_{flow}.py", *PARQUET, *at, *more) == 0, terminal.err
+    [(inputs, order, positions, outputs)] = taken
+    assert inputs == {"orders": ("parquet", "history")}
+    assert order == {"orders": "day"}
+    assert positions == wanted
+    assert outputs == {"out": ("json", "totals")}
 
 
 # ---------------------------------------------------------------- --output and others
