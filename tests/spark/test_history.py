@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import random
 import re
 import signal
@@ -22,7 +23,8 @@ import railgun
 from railgun.cli.loading import Loaded, load
 from railgun.cli.main import main
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.spark.session import QUICK, SparkSession
+from railgun.spark.archive import archive_options
+from railgun.spark.session import QUICK, SparkSession, find_java
 from railgun.testing.served import Served, served
 from railgun.testing.standalone import Standalone, standalone
 from railgun.testing.subprocesses import SubprocessLauncher
@@ -158,7 +160,7 @@ def history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Standalone]:
-    with standalone(workers=2, cores=2, memory="1g") as started:
+    with standalone(workers=1, cores=4, memory="1g") as started:
         yield started
     assert not [pid for pid in started.processes if is_alive(pid)]
 
@@ -176,7 +178,8 @@ def test_the_example_runs_over_its_history_and_goes_on_live(
 ) -> None:
     (tmp_path / "orders").mkdir()
     out = tmp_path / "revenue"
-    running = ["--every", "0.5", "--set", f"spark.driver.extraJavaOptions={QUICK}"]
+    java = " ".join([QUICK, *archive_options(find_java(os.environ), os.environ)])
+    running = ["--every", "0.5", "--set", f"spark.driver.extraJavaOptions={java}"]
     on = "local Spark"
     if where == "cluster":
         on = request.getfixturevalue("cluster").url
