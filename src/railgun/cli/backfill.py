@@ -8,12 +8,14 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.loading import Loaded, load
 from railgun.cli.output import Output, brief
 from railgun.cli.run import DIRECTORY, run_flow, settings_of
+from railgun.connectors.streams import Streams
 from railgun.controller.registry import Registry
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD
@@ -37,6 +39,11 @@ def backfill(options: argparse.Namespace, out: Output, registry: Registry) -> in
     inputs = _inputs(options.input, names)
     order = _by_source(options.order_by, names, "--order-by")
     positions = _positions(flow, options.at, names, [n for n, (how, _) in inputs.items() if how])
+    for name, (how, _) in inputs.items():
+        if not how and (name in order or name in positions):
+            raise _usage(
+                f"source {name!r} is read itself: it has its own order and positions, without --order-by and --at"
+            )
     outputs = _outputs(options.output, flow)
     code = _run(options, out, loaded, inputs, order, positions, outputs)
     if code != DONE or not options.then_live:
@@ -62,8 +69,9 @@ def _run(
     where = options.snapshots or DIRECTORY
     # As many tasks at once as there are cores: these do not wait, as workers do.
     master = options.master or f"local[{os.cpu_count() or 1}]"
+    conf = settings_of(options.set)
     out.line(f"{flow.name}: its history, on {options.master or 'local Spark'}")
-    with opened(f"{flow.name} backfill", master, conf=settings_of(options.set)) as spark:
+    with opened(f"{flow.name} backfill", master, conf=conf) as spark:
         given = {
             name: _input(spark, name, how, path, order, positions)
             for name, (how, path) in inputs.items()
@@ -103,6 +111,9 @@ def _showing(out: Output) -> Iterator[Any]:
 
     if out.as_json:
         yield lambda told: out.data(progress=told)
+        return
+    if not out.console.is_interactive:  # where a bar that is gone leaves an empty line
+        yield lambda told: None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -199,8 +210,12 @@ def _positions(
         if rest == "start":
             continue
         part, equals, position = rest.rpartition("=")
-        if not equals:
+        if equals:
+            _check_part(flow, name, part)
+        else:
             part = _only_part(flow, name, rest)
+        if part in parts:
+            raise _usage(f"--at: part {part!r} of source {name!r} is given twice")
         parts[part] = _position(flow, name, part, position)
     for name in tables:
         if name not in found:
@@ -212,9 +227,16 @@ def _positions(
     return found
 
 
+def _check_part(flow: Flow, name: str, part: str) -> None:
+    """Refuse a stream that is not read: the one that was meant would be read from its start."""
+    source = flow.steps[name].options["source"]
+    if isinstance(source, Streams) and not any(fnmatchcase(part, one) for one in source.names):
+        raise _usage(f"--at: source {name!r} has no part {part!r}, only {', '.join(source.names)}")
+
+
 def _only_part(flow: Flow, name: str, told: str) -> Any:
-    parts: tuple[Any, ...] = getattr(flow.steps[name].options["source"], "names", ())
-    if len(parts) != 1:
+    parts: tuple[str, ...] = getattr(flow.steps[name].options["source"], "names", ())
+    if len(parts) != 1 or any(letter in parts[0] for letter in "*?["):
         raise _usage(f"--at {told}: of which part of source {name!r}? --at {name}:PART={told}")
     return parts[0]
 
@@ -246,10 +268,6 @@ def _input(
     from railgun.spark.inputs import OWN, Input
 
     if not how:
-        if name in order or name in positions:
-            raise _usage(
-                f"source {name!r} is read itself: it has its own order and positions, without --order-by and --at"
-            )
         return Input(OWN)
     return Input(_table(spark, name, how, path), order.get(name), positions=positions[name])
 

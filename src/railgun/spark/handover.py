@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +28,7 @@ from pyspark.errors import PySparkException
 from railgun.batch.errors import BatchError
 from railgun.batch.stages import Save
 from railgun.connectors.directory import Directory
+from railgun.connectors.streams import Streams
 from railgun.controller.saved import absolute
 from railgun.controller.storekeeper import sinks_of, steps_of
 from railgun.core.frontier import MIN
@@ -205,6 +207,13 @@ def _check_positions(flow: Flow, name: str, given: Input) -> None:
             f"Input(df, positions={_example(source)}); positions={{}} if it begins at its start, which the DataFrame "
             'has nothing of; or give "source" as its input, and it is read itself'
         )
+    if isinstance(source, Streams):
+        for part in given.positions:
+            if not any(fnmatchcase(str(part), one) for one in source.names):
+                raise BatchError(
+                    f"positions of source {name!r} name {part!r}, which it does not read: it reads "
+                    f"{', '.join(map(repr, source.names))}"
+                )
     if isinstance(source, Directory):
         own = os.path.realpath(source.path)
         read = [unquote(urlsplit(file).path) for file in given.frame.inputFiles()]
