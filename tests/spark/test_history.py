@@ -177,7 +177,7 @@ def test_the_example_runs_over_its_history_and_goes_on_live(
     where: str, shell: Shell, history: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "orders").mkdir()
-    out = tmp_path / "revenue"
+    out = tmp_path / "spent"
     java = " ".join([QUICK, *archive_options(find_java(os.environ), os.environ)])
     running = ["--every", "0.5", "--set", f"spark.driver.extraJavaOptions={java}"]
     on = "local Spark"
