@@ -19,6 +19,7 @@ from railgun.connectors.streams import Streams
 from railgun.controller.registry import Registry
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD
+from railgun.flow.source import is_empty
 
 if TYPE_CHECKING:
     from railgun.spark.batch import BatchResult
@@ -219,6 +220,9 @@ def _positions(
         parts[part] = _position(flow, name, part, position)
     for name in tables:
         if name not in found:
+            if is_empty(flow.steps[name].options["source"]):
+                found[name] = {}
+                continue
             raise _usage(
                 f"where does source {name!r} go on, live, after its table? --at {name}:PART=POSITION (of a stream: its "
                 f"name and an offset; of a file: its name and done), or --at {name}:start if none of what it has is "

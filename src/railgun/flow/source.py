@@ -36,6 +36,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from railgun.core.errors import RailgunError
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -74,3 +76,14 @@ class Source(ABC, Generic[T_co]):
         Its readers come to an end. What came after can be read by this source, from their last positions on.
         """
         raise NotImplementedError(f"{type(self).__name__} does not know what is there now")
+
+
+def is_empty(source: Source[Any]) -> bool:
+    """Whether a source has nothing yet, for certain: then nobody has to say where it begins."""
+    try:
+        now = source.as_of_now()
+        parts = list(now.partitions())
+    except (NotImplementedError, RailgunError):
+        return False
+    ends = getattr(now, "ends", None) or getattr(now, "sizes", None)
+    return not parts or (ends is not None and not any(ends.values()))

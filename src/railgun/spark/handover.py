@@ -36,6 +36,7 @@ from railgun.core.hashing import hash_keys
 from railgun.flow.flow import Flow
 from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
+from railgun.flow.source import is_empty
 from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
 from railgun.spark.failure import of_task
@@ -201,14 +202,14 @@ def _check_positions(flow: Flow, name: str, given: Input) -> None:
     if given.own:
         return
     source = flow.steps[name].options["source"]
-    if given.positions is None:
+    if given.positions is None and not is_empty(source):
         raise BatchError(
             f"source {name!r} does not know where it goes on when the flow goes on live: say it with the input, as "
             f"Input(df, positions={_example(source)}); positions={{}} if it begins at its start, which the DataFrame "
             'has nothing of; or give "source" as its input, and it is read itself'
         )
     if isinstance(source, Streams):
-        for part in given.positions:
+        for part in given.positions or ():
             if not any(fnmatchcase(str(part), one) for one in source.names):
                 raise BatchError(
                     f"positions of source {name!r} name {part!r}, which it does not read: it reads "
@@ -219,7 +220,7 @@ def _check_positions(flow: Flow, name: str, given: Input) -> None:
         read = [unquote(urlsplit(file).path) for file in given.frame.inputFiles()]
         read = [os.path.relpath(os.path.realpath(file), own) for file in read]
         names = [file for file in read if not file.startswith("..")]
-        left = [file for file in names if file not in given.positions]
+        left = [file for file in names if file not in (given.positions or {})]
         if left:
             raise BatchError(
                 f"the input of source {name!r} reads {left[0]!r} of the very directory that the source reads, and "
