@@ -7,8 +7,9 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from railgun.batch.pieces import one_batch
 from railgun.batch.sorting import Row
-from railgun.batch.task import TOLD, Batch, Task, as_table, from_blob, plan_of, rows_of
+from railgun.batch.task import TOLD, Batch, Task, as_table, plan_of, rows_of
 
 
 def run_local(
@@ -21,11 +22,9 @@ def run_local(
     plan = plan_of(batch.plan)
     levels = plan.levels
     rows: list[Row] = []
-    for stage in plan.stages:
-        if stage.is_source:
-            for partition, tables in enumerate(inputs[stage.ports[0].name]):
-                task = Task(batch, [stage.index], partition)
-                rows += rows_of(task.run(tables))
+    for name, stage in plan.sources.items():
+        for partition, tables in enumerate(inputs[name]):
+            rows += rows_of(Task(batch, [stage.index], partition).run(tables))
     for level in range(1, max(levels) + 1):
         mine = [index for index, at in enumerate(levels) if at == level]
         after: list[Row] = []
@@ -40,5 +39,5 @@ def run_local(
         if schema is None:
             found[sink] = [item for blob in blobs for item in pickle.loads(blob)]
         else:
-            found[sink] = [from_blob(blob) for blob in blobs]
+            found[sink] = list(map(one_batch, blobs))
     return found, [json.loads(row.blob) for row in rows if row.target == TOLD]

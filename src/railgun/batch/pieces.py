@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from railgun.batch import order as o
 from railgun.batch.columns import as_items, as_list
+from railgun.client.payloads import to_arrow
 from railgun.wire.columns import decode_column, encode_column
-from railgun.wire.rows import Times
+from railgun.wire.rows import Times, joined_times
 
 _HEAD: Final = struct.Struct("<cHIBB")  # kind, port, rows, columns of paths, whether times differ
 _NUMBER: Final = struct.Struct("<q")
@@ -35,7 +36,6 @@ _STEPS: Final = ((7, b"1", "<i1"), (15, b"2", "<i2"), (31, b"4", "<i4"))
 _WIDTHS: Final = {code: np.dtype(kind) for _, code, kind in _STEPS}
 _NARROW: Final = (pa.int8(), pa.int16(), pa.int32())
 KEY: Final = "k"
-VALUE: Final = "v"
 
 
 @dataclass(slots=True)
@@ -62,11 +62,7 @@ def encode_table(table: pa.RecordBatch, paths: o.Paths, times: Times | int, port
     """A piece that is a table: its first column has the keys, the others have the values (see `as_items`)."""
     head = _encode_head(_TABLE, port, table.num_rows, paths, times)
     table = narrowed(table)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_batch(table)
-    body: bytes = sink.getvalue().to_pybytes()
-    return head + body
+    return head + to_arrow(table)
 
 
 def narrowed(table: pa.RecordBatch) -> pa.RecordBatch:
@@ -88,6 +84,12 @@ def narrowed(table: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, table.schema.names)
 
 
+def one_batch(data: bytes | memoryview) -> pa.RecordBatch:
+    """The record batch that `to_arrow` has made these bytes of."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_next_batch()
+
+
 def decode(data: memoryview) -> Piece:
     """A piece again."""
     kind, port, rows, columns, differ = _HEAD.unpack_from(data)
@@ -103,8 +105,7 @@ def decode(data: memoryview) -> Piece:
         (times,) = _NUMBER.unpack_from(data, at)
         at += _NUMBER.size
     if kind == _TABLE:
-        with pa.ipc.open_stream(pa.py_buffer(data[at:])) as reader:
-            table = reader.read_next_batch()
+        table = one_batch(data[at:])
         values = as_items(table.schema.names[1:], table.columns[1:], rows)
         return Piece(tuple(paths), as_list(table.column(0)), values, times, port)
     (length,) = _LENGTH.unpack_from(data, at)
@@ -225,12 +226,7 @@ class Released:
             return Released(one.paths, one.keys, one.values, one.times, one.port)
         keys = list(chain.from_iterable(piece.keys for piece in pieces))
         values = list(chain.from_iterable(piece.values for piece in pieces))
-        times: Times | int = one.times
-        if not all(isinstance(p.times, int) and p.times == times for p in pieces):
-            each = [
-                np.full(len(p), p.times) if isinstance(p.times, int) else p.times for p in pieces
-            ]
-            times = np.concatenate(each)
+        times = joined_times([(piece.times, len(piece)) for piece in pieces])
         ports: NDArray[np.int32] | int = one.port
         if any(piece.port != ports for piece in pieces):
             sizes = [len(piece) for piece in pieces]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from railgun.batch import order as o
 from railgun.batch.pieces import Piece, Released, encode_table
 from railgun.core.hashing import Hashes
-from railgun.wire.rows import RowBatch, Times, pick
+from railgun.wire.rows import RowBatch, Times, joined_times, pick
 
 PER_PIECE: Final = 512  # rows at least, so that a piece is worth its head
 FEWEST: Final = 32_768
@@ -101,13 +101,7 @@ class Sorter:
     def _flush_tables(self, tables: list[_Table], port: int) -> list[Row]:
         merged = pa.Table.from_batches([one.table for one in tables]).combine_chunks()
         whole = merged.to_batches()[0]
-        times: Any = tables[0].times
-        if not all(isinstance(t.times, int) and t.times == times for t in tables):
-            each = [
-                np.full(t.table.num_rows, t.times) if isinstance(t.times, int) else t.times
-                for t in tables
-            ]
-            times = np.concatenate(each)
+        times = joined_times([(one.times, one.table.num_rows) for one in tables])
         paths = o.joined([one.paths for one in tables])
         order, ends = self._split(paths, np.concatenate([one.hashes for one in tables]))
         whole = whole.take(pa.array(order))

@@ -112,7 +112,6 @@ class BatchStage:
         self._paths: o.Paths = ()  # of the records being worked on
         self._moment: int | None = None  # the row of them before which timers fire
         self._phase = 0  # of the end
-        self._records = 0
 
     def _letter(self, letter: DeadLetter) -> None:
         assert self._dead is not None
@@ -433,9 +432,8 @@ class SourceStage(BatchStage):
         return made
 
     def _note(self, times: Times | int) -> None:
-        if self.reading.clock.time is not None or isinstance(times, int):
-            latest = times if isinstance(times, int) else int(times.max())
-            self._latest = max(self._latest, latest - self.reading.clock.lateness)
+        latest = times if isinstance(times, int) else int(times.max())
+        self._latest = max(self._latest, latest - self.reading.clock.lateness)
 
     def _process_table(self, table: pa.RecordBatch, outlets: Sequence[KeyBy]) -> bool:
         """Key whole columns; False if it has to be done item by item."""

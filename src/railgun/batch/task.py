@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from railgun.batch import order as o
 from railgun.batch.outputs import BATCH, Captured, Table
-from railgun.batch.pieces import Merge, decode
+from railgun.batch.pieces import Merge, decode, one_batch
 from railgun.batch.sorting import Row, Sorter
 from railgun.batch.stages import (
     BatchStage,
@@ -33,8 +33,9 @@ from railgun.batch.stages import (
     Surroundings,
     timing_of,
 )
+from railgun.client.payloads import to_arrow
 from railgun.flow.plan import Plan
-from railgun.wire.pickling import adopt_classes
+from railgun.wire.pickling import adopt_classes, dumps
 
 WIRE: Final = pa.schema(
     [
@@ -129,7 +130,7 @@ class Task:
         }
         captured = {
             name: Captured(partial(_take, self.outputs.get(name)))
-            for name in _sinks(plan)
+            for name in plan.sinks
             if name in batch.sinks or not batch.own_sinks
         }
         plan = plan.with_sinks(captured)
@@ -200,9 +201,8 @@ class Task:
                 continue
             if merge.rows >= enough:
                 yield from self._work(present, merge, o.from_bytes(row.first))
-                enough = max(
-                    ENOUGH, 2 * merge.rows
-                )  # what is left is looked at again, not too often
+                # What is left is looked at again, not too often.
+                enough = max(ENOUGH, 2 * merge.rows)
             merge.add(decode(memoryview(row.blob)))
         if present >= 0:
             yield from self._end(left, present, merge, reached)
@@ -236,13 +236,9 @@ class Task:
                 self._rows += [Row(part, after, _END, word) for part in range(self.batch.parts)]
 
     def _pass(self, row: Row) -> None:
-        if self.only is not None:
-            if row.target == self.batch.target(self.only):
-                self._rows.append(row)
-                self._size += len(row.blob)
-            return
-        self._rows.append(row)
-        self._size += len(row.blob)
+        if self.only is None or row.target == self.batch.target(self.only):
+            self._rows.append(row)
+            self._size += len(row.blob)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -262,7 +258,7 @@ class Task:
                 if self.only is not None:
                     yield made
                     continue
-                blob = _as_blob(made)
+                blob = to_arrow(made) if isinstance(made, pa.RecordBatch) else dumps(made)
                 target = self.batch.target(output.sink)
                 self._rows.append(Row(self.partition % self.batch.parts, target, b"", blob))
                 self._size += len(blob)
@@ -277,7 +273,7 @@ class Task:
                 target = self.batch.target(self.only)
                 for row in rows:
                     if row.target == target:
-                        yield from_blob(row.blob)
+                        yield one_batch(row.blob)
 
 
 @contextmanager
@@ -296,13 +292,6 @@ def _take(output: _Output | None, items: Sequence[Any]) -> None:
         output.items += items
 
 
-def _sinks(plan: Plan) -> list[str]:
-    from railgun.flow.plan import DEAD
-
-    steps = [step.name for stage in plan.stages for step in stage.steps if step.kind == "sink"]
-    return [*dict.fromkeys(steps), *([] if plan.dead_letters is None else [DEAD])]
-
-
 def as_table(rows: Sequence[Row]) -> pa.RecordBatch:
     """Rows as they travel."""
     columns = [
@@ -318,21 +307,3 @@ def rows_of(tables: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Such rows again."""
     for table in tables:
         yield from map(Row, *(column.to_pylist() for column in table.columns))
-
-
-def _as_blob(made: Any) -> bytes:
-    if not isinstance(made, pa.RecordBatch):
-        from railgun.wire.pickling import dumps
-
-        return dumps(made)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, made.schema) as writer:
-        writer.write_batch(made)
-    blob: bytes = sink.getvalue().to_pybytes()
-    return blob
-
-
-def from_blob(blob: bytes) -> pa.RecordBatch:
-    """A batch of a sink's table again."""
-    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
-        return reader.read_next_batch()

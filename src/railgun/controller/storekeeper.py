@@ -22,8 +22,8 @@ from railgun.controller.saved import NoSnapshotsError, absolute, find_store, tol
 from railgun.core import orders as o
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
-from railgun.flow.plan import DEAD, Plan
-from railgun.flow.sink import Sink, TwoPhaseSink
+from railgun.flow.plan import Plan
+from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError
 from railgun.snapshots.fit import fit
@@ -222,7 +222,7 @@ class Storekeeper:
 
     def _publish(self, finished: Manifest) -> str:
         """Whoever was to publish the output of the end may have died before: nobody else will. What is wrong, if so."""
-        sinks = sinks_of(self.plan)
+        sinks = self.plan.sinks
         try:
             for part in finished.sinks:
                 sink = sinks.get(part.step)
@@ -422,13 +422,6 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
                 version = 1 + len(step.options.get("upgrades", ()))
                 found[step.name] = StepInfo(step.name, step.kind, version)
     return tuple(found.values())
-
-
-def sinks_of(plan: Plan) -> dict[str, Sink[Any]]:
-    """The sinks of a flow, by their steps."""
-    steps = (step for stage in plan.stages for step in stage.steps)
-    sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
-    return sinks if plan.dead_letters is None else {**sinks, DEAD: plan.dead_letters}
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")

@@ -73,6 +73,18 @@ class Plan:
         """Whether some step may set timers."""
         return any(step.kind == "stateful" for stage in self.stages for step in stage.steps)
 
+    @property
+    def sources(self) -> dict[str, Stage]:
+        """The stages that read, by the names of their sources."""
+        return {stage.ports[0].name: stage for stage in self.stages if stage.is_source}
+
+    @property
+    def sinks(self) -> dict[str, Sink[Any]]:
+        """The sinks, by their steps; that for dead letters is the last, as `DEAD`."""
+        steps = (step for stage in self.stages for step in stage.steps)
+        sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
+        return sinks if self.dead_letters is None else {**sinks, DEAD: self.dead_letters}
+
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
         """The same plan, reading from other sources."""
 

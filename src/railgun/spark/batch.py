@@ -34,8 +34,9 @@ from railgun.batch.columns import VALUE
 from railgun.batch.errors import BatchError
 from railgun.batch.local import run_local
 from railgun.batch.outputs import LETTERS, infer
+from railgun.batch.pieces import one_batch
 from railgun.batch.stages import PAUSE, timing_of
-from railgun.batch.task import TOLD, Batch, Task, from_blob
+from railgun.batch.task import TOLD, Batch, Task
 from railgun.connectors.collect import Collect
 from railgun.connectors.parquet import Parquet
 from railgun.flow.flow import Flow
@@ -50,6 +51,7 @@ from railgun.spark.inputs import (
     in_order,
     input_of,
     listed,
+    partition,
     partitions_for,
 )
 
@@ -138,7 +140,7 @@ class Prepared:
             raise BatchError(f"run_batch needs a Flow, not {flow!r}")
         plan = flow.plan()
         given = {name: input_of(name, one) for name, one in inputs.items()}
-        sources = [stage.ports[0].name for stage in plan.stages if stage.is_source]
+        sources = list(plan.sources)
         for name in given:
             if name not in sources:
                 raise BatchError(
@@ -227,11 +229,7 @@ class Prepared:
         """What the first rows lead to."""
         plan = self.plan.leading_to(sinks)
         batch = self.batch(plan, dict.fromkeys(sinks))
-        rows: dict[str, Sequence[Sequence[Any]]] = {}
-        for stage in plan.stages:
-            if stage.is_source:
-                name = stage.ports[0].name
-                rows[name] = [self._sample(name)]
+        rows = {name: [self._sample(name)] for name in plan.sources}
         found, _ = run_local(replace(batch, parts=1, own={}), rows)
         for sink in sinks:
             if not found[sink]:
@@ -244,7 +242,7 @@ class Prepared:
     def _sample(self, name: str) -> list[Any]:
         if not self.inputs[name].own:
             return list(self.inputs[name].frame.limit(SAMPLE).toArrow().to_batches())
-        source = self.plan.stages[self.plan.stage_of[name]].ports[0].options["source"]
+        source = self.plan.sources[name].ports[0].options["source"]
         items: list[Any] = []
         for part in source.partitions():
             reader = source.open(part, None)
@@ -264,9 +262,9 @@ class Prepared:
         """What tasks are told."""
         feeds = {name: feed_of(one) for name, one in self.inputs.items()}
         own = {
-            stage.ports[0].name: list(stage.ports[0].options["source"].partitions())
-            for stage in plan.stages
-            if stage.is_source and self.inputs[stage.ports[0].name].own
+            name: list(stage.ports[0].options["source"].partitions())
+            for name, stage in plan.sources.items()
+            if self.inputs[name].own
         }
         shipped = ship(self.flow, plan, self.by_value)
         timing = timing_of(self.plan, feeds)
@@ -285,12 +283,10 @@ class Prepared:
         levels = plan.levels
         last = max(levels)
         begun = []
-        for stage in plan.stages:
-            if stage.is_source:
-                df = self._begun(stage.ports[0].name, batch)
-                final = last == 0
-                run = partial(_feed_task, batch, stage.index, only if final else None)
-                begun.append(df.mapInArrow(run, schema if final else WIRE))
+        for name, stage in plan.sources.items():
+            final = last == 0
+            run = partial(_feed_task, batch, stage.index, only if final else None)
+            begun.append(self._begun(name, batch).mapInArrow(run, schema if final else WIRE))
         df = reduce(DataFrame.unionAll, begun)
         for level in range(1, last + 1):
             mine = [index for index, at in enumerate(levels) if at == level]
@@ -353,27 +349,19 @@ class Prepared:
 def _feed_task(
     batch: Batch, stage: int, only: str | None, tables: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    yield from Task(batch, [stage], _partition(), only).run(tables)
+    yield from Task(batch, [stage], partition(), only).run(tables)
 
 
 def _work_task(
     batch: Batch, stages: Sequence[int], only: str | None, tables: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    yield from Task(batch, stages, _partition(), only).run(tables)
+    yield from Task(batch, stages, partition(), only).run(tables)
 
 
 def _tables(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         for blob in batch.column(0).to_pylist():
-            yield from_blob(blob)
-
-
-def _partition() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return context.partitionId()
+            yield one_batch(blob)
 
 
 # ---------------------------------------------------------------- schemas

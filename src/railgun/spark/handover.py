@@ -30,7 +30,7 @@ from railgun.batch.stages import Save
 from railgun.connectors.directory import Directory
 from railgun.connectors.streams import Streams
 from railgun.controller.saved import absolute
-from railgun.controller.storekeeper import sinks_of, steps_of
+from railgun.controller.storekeeper import steps_of
 from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
 from railgun.flow.flow import Flow
@@ -147,7 +147,7 @@ class HandOver:
 
     def _clear_sinks(self) -> None:
         """Throw away what earlier attempts have left in the sinks."""
-        for name, sink in sinks_of(self.plan).items():
+        for name, sink in self.plan.sinks.items():
             if name in self.into and isinstance(sink, TwoPhaseSink):
                 sink.recover(self.plan.flow, name, self.save.generation, [])
 
@@ -163,7 +163,7 @@ class HandOver:
             if given.positions
         ]
         tokens = self.made.commit(self.plan, told, positions)
-        sinks = sinks_of(self.plan)
+        sinks = self.plan.sinks
         for token in tokens:
             sink = sinks[token.step]
             assert isinstance(sink, TwoPhaseSink)
@@ -174,7 +174,7 @@ class HandOver:
             (None, True, reached) if isinstance(at, Done) else (at, False, reached)
             for at in positions.values()
         ]
-        stage = self.plan.stages[self.plan.stage_of[name]].name
+        stage = self.plan.sources[name].name
         return write_state(self.made.store, self.save, stage, name, 1, 0, list(positions), states)
 
 

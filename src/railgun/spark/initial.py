@@ -24,7 +24,7 @@ from railgun.flow.operators.operator import shorten
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.spark.handover import making, told_by_tasks, write_state
-from railgun.spark.inputs import listed, named, partitions_for
+from railgun.spark.inputs import listed, named, partition, partitions_for
 
 KEY: Final = "key"
 STATE: Final = "state"
@@ -117,10 +117,6 @@ def _write(
     make: Callable[[dict[str, Any]], Any] | None,
     tables: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
     found: dict[Any, Any] = {}
     for table in tables:
         names = [name for name in table.schema.names if name not in key]
@@ -143,7 +139,7 @@ def _write(
     if not found:
         return
     store = SnapshotStore(save.url, save.flow)
-    where = stage, step, version, context.partitionId()
+    where = stage, step, version, partition()
     part = write_state(store, save, *where, list(found), list(found.values()))
     yield pa.RecordBatch.from_pylist([{"told": json.dumps({"part": asdict(part)})}])
 

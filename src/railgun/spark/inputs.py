@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -212,6 +213,13 @@ def partitions_for(spark: SparkSession, inputs: Sequence[DataFrame]) -> int:
     if size >= _UNKNOWN:
         return 4 * cores
     return max(2 * cores, min(MOST_PARTS, size // BYTES))
+
+
+def partition() -> int:
+    """The number of the partition this task works on."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
 
 
 def listed(names: Iterable[str]) -> str:

@@ -124,6 +124,16 @@ class RowBatch:
         return RowBatch(values, times, keys, hashes, port)
 
 
+def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:
+    """The times of batches one after the other, each with the number of its rows; one number, if all share it."""
+    first = several[0][0]
+    if all(isinstance(times, int) and times == first for times, _ in several):
+        return first
+    return np.concatenate(
+        [np.full(rows, times) if isinstance(times, int) else times for times, rows in several]
+    )
+
+
 def pick(values: Sequence[Any], rows: list[int]) -> list[Any]:
     """The values of some rows."""
     if len(rows) > 1:

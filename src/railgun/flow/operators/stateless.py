@@ -10,7 +10,7 @@ import numpy as np
 
 from railgun.core.hashing import key_hash
 from railgun.flow.operators.operator import Operator, Setting, without
-from railgun.wire.rows import RowBatch
+from railgun.wire.rows import RowBatch, joined_times
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once
 
@@ -231,14 +231,8 @@ def joined(batches: Sequence[RowBatch]) -> RowBatch:
     values = [value for batch in batches for value in batch.values]
     origins = [batch.origin for batch in batches if batch.origin is not None]
     origin = np.concatenate(origins) if len(origins) == len(batches) else None
-    first = batches[0].times
-    if all(isinstance(batch.times, int) and batch.times == first for batch in batches):
-        return RowBatch(values, first, origin=origin)
-    times = [
-        np.full(len(batch), batch.times) if isinstance(batch.times, int) else batch.times
-        for batch in batches
-    ]
-    return RowBatch(values, np.concatenate(times), origin=origin)
+    times = joined_times([(batch.times, len(batch)) for batch in batches])
+    return RowBatch(values, times, origin=origin)
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
