@@ -1,4 +1,4 @@
-"""Frames between a client and a node: a command, and bytes that go with it.
+"""Frames between a program outside and a node, worker or sink: a command, and bytes that go with it.
 
 A frame, little endian::
 
@@ -6,7 +6,7 @@ A frame, little endian::
     4  u32  channel  of a subscription; 0: of none
     8  u32  kind     which command it is (`KINDS`)
     12 u32  length   of the command
-    16      the command, as protobuf (`proto/streams.proto`)
+    16      the command, as protobuf (`proto/*.proto`)
             the blob: record batches, or nothing
 
 Rules:
@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from google.protobuf.message import DecodeError, Message
 
 from railgun.core.errors import RailgunError
+from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 
 VERSION: Final = 1
@@ -41,6 +42,7 @@ KINDS: Final[dict[int, Any]] = {
     20: p.Subscribe, 21: p.Subscribed, 22: p.Grant, 23: p.Deliver, 24: p.Ack, 25: p.Nack, 26: p.InProgress,
     27: p.Acked, 28: p.Unsubscribe, 29: p.Unsubscribed, 30: p.Missed, 31: p.Lost, 32: p.Recalled,
     40: p.Admin, 41: p.Done,
+    50: c.Welcome, 51: c.Refused, 52: c.Notify, 53: c.NotifyAck, 54: c.Messages, 55: c.Ack, 56: c.Eos, 57: c.Restart,
 }  # fmt: skip
 """The number of each command in a frame."""
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
