@@ -153,7 +153,7 @@ class Explorer:
                     seen.add(following)
                     todo.append(following)
                     if shortest:
-                        parents[following] = (state, self._told(step))
+                        parents[following] = (state, self.told(step))
         result.states = len(seen)
         if result.violation is not None and not shortest:
             again = self.run(shortest=True, accept=accept)
@@ -299,7 +299,7 @@ class Explorer:
             self.tails.append(tail)
         return found
 
-    def _told(self, step: tuple[int, Any, int]) -> Step:
+    def told(self, step: tuple[int, Any, int]) -> Step:
         index, event, sender = step
         if isinstance(event, str):
             return Step(index, event)
@@ -314,7 +314,7 @@ class Explorer:
         violation: Violation,
         accept: Callable[[Violation, list[Step]], bool] | None,
     ) -> bool:
-        story = [] if last is None else [self._told(last)]
+        story = [] if last is None else [self.told(last)]
         before = parents.get(state)
         while before is not None:
             story.append(before[1])

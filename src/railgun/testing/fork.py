@@ -9,6 +9,7 @@ made with (`CONSTANT`) are shared and left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -56,7 +57,9 @@ def _constants(kind: Any) -> tuple[str, ...]:
 @cache
 def _is_shared(kind: Any) -> bool:
     """Whether objects of this class never change."""
-    if kind in _ATOMS or issubclass(kind, np.ndarray | np.generic | frozenset | Rows | Placement):
+    if kind in _ATOMS or issubclass(
+        kind, np.ndarray | np.generic | frozenset | Rows | Placement | Enum
+    ):
         return True
     if hasattr(kind, "__dataclass_params__") and kind.__dataclass_params__.frozen:
         return True
@@ -146,6 +149,8 @@ def _teller(kind: Any) -> Callable[[Any], Any]:
         return lambda state: state.tobytes()
     if kind is Rows:
         return lambda state: state.items
+    if issubclass(kind, Enum):
+        return lambda state: state.name
     if kind is Placement:
         return lambda state: (state.workers, state.slots, state.keys)
     if hasattr(kind, "__dataclass_fields__"):
