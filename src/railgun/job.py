@@ -31,6 +31,7 @@ from dataclasses import replace
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from railgun.client.registry import Entry, Registry
 from railgun.controller.controller import (
     Controller,
     Event,
@@ -40,7 +41,6 @@ from railgun.controller.controller import (
 )
 from railgun.controller.inquiries import NoAnswerError, NoKeyError, NoStepError, state_of
 from railgun.controller.launcher import Launcher
-from railgun.controller.registry import Entry, Registry
 from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
@@ -116,6 +116,11 @@ def run(
     if sum(given is not None for given in (master, spark, launcher)) > 1:
         raise JobError("a job runs on a master, on a session or by a launcher: give one of them")
     plan = flow.plan()
+    if plan.pushed and snapshots is None:
+        source = next(iter(plan.pushed.values()))
+        raise JobError(
+            f"{source} acknowledges what is in a snapshot, so there have to be some: snapshots=..."
+        )
     shipped = ship(flow, plan, by_value)
     if http and not isinstance(registry, Registry):
         registry = Registry(registry)

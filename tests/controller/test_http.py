@@ -16,9 +16,9 @@ from tests.controller import flows
 from tests.controller.flows import counting, eventually, more, running, started
 
 from railgun import Job
+from railgun.client.registry import Registry
 from railgun.controller.controller import ListenError
 from railgun.controller.metrics import STATES, Totals, prometheus
-from railgun.controller.registry import Registry
 
 
 class Http:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.controller.flows import counting, running, started
 
-from railgun.controller.registry import Entry, JobRunsError, Registry, RegistryError, birth_of
+from railgun.client.registry import Entry, JobRunsError, Registry, RegistryError, birth_of
 
 
 @pytest.fixture

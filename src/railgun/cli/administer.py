@@ -12,7 +12,7 @@ from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
-from railgun.controller.registry import Registry
+from railgun.client.registry import Registry
 from railgun.node.settings import DEAD
 
 

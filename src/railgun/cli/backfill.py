@@ -15,8 +15,8 @@ from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.loading import Loaded, load
 from railgun.cli.output import Output, brief
 from railgun.cli.run import DIRECTORY, run_flow, settings_of
+from railgun.client.registry import Registry
 from railgun.connectors.streams import Streams
-from railgun.controller.registry import Registry
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD
 from railgun.flow.source import is_empty

@@ -1,7 +1,7 @@
 """railgun: start flows and nodes, and talk to those that run.
 
 Commands on running jobs need nothing of Spark, and do not load it: they read where the job is from its file
-(`controller.registry`) and talk to its HTTP API. Nor does anything load a node or its client but what needs them.
+(`client.registry`) and talk to its HTTP API. Nor does anything load a node or its client but what needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from railgun.cli.errors import (
     CommandError,
 )
 from railgun.cli.output import Output
-from railgun.controller.registry import JobRunsError, Registry
+from railgun.client.registry import JobRunsError, Registry
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
+from railgun.client.registry import Registry
 from railgun.controller.controller import Event
-from railgun.controller.registry import Registry
 from railgun.controller.storekeeper import EVERY, KEEP, Snapshots
 from railgun.job import FlowFailedError, Job, run
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.controller.registry import Registry
+from railgun.client.registry import Registry
 from railgun.core.errors import RailgunError
 from railgun.node.persistent import Persistent
 from railgun.node.server import HTTP_PORT, Server, ServerConfig

@@ -10,7 +10,7 @@ from railgun.cli import view
 from railgun.cli.client import Client, find
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output, told
-from railgun.controller.registry import Registry
+from railgun.client.registry import Registry
 
 
 def take(options: argparse.Namespace, out: Output, registry: Registry) -> int:

@@ -15,7 +15,7 @@ from railgun.cli import view
 from railgun.cli.client import find
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.controller.registry import Registry
+from railgun.client.registry import Registry
 
 if TYPE_CHECKING:
     from railgun.controller.saved import Row, SavedState

@@ -25,8 +25,8 @@ from railgun.cli.output import Output
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
 from railgun.client.message import Message
+from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
-from railgun.controller.registry import Registry
 from railgun.node.settings import DEAD, StreamSettings
 
 PATIENCE: Final = 3.0  # seconds until there is no node

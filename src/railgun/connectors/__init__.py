@@ -8,10 +8,13 @@ from railgun.connectors.generate import Generate
 from railgun.connectors.items import Items
 from railgun.connectors.parquet import Parquet
 from railgun.connectors.printing import Print
+from railgun.connectors.pushed import ConnectorMessage, Connectors
 
 __all__ = [
     "Collect",
     "ConnectorError",
+    "ConnectorMessage",
+    "Connectors",
     "Directory",
     "Files",
     "Generate",

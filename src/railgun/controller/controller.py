@@ -102,6 +102,8 @@ class Seen:
     heard: float = field(default_factory=time.monotonic)
     given_up: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
+    doors: dict[str, o.Address] = field(default_factory=dict)
+    """Where it listens for connectors, by step."""
 
 
 class Controller:
@@ -138,9 +140,9 @@ class Controller:
             generation=generation,
         )
         self.totals = Totals()
-        self.inquiries = Inquiries(plan, self.lifecycle, self._inquire)
+        self.inquiries = Inquiries(plan, self.lifecycle, self._say)
         self._seen: dict[tuple[Worker, int], Seen] = {}
-        self._ledger = Ledger(self.lifecycle, storekeeper)
+        self._ledger = Ledger(self.lifecycle, storekeeper, plan)
         self._move = nothing_moved()  # of the present rescale, or of the last
         self._moved_since = 0.0
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
@@ -390,12 +392,13 @@ class Controller:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this
             self._loop.call_soon_threadsafe(lambda: self._obey(then()))
 
-    def _inquire(self, worker: Worker, question: control.Look) -> bool:
+    def _say(self, worker: Worker, message: control.Order) -> bool:
+        """Send something to a worker, if it is there."""
         member = self.lifecycle.members.get(worker)
         seen = None if member is None else self._seen.get((worker, member.incarnation))
         if seen is None or seen.connection is None:
             return False
-        seen.connection.send(Messages.encode(question))
+        seen.connection.send(Messages.encode(message))
         return True
 
     def _launch(self, worker: Worker, incarnation: int) -> None:
@@ -427,6 +430,8 @@ class Controller:
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
         seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
+        if isinstance(order, o.EndSources):
+            self._elsewhere(worker)
         for message in self._ledger.sent(worker, order):
             if seen is not None and seen.connection is not None:
                 seen.connection.send(Messages.encode(message))
@@ -494,8 +499,14 @@ class Controller:
 
     def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
         match message:
-            case control.Loaded(error):
+            case control.Loaded(error, doors):
+                seen.doors = dict(doors)
                 self._loaded(worker, seen, error)
+            case control.Asked() | control.Relinquished():
+                self._fed(worker, seen, message)
+            case control.Hastened(generation):
+                if generation == self.lifecycle.generation:
+                    self._hasten()
             case control.Beat(generation, metrics):
                 if generation == self.lifecycle.generation:
                     seen.metrics = metrics
@@ -509,6 +520,57 @@ class Controller:
                 if isinstance(report, o.Report) and isinstance(report.report, m.Completed):
                     self._moved(seen, self.plan.stages[report.stage].name)
                 self._obey(self.lifecycle.reported(worker, report, _now()))
+
+    def _fed(
+        self, worker: Worker, seen: Seen, report: control.Asked | control.Relinquished
+    ) -> None:
+        """A worker asks for a stream of connectors, or gives one back."""
+        owner = (worker, seen.spec.incarnation)
+        answers, hasten = self._ledger.feeds.heard(owner, report)
+        for to, answer in answers:
+            self._say(to, answer)
+        if hasten:
+            self._hasten()
+
+    def _hasten(self) -> None:
+        """Somebody waits for a snapshot."""
+        life = self.lifecycle
+        if life.saving.on and not life.over and not life.saving.asked:
+            self._obey(life.snapshot(_now()))
+
+    def doors(self) -> dict[str, dict[str, Any]]:
+        """By step: the name of a source that programs outside push to, its secret, and where workers listen."""
+        return self._ask(self._doors)
+
+    def _doors(self) -> dict[str, dict[str, Any]]:
+        there = {
+            worker: self._seen.get((worker, member.incarnation))
+            for worker, member in sorted(self.lifecycle.members.items())
+            if member.ready and not member.leaving
+        }
+        return {
+            step: {
+                "name": source.name,
+                "secret": source.secret.hex(),
+                "workers": [
+                    f"{seen.doors[step][0]}:{seen.doors[step][1]}"
+                    for seen in there.values()
+                    if seen is not None and step in seen.doors
+                ],
+            }
+            for step, source in self.plan.pushed.items()
+        }
+
+    def _elsewhere(self, worker: Worker) -> None:
+        """Tell a worker that is to leave where connectors may go."""
+        life = self.lifecycle
+        goal = life.coordinator.target if life.coordinator is not None else None
+        staying = (goal or life.placement).workers
+        stays = staying[worker % len(staying)]
+        member = life.members.get(stays)
+        seen = None if member is None else self._seen.get((stays, member.incarnation))
+        for step, (host, port) in (seen.doors if seen is not None else {}).items():
+            self._say(worker, control.Elsewhere(life.generation, step, f"{host}:{port}"))
 
     def _moved(self, seen: Seen, stage: str) -> None:
         """A worker is through with a stage's move; the figures it sent last are those of the move."""

@@ -5,6 +5,7 @@
     GET  /metrics   figures for Prometheus                POST /snapshot  take one now
     GET  /health    200, or 503 if the flow failed        POST /stop      {"drain": true}, or nothing
     GET  /snapshots what there are, and which failed      POST /abort     end at once
+    GET  /connectors  where programs push to, and what they have to know
     GET  /state     ?step=, &key= as JSON or text: the state of a key; without a key, how many there are
 
 Rules:
@@ -76,6 +77,7 @@ class Api(HttpPort):
         app.router.add_get("/health", self._health)
         app.router.add_get("/snapshots", self._snapshots)
         app.router.add_get("/state", self._state)
+        app.router.add_get("/connectors", self._connectors)
         app.router.add_post("/scale", self._scale)
         app.router.add_post("/pin", self._pin)
         app.router.add_post("/snapshot", self._snapshot)
@@ -150,6 +152,9 @@ class Api(HttpPort):
     async def _snapshots(self, request: web.Request) -> web.Response:
         attempts = await asyncio.wrap_future(self.controller.attempts())
         return _answer({"snapshots": attempts})
+
+    async def _connectors(self, request: web.Request) -> web.Response:
+        return _answer({"sources": self.controller.doors()})
 
     async def _state(self, request: web.Request) -> web.Response:
         inquiries = self.controller.inquiries

@@ -13,19 +13,23 @@ from dataclasses import replace
 from functools import partial
 
 from railgun.controller.collected import Collected
+from railgun.controller.feeds import Feeds, Positions
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core import orders as o
 from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Worker
+from railgun.core.sources.messages import Owner
+from railgun.flow.plan import Plan
 from railgun.wire import control
 
 
 class Ledger:
     """The books of one job."""
 
-    def __init__(self, life: Lifecycle, keeper: Storekeeper | None) -> None:
+    def __init__(self, life: Lifecycle, keeper: Storekeeper | None, plan: Plan) -> None:
         self.life = life
         self.keeper = keeper
+        self.feeds = Feeds(plan)
         self.collected = Collected()
         self.started = life.generation  # the last generation that was started
 
@@ -38,8 +42,12 @@ class Ledger:
                 self.collected.go_back(order.snapshot)
                 if self.keeper is not None:
                     self.keeper.new_generation(order.generation)
+                self.feeds.go_back(
+                    order.generation, self._positions(order), map(self.owner, order.members)
+                )
             elif coordinator is not None:
                 self.collected.join(worker, coordinator.snapshot)
+                self.feeds.joined(self.owner(worker))
             load = None if self.keeper is None or order.snapshot is None else self.keeper.load()
             if load is not None:
                 yield load
@@ -48,6 +56,15 @@ class Ledger:
             if coordinator is not None and worker == coordinator.members[0]:
                 order = replace(order, tokens=self.keeper.orphans())
         yield order
+
+    def owner(self, worker: Worker) -> Owner:
+        """A worker's present process."""
+        return worker, self.life.members[worker].incarnation
+
+    def _positions(self, order: o.Start) -> Positions:
+        """How far the streams of connectors are in what a generation begins with."""
+        begun = None if self.keeper is None or order.snapshot is None else self.keeper.manifest
+        return {} if begun is None else begun.streams
 
     def keep(
         self,
@@ -65,7 +82,13 @@ class Ledger:
             case o.Record():
                 self.keeper.record(order, done)
             case o.Write():
-                self.keeper.write(order, self.life.generation, done)
+                recorded = {
+                    self.owner(worker): dict(report.streams)
+                    for worker, report in self.keeper.reports.items()
+                    if worker in self.life.members
+                }
+                streams = self.feeds.snapshot(order.snapshot, recorded)
+                self.keeper.write(order, self.life.generation, done, streams)
             case o.GiveUp():
                 self.keeper.give_up(order)
 
@@ -77,6 +100,7 @@ class Ledger:
             return self.life.recorded(order.snapshot, error, now())
         if not error:
             self.keeper.written()
+            self.feeds.committed(order.snapshot)
         return self.life.written(order.snapshot, error, now())
 
     def heard(
@@ -97,4 +121,6 @@ class Ledger:
                 self.keeper.saved(worker, report)
             case o.Farewell() if current and self.keeper is not None:
                 self.keeper.farewell(report)
+                if worker in self.life.members:
+                    self.feeds.left(self.owner(worker), report.generation, dict(report.streams))
         return report

@@ -117,7 +117,7 @@ class Storekeeper:
         self.manifest: Manifest | None = (
             None  # of the last one committed, or what the flow began with
         )
-        self._reports: dict[Worker, o.Saved] = {}
+        self.reports: dict[Worker, o.Saved] = {}
         self._left: list[o.Farewell] = []  # of workers that have left since the last one
         self._in_manifest: list[o.Farewell] = []
         self._writing: Manifest | None = None
@@ -186,7 +186,8 @@ class Storekeeper:
         )
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
         sinks = [replace(s, step=names[s.step]) for s in found.sinks if s.step in names]
-        return replace(found, parts=tuple(parts), sinks=tuple(sinks))
+        streams = {names[step]: told for step, told in found.streams.items() if step in names}
+        return replace(found, parts=tuple(parts), sinks=tuple(sinks), streams=streams)
 
     def _load(self, number: int | None) -> Manifest | None:
         if number is None:
@@ -236,7 +237,7 @@ class Storekeeper:
 
     def saved(self, worker: Worker, report: o.Saved) -> None:
         """A worker has saved its part."""
-        self._reports[worker] = report
+        self.reports[worker] = report
 
     def farewell(self, report: o.Farewell) -> None:
         """A worker has left, and handed over what it had to save."""
@@ -244,7 +245,7 @@ class Storekeeper:
 
     def new_generation(self, generation: int) -> None:
         """All that was not committed is void."""
-        self._reports, self._left = {}, []
+        self.reports, self._left = {}, []
         ahead = generation + GENERATIONS
         if generation > self._ahead:  # the store has not answered for long; none is used twice
             self._use(ahead)
@@ -268,13 +269,20 @@ class Storekeeper:
 
     def record(self, order: o.Record, then: Callable[[str], None]) -> None:
         """Write down that a snapshot begins."""
-        self._reports = {}
+        self.reports = {}
         self._began, self._full = time.time(), order.full
         self._do(lambda: self.store.begun(order.snapshot, order.full, order.why), then)
 
-    def write(self, order: o.Write, generation: int, then: Callable[[str], None]) -> None:
+    def write(
+        self,
+        order: o.Write,
+        generation: int,
+        then: Callable[[str], None],
+        streams: Mapping[str, dict[str, int]],
+    ) -> None:
         """Write the manifest: the commit. When it is done, `written` is to be called."""
-        manifest = self._writing = self._manifest(order, generation)
+        manifest = self._manifest(order, generation)
+        manifest = self._writing = replace(manifest, streams=streams)
 
         def commit() -> None:
             self.store.commit(manifest)
@@ -292,7 +300,7 @@ class Storekeeper:
         self.tally.count += 1
 
     def _manifest(self, order: o.Write, generation: int) -> Manifest:
-        reports = list(self._reports.values())
+        reports = list(self.reports.values())
         self._in_manifest = list(self._left)
         said: list[o.Saved | o.Farewell] = [*reports, *self._in_manifest]
         before = () if self._full or self.manifest is None else self.manifest.parts

@@ -142,6 +142,8 @@ class Saved:
     keys: int = 0
     phases: tuple[tuple[str, float], ...] = ()
     error: str = ""
+    streams: tuple[tuple[str, dict[str, int]], ...] = ()
+    """By step: how far the streams of connectors are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Farewell:
     parts: tuple[Any, ...] = ()
     tokens: tuple[Any, ...] = ()
     error: str = ""
+    streams: tuple[tuple[str, dict[str, int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from railgun.flow.errors import FlowError
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Operator, Setting
 from railgun.flow.operators.reading import Reading
+from railgun.flow.operators.receiving import Receiving
 from railgun.flow.operators.stateless import Branch, KeyBy, Pass
 from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Place, Sink
-from railgun.flow.source import Source
+from railgun.flow.source import Pushed, Source
 from railgun.flow.step import Step
 from railgun.state.disk import OnDisk
 from railgun.state.store import KeyStore
@@ -77,6 +78,12 @@ class Plan:
     def sources(self) -> dict[str, Stage]:
         """The stages that read, by the names of their sources."""
         return {stage.ports[0].name: stage for stage in self.stages if stage.is_source}
+
+    @property
+    def pushed(self) -> dict[str, Pushed[Any]]:
+        """The sources that programs outside push to, by their steps."""
+        found = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
+        return {name: source for name, source in found.items() if isinstance(source, Pushed)}
 
     @property
     def sinks(self) -> dict[str, Sink[Any]]:
@@ -310,7 +317,8 @@ def build(
     for port in stage.ports:
         if port.kind == "source":
             source, clock = port.options["source"], port.options["clock"]
-            made[port.name] = Reading(setting(port), source, clock, now)
+            kind = Receiving if isinstance(source, Pushed) else Reading
+            made[port.name] = kind(setting(port), source, clock, now)
         else:
             # Before it is united with others, a stream has one side, whatever port of the stage it comes in by.
             made[port.name] = Side(setting(port), 0)

@@ -78,6 +78,38 @@ class Source(ABC, Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} does not know what is there now")
 
 
+class Pushed(Source[T_co]):
+    """A source that is not read: programs outside push into it, and each worker listens for them.
+
+    It has no parts. How far each of its streams is stands in the snapshots.
+    """
+
+    bounded = False
+    poll = 3600.0
+    secret: bytes
+    """What whoever pushes has to know."""
+    name: str
+    port: int | None = None
+    """Where worker 0 listens, worker 1 at the next one, and so on; None: anywhere."""
+    event_time: bool = False
+    """Whether records have the times that messages say, and not those of their arrival."""
+
+    def partitions(self) -> Iterable[Hashable]:
+        """There are none."""
+        return ()
+
+    def open(self, partition: Any, position: Any) -> Reader[T_co]:
+        """Nothing can be opened."""
+        raise NotImplementedError(f"{type(self).__name__} is pushed to, not read")
+
+    @abstractmethod
+    def items(self, stream: str, batch: Any, into: list[Any]) -> None:
+        """Put the items of a batch of messages (`wire.outside.Pushed`) into a list, one by one.
+
+        What it raises is the fault of the message that would have been next.
+        """
+
+
 def is_empty(source: Source[Any]) -> bool:
     """Whether a source has nothing yet, for certain: then nobody has to say where it begins."""
     try:

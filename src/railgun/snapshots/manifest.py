@@ -75,6 +75,8 @@ class Manifest:
     steps: tuple[StepInfo, ...]
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds that each phase of it took."""
+    streams: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By step: the id of the last message of each stream that connectors have sent."""
 
     @property
     def size(self) -> int:
@@ -122,6 +124,7 @@ class Manifest:
                 sinks=tuple(_made(SinkPart, sink) for sink in content["sinks"]),
                 steps=tuple(_made(StepInfo, step) for step in content["steps"]),
                 phases=dict(content["phases"]),
+                streams=_positions(content.get("streams", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(name, f"it is no manifest ({type(error).__name__}: {error})") from error
@@ -169,6 +172,12 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 def _made(kind: Any, told: dict[str, Any]) -> Any:
     """One of our dataclasses; fields that a later version has added are left out."""
     return kind(**{name: told[name] for name in kind.__dataclass_fields__})
+
+
+def _positions(told: Any) -> dict[str, dict[str, int]]:
+    return {
+        step: {name: int(por) for name, por in streams.items()} for step, streams in told.items()
+    }
 
 
 def _check_token(snapshot: int, sink: SinkPart) -> None:

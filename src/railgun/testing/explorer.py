@@ -300,6 +300,7 @@ class Explorer:
         return found
 
     def told(self, step: tuple[int, Any, int]) -> Step:
+        """A step, for a story."""
         index, event, sender = step
         if isinstance(event, str):
             return Step(index, event)

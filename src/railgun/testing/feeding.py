@@ -353,7 +353,7 @@ class WorkerNode:
     def _close(self, session: int) -> Sent:
         assert self.table is not None
         del self.sessions[session]
-        return self._sent(self.table.closed(session) or [])
+        return self._sent(self.table.closed(session))
 
     def _sent(self, commands: Iterable[FromTable]) -> Sent:
         sent: Sent = []

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 from railgun.core.sources.messages import (
     NONE,
+    Answer,
     FromRegistry,
     FromTable,
     Grant,
     Owner,
+    Reason,
     Relinquish,
 )
 from railgun.core.sources.registry import Active, Inactive, Left, Registry
@@ -55,7 +57,7 @@ class _ReleasesAtClose(Table):
 
     __slots__ = ()
 
-    def closed(self, session: int) -> list[FromTable]:  # type: ignore[override]
+    def closed(self, session: int) -> list[FromTable]:
         gone = self.sessions.pop(session).streams
         mine = [s for s in gone if s in self.entries and self.entries[s].session == session]
         return [Relinquish(stream, self.por(self.entries.pop(stream))) for stream in mine]
@@ -140,7 +142,7 @@ class ApplyAgain(Table):
         out = super().notify(session, stream)
         entry = self.entries.get(stream)
         if entry is not None and entry.state is State.OPEN:
-            return [type(one)(one.session, one.stream, one.reason, NONE) for one in out]  # type: ignore[union-attr,call-arg]
+            return [Answer(session, stream, Reason.OK, NONE)]
         return out
 
     def message(self, session: int, stream: str, ids: Ids) -> int:

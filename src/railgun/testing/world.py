@@ -232,7 +232,7 @@ class World:
         self.life = Lifecycle(
             len(plan.stages), Placement.of(range(workers)), saving=saving, generation=generation
         )
-        self.ledger = Ledger(self.life, keeper)
+        self.ledger = Ledger(self.life, keeper, plan)
         self.do(self.life.start(self.life_now))
 
     @property

@@ -46,7 +46,47 @@ class Look:
     samples: int = 0
 
 
-Order = Setup | Load | Look | WorkerOrder
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A stream of connectors is this worker's."""
+
+    generation: int
+    step: str
+    stream: str
+    session: int
+    por: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Another worker has it."""
+
+    generation: int
+    step: str
+    stream: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A stream of this worker is wanted elsewhere."""
+
+    generation: int
+    step: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where connectors of a step are to go when this worker leaves, as `host:port`."""
+
+    generation: int
+    step: str
+    address: str
+
+
+Streams = Granted | Rejected | Wanted
+Order = Setup | Load | Look | Streams | Elsewhere | WorkerOrder
 
 # ---------------------------------------------------------------- reports
 
@@ -56,6 +96,35 @@ class Loaded:
     """The flow has been loaded; or why it cannot be, here."""
 
     error: str | None
+    doors: tuple[tuple[str, tuple[str, int]], ...] = ()
+    """Where it listens for connectors, by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A connector wants to send a stream to this worker."""
+
+    generation: int
+    step: str
+    stream: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relinquished:
+    """This worker has a stream no more."""
+
+    generation: int
+    step: str
+    stream: str
+    por: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hastened:
+    """A stream is wanted elsewhere: let the next snapshot be soon."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +175,5 @@ class Found:
     """Keys as text, and whether that is JSON."""
 
 
-FromWorker = WorkerReport | Loaded | Items | Mark | Beat | Found
+FromStreams = Asked | Relinquished | Hastened
+FromWorker = WorkerReport | FromStreams | Loaded | Items | Mark | Beat | Found

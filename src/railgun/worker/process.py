@@ -36,6 +36,7 @@ from railgun.wire.connection import Connection, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
+from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
 from railgun.worker.looking import look
@@ -148,12 +149,14 @@ class _Process:
         self.making = False  # whether a generation's state is being loaded
         self.threads = ThreadPoolExecutor(1, "railgun-saving")
         self._dialling: set[asyncio.Task[Any]] = set()
+        self.doors: dict[str, Door] = {}  # by step
+        self.host: str
 
     async def run(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
         self.done = loop.create_future()
         keep_memory()
-        host = _own_address(self.spec.host)
+        host = self.host = _own_address(self.spec.host)
         server = await loop.create_server(self._accept, host, 0)
         port = server.sockets[0].getsockname()[1]
         who = {
@@ -181,6 +184,8 @@ class _Process:
                 links.close()
             if self.runtime is not None:
                 self.runtime.close()
+            for door in self.doors.values():
+                door.close()
             self.threads.shutdown(wait=False, cancel_futures=True)
             if self.leash is not None:
                 self.leash.release()
@@ -211,6 +216,7 @@ class _Process:
         if runtime is not None:
             links = self.links.get(runtime.generation)
             metrics = runtime.metrics() | {
+                "doors": {step: door.metrics() for step, door in self.doors.items()},
                 "unsent": links.unsent if links else 0,
                 "resting": runtime.paused,
             }
@@ -234,10 +240,11 @@ class _Process:
                 try:
                     self.plan = _load(plan)
                     self.store = SnapshotStore(*store) if store is not None else None
+                    doors = self._open_doors(self.plan)
                 except (FlowLoadError, SnapshotError) as error:
                     self._tell(control.Loaded(str(error)))
                 else:
-                    self._tell(control.Loaded(None))
+                    self._tell(control.Loaded(None, doors))
             case orders.Start():
                 self._start(order)
             case control.Load():
@@ -253,7 +260,13 @@ class _Process:
                 pass  # of a generation that is over
             case orders.Begin():
                 self.runtime.begin(microseconds())
+                for receiving in self.runtime.receiving():
+                    self.doors[receiving.step].attach(receiving, order.generation)
                 self._pump_soon()
+            case control.Granted() | control.Rejected() | control.Wanted():
+                self.doors[order.step].hear(order)
+            case control.Elsewhere():
+                self.doors[order.step].elsewhere = order.address
             case orders.Tell(_, _, m.Join()):
                 self.joins.append(order)
                 self._try_join()
@@ -271,6 +284,20 @@ class _Process:
             case orders.StopSources():
                 self.runtime.stop_sources()
                 self._after_work()
+
+    def _open_doors(self, plan: Plan) -> tuple[tuple[str, orders.Address], ...]:
+        """Listen for connectors, if the flow has sources for them; where."""
+        found = []
+        for step, source in plan.pushed.items():
+            door = self.doors[step] = Door(source, step, self._tell, self._pump_soon)
+            try:
+                found.append((step, door.open(self.loop, self.host, self.spec.worker)))
+            except OSError as error:
+                port = (source.port or 0) + self.spec.worker
+                raise FlowLoadError(
+                    f"{source} cannot listen on {self.host}:{port}: {error.strerror or error}"
+                ) from error
+        return tuple(found)
 
     def _stop(self) -> None:
         runtime, self.runtime = self.runtime, None

@@ -27,6 +27,7 @@ from railgun.core.rescale.distributor import Distributor
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Setting
 from railgun.flow.operators.reading import BATCH
+from railgun.flow.operators.receiving import Receiving
 from railgun.flow.operators.writing import Writing
 from railgun.flow.plan import DEAD, Plan, build
 from railgun.flow.sink import Place
@@ -189,6 +190,12 @@ class Runtime:
         for operator in self.keyed():
             operator.loaded()
 
+    def receiving(self) -> Iterator[Receiving]:
+        """What programs outside push to."""
+        for runner in self.sources:
+            if isinstance(runner.operators.reading, Receiving):
+                yield runner.operators.reading
+
     def keyed(self) -> Iterator[Keyed]:
         """All operators that have state."""
         return (operator for runner in self.stages for operator in runner.operators.keyed)
@@ -196,6 +203,8 @@ class Runtime:
     def end_sources(self) -> None:
         """This worker is to leave: its part in listing ends; what it reads moves away."""
         for runner in self.sources:
+            assert runner.operators.reading is not None
+            runner.operators.reading.leave()
             runner.end_listing()
 
     def stop_sources(self) -> None:

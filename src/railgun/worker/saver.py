@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from railgun.core import orders
 from railgun.core.errors import RailgunError
 from railgun.core.hashing import hash_keys
+from railgun.flow.operators.receiving import Receiving
 from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.manifest import Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
@@ -47,6 +48,7 @@ class _Save:
     since: int = 0  # the phase that is under way began
     trouble: str = ""
     writing: bool = False
+    streams: list[tuple[str, dict[str, int]]] = field(default_factory=list)
 
 
 class Saver:
@@ -92,6 +94,9 @@ class Saver:
             table = self.new_table(operator.step, operator.setting.version)
             operator.changes.cut(table, save.full)
             save.tables.append((runner.stage.name, table, operator.changes))
+        if isinstance(runner.operators.reading, Receiving):
+            receiving = runner.operators.reading
+            save.streams.append((receiving.step, receiving.table.begin(save.snapshot)))
         for writing in runner.operators.writing:
             save.sinks.append((writing.step, writing.cut(save.snapshot)))
             self.runtime.outside.mark(runner.stage.index, writing.step, save.snapshot)
@@ -161,6 +166,7 @@ class Saver:
                 self.runtime.keys,
                 tuple(save.phases.items()),
                 save.trouble or trouble,
+                tuple(save.streams),
             )
         )
 
@@ -174,6 +180,8 @@ class Saver:
                 if operator.changes is not None:
                     operator.changes.give_up()
                     operator.changes.settle(order.committed)
+        for receiving in self.runtime.receiving():
+            receiving.settled(order.snapshot, order.committed)
         if not order.committed:
             return
         self._prepared += order.tokens
@@ -215,6 +223,7 @@ class Saver:
         """This worker leaves: what is to be saved of it with the next snapshot."""
         tables, sinks = [], []
         snapshot = self._last + 1
+        streams = tuple((one.step, one.table.positions()) for one in self.runtime.receiving())
         for runner in self.runtime.stages:
             for operator in runner.operators.keyed:
                 gone = [] if operator.changes is None else operator.changes.deleted()
@@ -235,7 +244,7 @@ class Saver:
             self._prepared += tokens
             trouble = "" if error is None else str(error) or repr(error)
             told = orders.Farewell(
-                self.runtime.generation, tuple(parts), tuple(self._prepared), trouble
+                self.runtime.generation, tuple(parts), tuple(self._prepared), trouble, streams
             )
             self.runtime.outside.tell(told)
             then()

@@ -14,7 +14,7 @@
 3. A worker that leaves hands over what it saw of its streams. They are free with the next snapshot, as if it had stayed:
    so all messages of a stream between two snapshots are of one worker.
 4. When the flow goes back, this is restored before any worker goes on.
-"""
+"""  # noqa: E501  (a table)
 
 from __future__ import annotations
 

@@ -115,13 +115,17 @@ class Table:
 
     def message(self, session: int, stream: str, ids: Ids) -> int:
         """Messages of these ids are to be applied: how many of them, from the first on, were before."""
-        entry = self._of(session, stream, "a message")
-        first, last = int(ids[0]), int(ids[-1])
-        if first < 0 or (len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all())):
-            raise SessionError("BAD_IDS", f"ids of {stream!r} have to go up, from 0 on", stream)
-        before = 0 if first > entry.seen else int(np.searchsorted(ids, entry.seen, "right"))
-        entry.seen = max(entry.seen, last)
+        entry = self.check(session, stream, ids)
+        before = 0 if ids[0] > entry.seen else int(np.searchsorted(ids, entry.seen, "right"))
+        entry.seen = max(entry.seen, int(ids[-1]))
         return before
+
+    def check(self, session: int, stream: str, ids: Ids) -> Entry:
+        """Raise `SessionError` if messages of these ids cannot be applied."""
+        entry = self._of(session, stream, "a message")
+        if ids[0] < 0 or (len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all())):
+            raise SessionError("BAD_IDS", f"ids of {stream!r} have to go up, from 0 on", stream)
+        return entry
 
     def end(self, session: int, stream: str, last: int) -> None:
         """A connector says that a stream was sent up to this id."""
@@ -134,13 +138,14 @@ class Table:
             )
         entry.state, entry.after = State.CLOSING, self.begun + 1
 
-    def closed(self, session: int) -> None:
-        """The connection of a session is lost."""
+    def closed(self, session: int) -> list[FromTable]:
+        """The connection of a session is lost. Its streams stay, so there is nothing to tell."""
         gone = self.sessions.pop(session, None)
         for stream in gone.streams if gone is not None else ():
             entry = self.entries.get(stream)
             if entry is not None and entry.session == session and entry.state is State.OPEN:
                 self._detach(entry)
+        return []
 
     def _detach(self, entry: Entry) -> None:
         entry.state, entry.after = State.DETACHED, self.begun + 1
@@ -215,7 +220,10 @@ class Table:
             if entry.state in (State.CLOSING, State.DETACHED) and entry.after <= snapshot:
                 del self.entries[stream]
                 leaving.append(Relinquish(stream, por))
-        return [*(Acknowledge(session, tuple(points)) for session, points in told.items()), *leaving]
+        return [
+            *(Acknowledge(session, tuple(points)) for session, points in told.items()),
+            *leaving,
+        ]
 
     # ------------------------------------------------------------ leaving
 

@@ -158,6 +158,9 @@ class Reading(Keyed):
         waiting = (self.states[partition] for partition in self.active)
         return min((part.reached for part in waiting if part.heard > idle), default=LAST)
 
+    def leave(self) -> None:
+        """This worker is to leave: its parts move away, as keys do."""
+
     def stop(self) -> None:
         """Read nothing more; positions stay."""
         self.close()

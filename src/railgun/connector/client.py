@@ -1,0 +1,693 @@
+"""Connector: a program outside pushes streams of messages into a flow, each message exactly once.
+
+    async with Connector("orders") as c:
+        await c.send("gateway-7", 0, b'{"price": 3}')
+        await c.flush()
+
+Messages of a stream have ids that go up. A message is *acknowledged* when it is in a committed snapshot of the flow; up
+to then it may be asked for again, so it is kept. Rules:
+
+1. Connections are lost, workers come and go, the flow goes back to a snapshot: the connector connects again, announces
+   its streams, and sends each from the point the flow names.
+2. What is sent and not acknowledged is kept in memory, up to `keep` bytes; then `send` waits. `feed` with a function
+   keeps nothing: it calls the function again, with the id after which to go on.
+3. An id that the flow has already is not sent. That is how a program that was restarted goes on: it sends
+   everything again, or asks (`position`) where to begin.
+4. What cannot pass (a wrong secret, a payload that the flow refuses) is raised by whatever waits; what may pass is
+   waited for, with longer and longer pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from google.protobuf.message import Message
+
+from railgun.connector.errors import (
+    FeedError,
+    NoFlowError,
+    RefusedError,
+    RewindError,
+    TooLargeError,
+)
+from railgun.connector.find import Flow, Found
+from railgun.core.sources.messages import LAST_ID, NONE
+from railgun.core.sources.sender import Phase, Sender, Sent
+from railgun.wire.commands import FrameError, FrameReader, encode
+from railgun.wire.connection import Connection
+from railgun.wire.hello import HelloError
+from railgun.wire.outside import LARGEST, VERSION, pack
+from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import streams_pb2 as p
+
+Payload: TypeAlias = bytes | str
+Item: TypeAlias = tuple[int, Payload] | tuple[int, Payload, str | None] | tuple[Any, ...]
+"""An id and a payload; then a key and a time (µs), if they are wanted."""
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+
+PIECE: Final = 64 << 10  # bytes that are sent at once
+MOST: Final = 4_000  # messages in a piece
+HEADROOM: Final = 4 << 10  # bytes of a frame that are not of messages
+KEEP: Final = 256 << 20
+PAUSES: Final = (0.05, 2.0)  # seconds until the next attempt: at first, and at most
+ASK_AGAIN: Final = (0.05, 1.0)  # for a stream that is not free
+SILENT: Final = (10.0, 30.0)  # seconds after which the worker is asked, and given up
+HELLO: Final = 10.0
+AHEAD: Final = 16  # pieces that wait to be sent
+
+
+@dataclass(slots=True)
+class Piece:
+    """Messages that are sent together."""
+
+    last: int
+    blob: bytes
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Messages that are not a piece yet."""
+
+    ids: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    times: list[int | None] = field(default_factory=list)
+    size: int = 0
+
+
+class Stream:
+    """A stream of this connector."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.sent = sent
+        self.last = NONE  # the last id that was given to be sent
+        self.keeps = True  # whether what is sent is kept until it is acknowledged
+        self.kept: deque[Piece] = deque()  # not acknowledged
+        self.next = 0  # of these, the first that has not been sent
+        self.waiting = Waiting()
+        self.ending = False
+        self.grants = 0
+        self.pause = ASK_AGAIN[0]
+        self.error: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.sent.name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be sent now."""
+        return self.sent.phase is Phase.OPEN
+
+
+class Connector:
+    """Pushes streams into a flow.
+
+    `flow`: the name of a job on this machine; or the URL of a job's HTTP API, with its `token`; or `host:port` of a
+    worker (several: with commas), with the `secret` of the source. `source`: its name, if the flow has several.
+    `keep`: bytes of messages that are kept until they are acknowledged. `on_ack` is called with a stream and an id.
+    """
+
+    def __init__(
+        self,
+        flow: str,
+        *,
+        source: str | None = None,
+        token: str | None = None,
+        secret: bytes | str | None = None,
+        registry: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+        keep: int = KEEP,
+        program: str = "connector",
+        on_ack: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._flow = Flow(flow, source, token, secret, registry)
+        self._flow.check()
+        self._timeout = timeout
+        self._keep = keep
+        self._who = {
+            "version": VERSION,
+            "program": program,
+            "instance": f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}",
+            **({} if source is None else {"source": source}),
+        }
+        self._on_ack = on_ack
+        self._sender = Sender()
+        self._streams: dict[str, Stream] = {}
+        self._ready: deque[Stream] = deque()  # have something to send
+        self._kept = 0
+        self._connection: Connection | None = None
+        self._opened = False
+        self._frames = FrameReader(LARGEST)
+        self._heard = 0.0
+        self._next_address = ""
+        self._lost: asyncio.Event
+        self._failed: Exception | None = None  # why the connection closed
+        self._changed: list[asyncio.Future[None]] = []
+        self._error: Exception | None = None
+        self._cause: Exception | None = None  # why there is no connection
+        self._task: asyncio.Task[None] | None = None
+        self._sealing = False
+        self._closed = False
+        self.connections = 0
+        """How many there were so far."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            try:
+                await self.flush()
+            finally:
+                await self.close()
+        else:
+            await self.close()
+
+    # ------------------------------------------------------------ for users
+
+    async def open(self) -> None:
+        """Connect; raises `NoFlowError` if that does not succeed in time."""
+        if self._task is None:
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._run())
+        deadline = self._loop.time() + self._timeout
+        while not self._opened:
+            self._check()
+            left = deadline - self._loop.time()
+            if left <= 0:
+                cause = self._cause
+                why = f": {cause}" if cause is not None else ""
+                await self.close()
+                raise NoFlowError(
+                    f"no connection to {self._flow.where} within {self._timeout:.0f} s{why}"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._change(), left)
+
+    async def close(self) -> None:
+        """Let go of the connection; what is not acknowledged may or may not be taken."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        if self._connection is not None:
+            self._connection.close()
+        self._wake()
+        await asyncio.sleep(0)
+
+    async def position(self, stream: str) -> int | None:
+        """After which id the flow wants a stream to go on; None: from its start."""
+        found = self._stream(stream)
+        await self._until(lambda: found.is_open, found)
+        return None if found.sent.at == NONE else found.sent.at
+
+    def acked(self, stream: str) -> int | None:
+        """The id up to which all messages are in a committed snapshot; None: none is known to be."""
+        found = self._streams.get(stream)
+        return None if found is None or found.sent.acked == NONE else found.sent.acked
+
+    async def send(
+        self,
+        stream: str,
+        id: int,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        time: int | None = None,
+    ) -> None:
+        """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely."""
+        found = self._streams.get(stream) or self._stream(stream)
+        if self._kept >= self._keep or found.error is not None or self._error is not None:
+            await self._until(lambda: self._kept < self._keep, found)
+        self._add(found, id, payload, key, time)
+        if found.waiting.size >= PIECE:
+            self._seal(found)
+            self._pump()
+            await asyncio.sleep(0)
+        elif not self._sealing:
+            self._sealing = True
+            self._loop.call_soon(self._seal_all)
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is acknowledged."""
+        self._seal_all()
+        await self._until(lambda: all(s.sent.acked >= s.last for s in self._streams.values()))
+
+    async def end(self, stream: str) -> None:
+        """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
+        found = self._stream(stream)
+        self._seal_all()
+        await self._finish(found)
+
+    async def feed(
+        self, stream: str, source: Items | Callable[[int | None], Items], *, end: bool = True
+    ) -> None:
+        """Send all that an iterable brings, or a function of the id after which to go on (None: from the start).
+
+        Items are `(id, payload)`, or with a key and a time. With a function nothing is kept here: when the flow goes
+        back, it is called again. Returns when all is acknowledged; `end=False`: when all was sent.
+        """
+        found = self._stream(stream)
+        if not callable(source):
+            async for some in _chunks(source):
+                for item in some:
+                    await self.send(stream, item[0], item[1], key=_key(item), time=_time(item))
+        else:
+            await self._replay(found, source)
+        if end:
+            await self.end(stream)
+
+    async def _replay(self, found: Stream, source: Callable[[int | None], Items]) -> None:
+        """Send what a function brings, again and again, until the flow wants nothing else any more."""
+        if found.kept or found.waiting.ids:
+            raise FeedError(f"{found.name!r} was sent in part: feed it from its beginning")
+        found.keeps = False
+        while True:
+            await self._until(lambda: found.is_open, found)
+            grant, at = found.grants, found.sent.at
+            found.last = at
+            await self._replay_from(found, grant, source(None if at == NONE else at))
+            if found.grants == grant and await self._finish(found, grant):
+                return
+
+    async def _replay_from(self, found: Stream, grant: int, items: Items) -> None:
+        """Send these, as long as the flow wants nothing else."""
+        iterator = _chunks(items)
+        async with contextlib.aclosing(iterator):
+            async for some in iterator:
+                if found.grants != grant or not found.is_open:
+                    return
+                for item in some:
+                    self._add(found, item[0], item[1], _key(item), _time(item))
+                self._seal(found)
+                self._pump()
+                await self._until(
+                    lambda: len(found.kept) < AHEAD or found.grants != grant or not found.is_open,
+                    found,
+                )
+
+    async def _finish(self, found: Stream, grant: int | None = None) -> bool:
+        """Say that a stream ends, and wait until all of it is acknowledged; False: it is wanted again before that."""
+
+        def is_over() -> bool:
+            return found.sent.acked >= found.last or (grant is not None and found.grants != grant)
+
+        found.ending = True
+        self._want(found)
+        try:
+            await self._until(is_over, found)
+        finally:
+            found.ending = False
+        return found.sent.acked >= found.last
+
+    # ------------------------------------------------------------ messages
+
+    def _stream(self, name: str) -> Stream:
+        found = self._streams.get(name)
+        if found is None:
+            if not isinstance(name, str) or not name:
+                raise FeedError(f"a stream has a name, which {name!r} is not")
+            if self._closed:
+                raise FeedError("this connector is closed")
+            found = self._streams[name] = Stream(self._sender.stream(name))
+            self._notify(found)
+        return found
+
+    def _add(
+        self, found: Stream, id: int, payload: Payload, key: str | None, time: int | None
+    ) -> None:
+        if type(id) is not int or not found.last < id <= LAST_ID:
+            raise _bad_id(found, id)
+        data = payload.encode() if isinstance(payload, str) else bytes(payload)
+        size = len(data) + 32 + (len(key.encode()) if key is not None else 0)
+        if size > LARGEST - HEADROOM:
+            raise TooLargeError(
+                f"message {id} of {found.name!r} has {len(data):,} bytes: {LARGEST - HEADROOM:,} are the most"
+            )
+        found.last = id
+        waiting = found.waiting
+        if waiting.size + size > LARGEST - HEADROOM:
+            self._seal(found)
+            waiting = found.waiting
+        waiting.ids.append(id)
+        waiting.payloads.append(data)
+        waiting.keys.append(key)
+        waiting.times.append(time)
+        waiting.size += size
+        if len(waiting.ids) >= MOST:
+            self._seal(found)
+
+    def _seal(self, found: Stream) -> None:
+        """What waits becomes a piece, to be sent."""
+        waiting = found.waiting
+        if not waiting.ids:
+            return
+        found.waiting = Waiting()
+        times: Sequence[int | None] | None = waiting.times
+        if all(moment is None for moment in waiting.times):
+            times = None
+        elif None in waiting.times:
+            now = time.time_ns() // 1000
+            times = [now if moment is None else moment for moment in waiting.times]
+        keys = waiting.keys if any(key is not None for key in waiting.keys) else None
+        piece = Piece(waiting.ids[-1], pack(waiting.ids, waiting.payloads, times, keys))  # type: ignore[arg-type]
+        found.kept.append(piece)
+        self._kept += len(piece.blob)
+        if found.is_open and piece.last <= found.sent.at:
+            self._skip(found)
+        self._want(found)
+
+    def _seal_all(self) -> None:
+        self._sealing = False
+        for found in self._streams.values():
+            self._seal(found)
+        self._pump()
+
+    def _want(self, found: Stream) -> None:
+        self._ready.append(found)
+        self._loop.call_soon(self._pump)
+
+    def _skip(self, found: Stream) -> None:
+        """Pass over what the flow has already."""
+        while found.next < len(found.kept) and found.kept[found.next].last <= found.sent.at:
+            found.next += 1
+
+    def _pump(self) -> None:
+        """Send what there are credits for."""
+        sender, ready = self._sender, self._ready
+        turns = len(ready)
+        while ready and turns and sender.credits > 0 and self._opened:
+            found = ready.popleft()
+            turns -= 1
+            if not found.is_open:
+                continue  # it comes back when it is granted
+            if found.next < len(found.kept):
+                self._send_piece(found)
+            if found.next < len(found.kept):
+                ready.append(found)
+                turns += 1
+            elif found.ending and not found.waiting.ids:
+                last = found.sent.at
+                self._send(
+                    c.Eos(stream=found.sent.number, **({} if last == NONE else {"last": last}))
+                )
+                sender.ended(found.sent)
+
+    def _send_piece(self, found: Stream) -> None:
+        piece = found.kept[found.next]
+        assert self._connection is not None
+        frame = encode(c.Messages(stream=found.sent.number), [piece.blob])
+        self._connection.transport.writelines(frame)
+        self._sender.sent(found.sent, piece.last, len(piece.blob))
+        if found.keeps:
+            found.next += 1
+        else:
+            found.kept.popleft()
+            self._kept -= len(piece.blob)
+            self._wake()
+
+    def _send(self, command: Message) -> None:
+        if self._connection is not None and self._opened:
+            self._connection.send(b"".join(encode(command)))
+
+    def _notify(self, found: Stream) -> None:
+        if self._opened and found.sent.phase is Phase.IDLE and found.error is None:
+            self._sender.asks(found.sent)
+            acked = found.sent.acked
+            told = c.Notify(stream=found.sent.number, name=found.name)
+            if acked != NONE:
+                told.por = acked
+            self._send(told)
+
+    # ------------------------------------------------------------ waiting
+
+    async def _until(self, done: Callable[[], bool], found: Stream | None = None) -> None:
+        while not done():
+            self._check(found)
+            await self._change()
+        self._check(found)
+
+    def _check(self, found: Stream | None = None) -> None:
+        streams = [found] if found is not None else self._streams.values()
+        for error in (self._error, *(one.error for one in streams)):
+            if error is not None:
+                raise error
+        if self._closed:
+            raise FeedError("this connector is closed")
+
+    def _change(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._changed.append(future)
+        return future
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, []
+        for future in changed:
+            if not future.done():
+                future.set_result(None)
+
+    # ------------------------------------------------------------ the connection
+
+    async def _run(self) -> None:
+        """Be connected, one connection after the other."""
+        pause = PAUSES[0]
+        while not self._closed:
+            try:
+                found = await self._flow.find()
+                before = self.connections
+                await self._connect(found)
+                if self.connections > before:
+                    pause = PAUSES[0]
+            except (NoFlowError, OSError) as error:
+                self._cause = error
+            except HelloError as error:
+                if error.code in ("BAD_SECRET", "BAD_VERSION", "NO_SOURCE"):
+                    self._give_up(RefusedError(error.code, str(error)))
+                    return
+                self._cause = error
+            except FeedError as error:
+                self._give_up(error)
+                return
+            if self._error is not None:
+                return
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, PAUSES[1])
+
+    def _give_up(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    async def _connect(self, found: Found) -> None:
+        """One connection, to the address we were sent to, or to any; returns when it is lost."""
+        addresses = list(found.addresses)
+        random.shuffle(addresses)
+        host, _, port = self._next_address.rpartition(":")
+        self._next_address = ""
+        if host and port.isdigit():
+            addresses.insert(0, (host, int(port)))
+        failed: Exception = NoFlowError("there is no address")
+        for address in addresses:
+            try:
+                await self._dial(*address, found.secret)
+            except OSError as error:
+                failed = error
+            else:
+                return
+        raise failed
+
+    async def _dial(self, host: str, port: int, secret: bytes) -> None:
+        """Connect there; returns when the connection is lost. Raises if it never opened."""
+        self._lost = asyncio.Event()
+        self._failed = None
+        self._frames = FrameReader(LARGEST)
+        before = self.connections
+        async with asyncio.timeout(HELLO):
+            transport, _ = await self._loop.create_connection(
+                lambda: Connection(
+                    secret, self._greeted, self._received, self._closed_by, self._who
+                ),
+                host,
+                port,
+            )
+        try:
+            await self._watch(self._lost)
+        finally:
+            transport.close()
+            self._disconnected()
+        if self.connections == before:
+            raise self._failed or ConnectionError("the connection was lost before it was open")
+
+    def _greeted(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def _watch(self, lost: asyncio.Event) -> None:
+        """Until the connection is lost; a worker that says nothing for long is asked."""
+        self._heard = self._loop.time()
+        while not lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lost.wait(), SILENT[0] / 2)
+            silent = self._loop.time() - self._heard
+            if silent > SILENT[1]:
+                return
+            if silent > SILENT[0]:
+                self._send(p.Ping(number=1))
+
+    def _disconnected(self) -> None:
+        self._connection, self._opened = None, False
+        self._sender.lost()
+        self._wake()
+
+    def _closed_by(self, connection: Connection, error: Exception | None) -> None:
+        if self._connection in (None, connection):
+            self._failed = error
+            self._opened = False
+            self._lost.set()
+
+    def _received(self, connection: Connection, data: bytes) -> None:
+        if connection is not self._connection:
+            return
+        self._heard = self._loop.time()
+        try:
+            for frame in self._frames.feed(data):
+                self._handle(frame.command)
+        except FrameError as error:
+            self._cause = error
+            connection.close()
+
+    def _handle(self, command: Message) -> None:
+        match command:
+            case c.Ack():
+                self._sender.granted_credits(command.credits)
+                for point in command.points:
+                    self._acked(point.stream, point.por)
+                self._pump()
+            case c.NotifyAck():
+                self._answered(command)
+            case c.Welcome():
+                self._sender.opened(command.credits)
+                self._opened = True
+                self.connections += 1
+                for found in self._streams.values():
+                    self._notify(found)
+                self._wake()
+            case c.Restart():
+                self._next_address = command.address
+                self._leave()
+            case c.Refused():
+                self._refused(command)
+            case p.Ping():
+                self._send(p.Pong(number=command.number))
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _answered(self, answer: c.NotifyAck) -> None:
+        sent = self._sender.numbers.get(answer.stream)
+        if sent is None:
+            return
+        found = self._streams[sent.name]
+        if answer.granted:
+            found.pause = ASK_AGAIN[0]
+            self._granted(found, answer.por if answer.HasField("por") else NONE)
+        else:
+            self._sender.refused(sent)
+            if answer.reason == c.REDIRECT:
+                self._next_address = answer.address
+                self._leave()
+            else:
+                self._loop.call_later(found.pause * random.uniform(0.5, 1.0), self._notify, found)
+                found.pause = min(2 * found.pause, ASK_AGAIN[1])
+
+    def _granted(self, found: Stream, por: int) -> None:
+        """Go on after that id."""
+        self._sender.granted(found.sent, por)
+        found.grants += 1
+        if found.keeps:
+            if por < found.sent.acked:
+                found.error = RewindError(
+                    f"{found.name!r} was acknowledged up to {found.sent.acked}, and now the flow wants it again after "
+                    f"{'the start' if por == NONE else por}: it began with an older snapshot. Send it all again"
+                )
+            found.next = 0
+            self._skip(found)
+        else:
+            self._kept -= sum(len(piece.blob) for piece in found.kept)
+            found.kept.clear()
+            found.waiting = Waiting()
+        self._want(found)
+        self._wake()
+
+    def _acked(self, number: int, por: int) -> None:
+        sent = self._sender.numbers.get(number)
+        if sent is None or not self._sender.acknowledged(sent, por):
+            return
+        found = self._streams[sent.name]
+        while found.keeps and found.kept and found.kept[0].last <= por:
+            self._kept -= len(found.kept.popleft().blob)
+            found.next = max(0, found.next - 1)
+        if self._on_ack is not None:
+            self._on_ack(sent.name, por)
+        self._wake()
+
+    def _refused(self, told: c.Refused) -> None:
+        error = RefusedError(
+            told.code, told.text, told.stream, told.id if told.HasField("id") else None
+        )
+        found = self._streams.get(told.stream) if told.stream else None
+        if found is not None:
+            found.error = error
+        else:
+            self._error = error
+        self._leave()
+        self._wake()
+
+
+def _bad_id(found: Stream, id: Any) -> FeedError:
+    if type(id) is not int or id < 0 or id > LAST_ID:
+        return FeedError(
+            f"an id of {found.name!r} is a whole number from 0 to {LAST_ID}, not {id!r}"
+        )
+    return FeedError(f"ids of {found.name!r} go up: {id} does not come after {found.last}")
+
+
+def _key(item: Sequence[Any]) -> str | None:
+    return item[2] if len(item) > 2 else None
+
+
+def _time(item: Sequence[Any]) -> int | None:
+    return item[3] if len(item) > 3 else None
+
+
+async def _chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
+    """What an iterable brings, some at a time; of an async one, one at a time."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield (item,)
+        return
+    iterator = iter(items)
+    while some := list(islice(iterator, 1000)):
+        yield some
+        await asyncio.sleep(0)

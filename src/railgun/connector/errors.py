@@ -1,0 +1,29 @@
+"""What can go wrong for a connector."""
+
+from __future__ import annotations
+
+from railgun.core.errors import RailgunError
+
+
+class FeedError(RailgunError):
+    """A stream cannot be sent."""
+
+
+class NoFlowError(FeedError):
+    """There is no such flow, or it does not take streams, or nobody answers."""
+
+
+class RefusedError(FeedError):
+    """A worker has ended the session: `code` says what for; `stream` and `id`: for which message."""
+
+    def __init__(self, code: str, text: str, stream: str = "", id: int | None = None) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code, self.stream, self.id = code, stream, id
+
+
+class RewindError(FeedError):
+    """The flow has gone back to before what it had acknowledged, and the messages are no longer here."""
+
+
+class TooLargeError(FeedError):
+    """A message is larger than a frame may be."""

@@ -1,0 +1,178 @@
+"""SyncConnector: a `Connector` for programs without an event loop. It works in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from railgun.connector.client import Connector, Item, Payload
+from railgun.connector.errors import FeedError
+
+R = TypeVar("R")
+TOGETHER: Final = 500  # messages that are handed over at once
+
+
+class SyncConnector:
+    """Pushes streams into a flow; takes what `Connector` takes.
+
+    with SyncConnector("orders") as c:
+        c.send("gateway-7", 0, b'{"price": 3}')
+    """
+
+    def __init__(self, flow: str, **options: Any) -> None:
+        self._connector = Connector(flow, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="railgun-connector", daemon=True
+        )
+        self._waiting: list[tuple[str, int, Payload, str | None, int | None]] = []
+        self._handing = False
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._room = threading.Event()
+        self._room.set()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Connect; raises `NoFlowError` if that does not succeed in time."""
+        self._thread.start()
+        try:
+            self._do(self._connector.open())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connection; what is not acknowledged may or may not be taken."""
+        if self._thread.is_alive():
+            self._do(self._connector.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    def send(
+        self,
+        stream: str,
+        id: int,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        time: int | None = None,
+    ) -> None:
+        """Send a message; waits while there is no room. What is wrong with one may be raised by a later call."""
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            self._waiting.append((stream, id, payload, key, time))
+            handing, self._handing = self._handing, True
+            full = len(self._waiting) >= 20 * TOGETHER
+            if full:
+                self._room.clear()
+        if not handing:
+            self._loop.call_soon_threadsafe(self._hand_over)
+        if full:
+            self._room.wait()
+
+    def _hand_over(self) -> None:
+        self._handed = self._loop.create_task(self._send_waiting())
+
+    async def _send_waiting(self) -> None:
+        send = self._connector.send
+        while True:
+            with self._lock:
+                some, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
+                if not some:
+                    self._handing = False
+                    self._room.set()
+                    return
+            try:
+                for stream, id_, payload, key, time in some:
+                    await send(stream, id_, payload, key=key, time=time)
+            except Exception as error:
+                with self._lock:
+                    self._error, self._waiting, self._handing = error, [], False
+                    self._room.set()
+                return
+            if len(self._waiting) < 10 * TOGETHER:
+                self._room.set()
+
+    def flush(self) -> None:
+        """Wait until all that was sent is acknowledged."""
+        self._do(self._flush())
+
+    async def _flush(self) -> None:
+        await self._all_handed()
+        await self._connector.flush()
+
+    async def _all_handed(self) -> None:
+        while self._handing and self._error is None:
+            await asyncio.sleep(0.001)
+        if self._error is not None:
+            raise self._error
+
+    def end(self, stream: str) -> None:
+        """A stream is complete, for now: wait until all of it is acknowledged."""
+
+        async def end() -> None:
+            await self._all_handed()
+            await self._connector.end(stream)
+
+        self._do(end())
+
+    def feed(
+        self,
+        stream: str,
+        source: Iterable[Item] | Callable[[int | None], Iterable[Item]],
+        *,
+        end: bool = True,
+    ) -> None:
+        """Send all that an iterable brings, or a function of the id after which to go on; see `Connector.feed`.
+
+        A function and what it returns are used in the connector's thread.
+        """
+        if callable(source):
+            self._do(self._connector.feed(stream, source, end=end))
+            return
+        for item in source:
+            self.send(
+                stream,
+                item[0],
+                item[1],
+                key=item[2] if len(item) > 2 else None,
+                time=item[3] if len(item) > 3 else None,
+            )
+        if end:
+            self.end(stream)
+
+    def position(self, stream: str) -> int | None:
+        """After which id the flow wants a stream to go on; None: from its start."""
+        return self._do(self._connector.position(stream))
+
+    def acked(self, stream: str) -> int | None:
+        """The id up to which all messages are in a committed snapshot."""
+        return self._connector.acked(stream)
+
+    def _do(self, work: Coroutine[Any, Any, R]) -> R:
+        if not self._thread.is_alive():
+            work.close()
+            raise FeedError("this connector is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

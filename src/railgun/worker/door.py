@@ -1,0 +1,360 @@
+"""Where connectors come in: a listener of a worker for one source, and those who are connected.
+
+A door is open as long as the process is there. Behind it is a `Receiving` while a generation of the flow runs;
+in between, connectors are told to try again. Rules:
+
+1. Whoever connects proves that they know the secret (`wire.hello`), and says of what version and instance they are.
+2. Messages are paid for with credits, in bytes; they come back as messages are applied. Who sends without any, or
+   anything that cannot be, is told why, and that session ends. Nothing a connector sends ends the worker.
+3. All that waits stays within bounds: the more connectors there are, the fewer credits each gets.
+4. Who says nothing for long is asked, and given up if there is no answer. A connector that connects again is known by
+   its instance: its old session, which may not have ended yet as far as is known here, ends.
+5. Who does not read what is sent to it is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from railgun.core.sources.messages import (
+    LAST_ID,
+    NONE,
+    Acknowledge,
+    Answer,
+    Ask,
+    FromTable,
+    Hasten,
+    Reason,
+    Relinquish,
+    Restart,
+    SessionError,
+)
+from railgun.flow.operators.receiving import Receiving
+from railgun.flow.source import Pushed
+from railgun.wire import control
+from railgun.wire.commands import Blob, FrameError, FrameReader, encode
+from railgun.wire.connection import Connection
+from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.outbox import Outbox
+from railgun.wire.outside import LARGEST, VERSION
+from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import streams_pb2 as p
+
+WINDOW: Final = (16 << 10, 2 << 20)  # bytes of credits of a session: at least, and at most
+ALL: Final = 128 << 20  # bytes of credits of all
+MOST_SESSIONS: Final = 20_000
+MOST_STREAMS: Final = 100_000  # of a session
+LONGEST_NAME: Final = 1_000  # bytes of a stream's name
+UNREAD: Final = 8 << 20  # bytes that may wait for a connector to read them
+SILENT: Final = (10.0, 20.0)  # seconds after which it is asked, and given up
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """A connector that is connected."""
+
+    session: int
+    connection: Connection
+    out: Outbox
+    credits: int
+    window: int
+    who: str
+    reader: FrameReader = field(default_factory=lambda: FrameReader(LARGEST))
+    names: dict[int, str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    owed: int = 0  # credits to give back
+    heard: float = field(default_factory=time.monotonic)
+    asked: bool = False
+
+
+class Door:
+    """The listener of one source."""
+
+    def __init__(
+        self,
+        source: Pushed[Any],
+        step: str,
+        tell: Callable[[control.FromWorker], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.source = source
+        self.step = step
+        self.tell, self.wake = tell, wake
+        self.callers: dict[int, Caller] = {}
+        self.instances: dict[str, Caller] = {}
+        self.receiving: Receiving | None = None
+        self.generation = -1
+        self.elsewhere = ""  # where connectors are to go when this worker leaves
+        self.refused = 0
+        self._sessions = 0
+        self._owing: dict[int, Caller] = {}
+        self._server: asyncio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def open(self, loop: asyncio.AbstractEventLoop, host: str, worker: int) -> tuple[str, int]:
+        """Listen; where. Raises `OSError` if that cannot be."""
+        self.loop = loop
+        port = 0 if self.source.port is None else self.source.port + worker
+        listening = socket.create_server((host, port), backlog=1024)
+        self._watch = loop.create_task(self._serve(listening))
+        address: tuple[str, int] = listening.getsockname()[:2]
+        return address
+
+    async def _serve(self, listening: socket.socket) -> None:
+        self._server = await self.loop.create_server(self._accept, sock=listening, backlog=1024)
+        while True:
+            await asyncio.sleep(SILENT[0] / 4)
+            self._look_for_silent()
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._server is not None:
+            self._server.close()
+        self.let_go()
+
+    # ------------------------------------------------------------ what is behind it
+
+    def attach(self, receiving: Receiving, generation: int) -> None:
+        """A generation of the flow runs."""
+        self.receiving, self.generation, self.elsewhere = receiving, generation, ""
+        receiving.callers = self
+        for session in self.callers:
+            receiving.table.opened(session)
+
+    def let_go(self) -> None:
+        """It does no more: all sessions end."""
+        self.receiving = None
+        for caller in list(self.callers.values()):
+            self._restart(caller, "")
+
+    def hear(self, order: control.Granted | control.Rejected | control.Wanted) -> None:
+        """What the controller says."""
+        receiving = self.receiving
+        if receiving is None or order.generation != self.generation:
+            return
+        match order:
+            case control.Granted(_, _, stream, session, por):
+                receiving.granted(stream, session, por)
+            case control.Rejected(_, _, stream, session):
+                receiving.rejected(stream, session)
+            case control.Wanted(_, _, stream):
+                receiving.wanted(stream)
+
+    def carry_out(self, command: FromTable) -> None:
+        """Do what the table wants."""
+        match command:
+            case Answer(session, stream, reason, por):
+                self._answer(session, stream, reason, por)
+            case Acknowledge(session, points):
+                caller = self.callers.get(session)
+                if caller is not None:
+                    told = [c.Point(stream=caller.numbers[s], por=por) for s, por in points]
+                    self._send(caller, c.Ack(points=told))
+            case Restart(session):
+                caller = self.callers.get(session)
+                if caller is not None:
+                    self._restart(caller, self.elsewhere)
+            case Ask(stream, session):
+                self.tell(control.Asked(self.generation, self.step, stream, session))
+            case Relinquish(stream, por):
+                self.tell(control.Relinquished(self.generation, self.step, stream, por))
+            case Hasten():
+                self.tell(control.Hastened(self.generation))
+
+    def _answer(self, session: int, stream: str, reason: Reason, por: int) -> None:
+        caller = self.callers.get(session)
+        if caller is None:
+            return
+        told = c.NotifyAck(
+            stream=caller.numbers[stream],
+            granted=reason is Reason.OK,
+            reason=reason.name,
+        )
+        if reason is Reason.OK and por != NONE:
+            told.por = por
+        if reason is Reason.REDIRECT:
+            told.address = self.elsewhere
+        self._send(caller, told)
+
+    def took(self, session: int, size: int) -> None:
+        """Messages were applied: their credits come back, those of a turn together."""
+        caller = self.callers.get(session)
+        if caller is None:
+            return
+        caller.credits += size
+        caller.owed += size
+        if not self._owing:
+            self.loop.call_soon(self._give_back)
+        self._owing[session] = caller
+
+    def _give_back(self) -> None:
+        owing, self._owing = self._owing, {}
+        for session, caller in owing.items():
+            if session in self.callers:
+                credits, caller.owed = caller.owed, 0
+                self._send(caller, c.Ack(credits=credits))
+
+    def refuse(self, session: int, error: SessionError) -> None:
+        """Say why, and end the session."""
+        caller = self.callers.get(session)
+        if caller is None:
+            return
+        self.refused += 1
+        told = c.Refused(code=error.code, text=str(error), stream=error.stream)
+        if error.id != NONE:
+            told.id = error.id
+        self._send(caller, told)
+        self._end(caller)
+
+    def metrics(self) -> dict[str, int]:
+        """Figures, for people."""
+        return {"connectors": len(self.callers), "refused": self.refused}
+
+    # ------------------------------------------------------------ connections
+
+    def _accept(self) -> Connection:
+        return Connection(self.source.secret, self._opened, self._received, self._closed)
+
+    def _opened(self, connection: Connection) -> None:
+        who = connection.who
+        if who.get("version") != VERSION:
+            raise HelloError(
+                f"a connector of version {who.get('version')!r}; this worker speaks {VERSION}",
+                BAD_VERSION,
+            )
+        if who.get("source") not in (None, self.source.name):
+            raise HelloError(
+                f"this is {self.source.name!r}, not {str(who['source'])[:100]!r}", "NO_SOURCE"
+            )
+        if len(self.callers) >= MOST_SESSIONS:
+            raise HelloError(f"{MOST_SESSIONS} connectors are the most", "TOO_MANY")
+        self._sessions += 1
+        window = min(WINDOW[1], max(WINDOW[0], ALL // (len(self.callers) + 1)))
+        instance = str(who.get("instance") or "")[:200]
+        out = Outbox(self.loop, connection.transport)
+        caller = Caller(self._sessions, connection, out, window, window, instance)
+        connection.tag = caller
+        before = self.instances.get(instance) if instance else None
+        if before is not None:
+            self._end(before)
+        self.callers[caller.session] = caller
+        if instance:
+            self.instances[instance] = caller
+        if self.receiving is not None:
+            self.receiving.table.opened(caller.session)
+        welcome = c.Welcome(credits=window, largest=LARGEST)
+        connection.send(b"".join(encode(welcome)))
+
+    def _closed(self, connection: Connection, error: Exception | None) -> None:
+        if connection.tag is not None:
+            self._forget(connection.tag)
+
+    def _received(self, connection: Connection, data: bytes) -> None:
+        caller: Caller = connection.tag
+        if caller.session not in self.callers:
+            return
+        caller.heard, caller.asked = time.monotonic(), False
+        try:
+            for frame in caller.reader.feed(data):
+                self._handle(caller, frame.command, frame.blob)
+                if caller.session not in self.callers:
+                    return
+        except SessionError as refused:
+            self.refuse(caller.session, refused)
+        except FrameError as garbage:
+            self.refuse(caller.session, SessionError("BAD_FRAME", str(garbage)))
+        except Exception as error:  # whatever it is, it is of this session
+            _LOG.exception("a connector's session ends")
+            self.refuse(caller.session, SessionError("INTERNAL", repr(error)[:500]))
+
+    def _handle(self, caller: Caller, command: Message, blob: bytearray) -> None:
+        match command:
+            case c.Messages():
+                size = len(blob)
+                if caller.credits <= 0:
+                    raise SessionError("OVERDRAWN", f"{size} bytes, but there are no credits")
+                caller.credits -= size
+                self._offer(caller, command.stream, blob, size)
+            case c.Eos():
+                last = command.last if command.HasField("last") else NONE
+                if not NONE <= last <= LAST_ID:
+                    raise SessionError("BAD_IDS", f"a stream cannot end with {last}")
+                self._offer(caller, command.stream, last, 0)
+            case c.Notify():
+                self._notify(caller, command.stream, command.name)
+            case p.Ping():
+                self._send(caller, p.Pong(number=command.number))
+            case p.Pong():
+                pass
+            case _:
+                what = type(command).__name__
+                raise SessionError("BAD_FRAME", f"{what} is not for a worker to hear")
+
+    def _offer(self, caller: Caller, number: int, what: bytearray | int, size: int) -> None:
+        name = caller.names.get(number)
+        if name is None or self.receiving is None:
+            raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
+        if self.receiving.stopped:
+            return
+        if self.receiving.offer(caller.session, name, what, size):
+            self.wake()
+
+    def _notify(self, caller: Caller, number: int, name: str) -> None:
+        if not name or len(name.encode()) > LONGEST_NAME:
+            raise SessionError("BAD_NAME", f"a stream's name has 1 to {LONGEST_NAME} bytes")
+        if caller.names.setdefault(number, name) != name:
+            raise SessionError("BAD_NAME", f"stream {number} is {caller.names[number]!r}", name)
+        if caller.numbers.setdefault(name, number) != number:
+            raise SessionError("BAD_NAME", f"{name!r} is stream {caller.numbers[name]}", name)
+        if len(caller.names) > MOST_STREAMS:
+            raise SessionError("TOO_MANY", f"{MOST_STREAMS} streams are the most of a session")
+        if self.receiving is None or self.receiving.stopped:
+            self._answer(caller.session, name, Reason.ROLLING_BACK, NONE)
+        else:
+            self.receiving.notify(caller.session, name)
+
+    def _send(self, caller: Caller, command: Message, blobs: tuple[Blob, ...] = ()) -> None:
+        caller.out.send(encode(command, blobs))
+        if caller.out.unsent > UNREAD:
+            caller.connection.transport.abort()
+
+    def _restart(self, caller: Caller, address: str) -> None:
+        self._send(caller, c.Restart(address=address))
+        self._end(caller)
+
+    def _end(self, caller: Caller) -> None:
+        self._forget(caller)
+        caller.out.flush()
+        caller.connection.close()
+
+    def _forget(self, caller: Caller) -> None:
+        if self.callers.pop(caller.session, None) is None:
+            return
+        if self.instances.get(caller.who) is caller:
+            del self.instances[caller.who]
+        if self.receiving is not None:
+            self.receiving.closed(caller.session)
+
+    def _look_for_silent(self) -> None:
+        now = time.monotonic()
+        for caller in list(self.callers.values()):
+            silent = now - caller.heard
+            if silent > SILENT[1] and caller.asked:
+                self._forget(caller)
+                caller.connection.transport.abort()
+            elif silent > SILENT[0] and not caller.asked:
+                caller.asked = True
+                with contextlib.suppress(Exception):
+                    self._send(caller, p.Ping(number=0))
