@@ -175,7 +175,7 @@ class Connector:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is None and not self._closed:
             try:
                 await self.flush()
             finally:

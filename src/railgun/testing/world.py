@@ -49,7 +49,7 @@ class Process:
         self.worker = worker
         self.incarnation = incarnation
         self.runtime: Runtime | None = None
-        self.orders: deque[o.WorkerOrder | control.Load] = deque()
+        self.orders: deque[o.WorkerOrder | control.Load | control.Streams] = deque()
         self.reports: deque[Any] = deque()
         self.threads: deque[tuple[int, Work, Then]] = deque()
         self.load: control.Load | None = None
@@ -65,7 +65,7 @@ class Process:
         with self.acting():
             self._obey(self.orders.popleft())
 
-    def _obey(self, order: o.WorkerOrder | control.Load) -> None:
+    def _obey(self, order: o.WorkerOrder | control.Load | control.Streams) -> None:
         runtime = self.runtime
         match order:
             case control.Load():
@@ -81,6 +81,7 @@ class Process:
                 pass
             case o.Begin():
                 runtime.begin(self.world.now)
+                self.world.begun(self)
             case o.Tell(_, stage, event):
                 runtime.tell(stage, event)
                 if isinstance(event, m.Join):
@@ -96,6 +97,8 @@ class Process:
                 runtime.end_sources()
             case o.StopSources():
                 runtime.stop_sources()
+            case control.Granted() | control.Rejected() | control.Wanted():
+                self.world.told_of_stream(self, order)
         self.look()
 
     def _start(self, start: o.Start) -> None:
@@ -282,9 +285,29 @@ class World:
     def hear(self, process: Process) -> None:
         """The controller hears the next report of a worker."""
         report = process.reports.popleft()
+        if isinstance(report, control.FromStreams):
+            self._fed((process.worker, process.incarnation), report)
+            return
         heard = self.ledger.heard(process.worker, report)
         if heard is not None:
             self.do(self.life.reported(process.worker, heard, self.life_now))
+
+    def _fed(self, owner: tuple[Worker, int], report: control.FromStreams) -> None:
+        """A worker asks for a stream of connectors, or gives one back."""
+        hasten = isinstance(report, control.Hastened) and report.generation == self.life.generation
+        if not isinstance(report, control.Hastened):
+            answers, hasten = self.ledger.feeds.heard(owner, report)
+            for worker, answer in answers:
+                if worker in self.processes:
+                    self.processes[worker].orders.append(answer)
+        if hasten and not self.life.over and not self.life.saving.asked:
+            self.do(self.life.snapshot(self.life_now))
+
+    def begun(self, process: Process) -> None:
+        """A worker's sources begin."""
+
+    def told_of_stream(self, process: Process, order: control.Streams) -> None:
+        """The controller tells a worker of a stream that connectors push."""
 
     def gone(self, process: Process, why: str) -> None:
         """A process has ended."""
