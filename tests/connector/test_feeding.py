@@ -123,9 +123,7 @@ def test_two_connectors_race_for_one_stream(tmp_path: Path) -> None:
             Connector(doors(job)[0], secret=SECRET) as one,
             Connector(doors(job)[1], secret=SECRET) as two,
         ):
-            await asyncio.gather(
-                one.feed("a", items("a", 500)), two.feed("a", items("a", 500))
-            )
+            await asyncio.gather(one.feed("a", items("a", 500)), two.feed("a", items("a", 500)))
 
     with fed_job(tmp_path) as job:
         asyncio.run(main(job))

@@ -30,9 +30,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import countOf
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
+import numpy as np
 from google.protobuf.message import Message
 
 from railgun.connector.errors import (
@@ -98,6 +100,7 @@ class Stream:
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
         self.ending = False
+        self.queued = False  # whether it is among those that have something to send
         self.grants = 0
         self.pause = ASK_AGAIN[0]
         self.error: Exception | None = None
@@ -272,8 +275,9 @@ class Connector:
         found = self._stream(stream)
         if not callable(source):
             async for some in _chunks(source):
-                for item in some:
-                    await self.send(stream, item[0], item[1], key=_key(item), time=_time(item))
+                await self._until(lambda: self._kept < self._keep, found)
+                self._add_all(found, some)
+                self._pump()
         else:
             await self._replay(found, source)
         if end:
@@ -299,9 +303,7 @@ class Connector:
             async for some in iterator:
                 if found.grants != grant or not found.is_open:
                     return
-                for item in some:
-                    self._add(found, item[0], item[1], _key(item), _time(item))
-                self._seal(found)
+                self._add_all(found, some)
                 self._pump()
                 await self._until(
                     lambda: len(found.kept) < AHEAD or found.grants != grant or not found.is_open,
@@ -359,6 +361,43 @@ class Connector:
         if len(waiting.ids) >= MOST:
             self._seal(found)
 
+    def _add_all(self, found: Stream, items: Sequence[Item]) -> None:
+        """As `_add` for each; those that are plain ids and bytes are not looked at one by one."""
+        ids, payloads = [item[0] for item in items], [item[1] for item in items]
+        count = len(items)
+        plain = (
+            countOf(map(len, items), 2) == count
+            and countOf(map(type, ids), int) == count
+            and countOf(map(type, payloads), bytes) == count
+        )
+        sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.empty(0)
+        if not plain or int(sizes.max()) > PIECE or not 0 <= ids[0] <= ids[-1] <= LAST_ID:
+            for item in items:
+                self._add(found, item[0], item[1], _key(item), _time(item))
+            self._seal(found)
+            return
+        numbers = np.array(ids, np.int64)
+        if ids[0] <= found.last or bool((numbers[1:] <= numbers[:-1]).any()):
+            before = [found.last, *ids]
+            place = next(at for at, id_ in enumerate(ids) if id_ <= before[at])
+            found.last = before[place]
+            raise _bad_id(found, ids[place])
+        self._seal(found)
+        found.last = ids[-1]
+        pieces = (np.cumsum(sizes + 32) // PIECE).astype(np.int64)
+        stops = [*(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), count]
+        for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
+            blob = pack(numbers[begin:stop], payloads[begin:stop])
+            self._keep_piece(found, Piece(ids[stop - 1], blob))
+
+    def _keep_piece(self, found: Stream, piece: Piece) -> None:
+        """A piece is to be sent."""
+        found.kept.append(piece)
+        self._kept += len(piece.blob)
+        if found.is_open and piece.last <= found.sent.at:
+            self._skip(found)
+        self._want(found)
+
     def _seal(self, found: Stream) -> None:
         """What waits becomes a piece, to be sent."""
         waiting = found.waiting
@@ -372,12 +411,8 @@ class Connector:
             now = time.time_ns() // 1000
             times = [now if moment is None else moment for moment in waiting.times]
         keys = waiting.keys if any(key is not None for key in waiting.keys) else None
-        piece = Piece(waiting.ids[-1], pack(waiting.ids, waiting.payloads, times, keys))  # type: ignore[arg-type]
-        found.kept.append(piece)
-        self._kept += len(piece.blob)
-        if found.is_open and piece.last <= found.sent.at:
-            self._skip(found)
-        self._want(found)
+        blob = pack(waiting.ids, waiting.payloads, times, keys)  # type: ignore[arg-type]
+        self._keep_piece(found, Piece(waiting.ids[-1], blob))
 
     def _seal_all(self) -> None:
         self._sealing = False
@@ -386,8 +421,11 @@ class Connector:
         self._pump()
 
     def _want(self, found: Stream) -> None:
-        self._ready.append(found)
-        self._loop.call_soon(self._pump)
+        if not found.queued:
+            found.queued = True
+            self._ready.append(found)
+            if len(self._ready) == 1:
+                self._loop.call_soon(self._pump)
 
     def _skip(self, found: Stream) -> None:
         """Pass over what the flow has already."""
@@ -397,17 +435,16 @@ class Connector:
     def _pump(self) -> None:
         """Send what there are credits for."""
         sender, ready = self._sender, self._ready
-        turns = len(ready)
-        while ready and turns and sender.credits > 0 and self._opened:
+        while ready and sender.credits > 0 and self._opened:
             found = ready.popleft()
-            turns -= 1
+            found.queued = False
             if not found.is_open:
                 continue  # it comes back when it is granted
             if found.next < len(found.kept):
                 self._send_piece(found)
             if found.next < len(found.kept):
+                found.queued = True
                 ready.append(found)
-                turns += 1
             elif found.ending and not found.waiting.ids:
                 last = found.sent.at
                 self._send(

@@ -330,7 +330,7 @@ class Controller:
         return connection
 
     def _tick(self) -> None:
-        self._loop.call_later(TICK, self._tick)
+        self._loop.call_later(self._until_due(), self._tick)
         now = time.monotonic()
         for seen in list(self._seen.values()):
             silent = now - seen.heard
@@ -340,6 +340,13 @@ class Controller:
             elif silent > self.settings.start_within and self._is_late(seen):
                 self._give_up(seen, f"it did not call within {silent:.0f} s")
         self._obey(self.lifecycle.tick(_now()))
+
+    def _until_due(self) -> float:
+        """Seconds until the machine is to hear that time has passed; a snapshot begins when it is time for it."""
+        saving = self.lifecycle.saving
+        if saving.due is None or saving.busy:
+            return TICK
+        return min(TICK, max(0.0, (saving.due - _now()) / 1e6) or TICK)
 
     def _is_late(self, seen: Seen) -> bool:
         """Whether it should have called: it never has, and does not wait for a slot."""

@@ -50,6 +50,7 @@ class Saving:
     why: str = ""
     trouble: str = ""  # why it will fail
     due: int | None = None
+    began: int = 0  # when it was time for the one under way
     asked: int = 0  # requests that wait for one to begin
     tries: int = 0  # of the last one
     rows: int = 0  # added since the last full one
@@ -95,9 +96,10 @@ class Saving:
         self.asked = self.saved_rows = self.saved_keys = 0
 
     def end(self, now: int) -> None:
-        """It is over, one way or the other."""
+        """It is over, one way or the other. They come at an even pace; if they take long, the flow rests in between."""
         self.phase = "none"
-        self.due = None if self.every is None else now + self.every
+        if self.every is not None:
+            self.due = max(self.began + self.every, now + self.every // 2)
 
     def commit(self, now: int, members: Iterable[Worker]) -> None:
         """Its manifest is written; it is for these workers to make visible what belongs to it."""

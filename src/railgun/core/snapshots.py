@@ -158,6 +158,7 @@ class Snapshots:
         """Whether it is time for one, which begins; a flow that stops takes only its last."""
         if self._stopping or not self.saving.is_due(now):
             return False
+        self.saving.began = now
         self._begin_snapshot("asked for" if self.saving.asked else "it was time", last=False)
         return True
 

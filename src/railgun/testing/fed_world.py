@@ -384,9 +384,7 @@ class FedJob:
         """What is shown and acknowledged."""
         rows: list[ConnectorMessage] = self.shelf.items()
         shown = [(row.stream, row.payload) for row in rows]
-        wanted = {
-            name: [b"%d" % number for number in range(self.messages)] for name in self.names
-        }
+        wanted = {name: [b"%d" % number for number in range(self.messages)] for name in self.names}
         if whole:
             trouble = check_streams(shown, wanted, whole=True)
             if trouble:

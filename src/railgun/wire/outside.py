@@ -43,7 +43,7 @@ class Pushed(NamedTuple):
 
 
 def pack(
-    ids: Sequence[int],
+    ids: Sequence[int] | NDArray[np.int64],
     payloads: Sequence[bytes],
     times: Sequence[int] | None = None,
     keys: Sequence[str | None] | None = None,
