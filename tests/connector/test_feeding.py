@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fed import SECRET, check, connector, doors, fed_job, items, shown, text, until
+from tests.connector.fed import SECRET, check, connector, doors, fed_job, items, shown, text, until
 
 from railgun import Job
 from railgun.connector import Connector, FeedError, NoFlowError, RefusedError, SyncConnector
@@ -156,9 +157,12 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
             await connector(tmp_path, "else", timeout=0.2).open()
         async with connector(tmp_path) as c:
             await c.send("a", 5, "x")
-            for bad, why in ((5, "5 does not come after 5"), (-1, "from 0 to"), ("7", "from 0 to")):
+            wrong: list[tuple[Any, str]] = [
+                (5, "5 does not come after 5"), (-1, "from 0 to"), ("7", "from 0 to"),
+            ]  # fmt: skip
+            for bad, why in wrong:
                 with pytest.raises(FeedError, match=why):
-                    await c.send("a", bad, "x")  # type: ignore[arg-type]
+                    await c.send("a", bad, "x")
             with pytest.raises(FeedError, match="2,000,000 bytes"):
                 await c.send("a", 6, bytes(2_000_000))
 

@@ -65,10 +65,17 @@ def test_a_snapshot_comes_about_in_its_phases() -> None:
     assert play.life.saving.phase == "none"
 
 
-def test_the_next_one_is_due_some_time_after_the_last_one_ended() -> None:
+def test_they_come_at_an_even_pace_however_long_one_takes() -> None:
     play = saver()
     play.any(play.after(EVERY)).any(play.after(3 * SECOND)).at("none")
-    play.expect(play.after(EVERY - 1))
+    play.expect(play.after(EVERY - 3 * SECOND - 1))
+    play.expect(play.after(1), "record 2 changes: it was time")
+
+
+def test_after_one_that_took_long_the_flow_rests() -> None:
+    play = saver()
+    play.any(play.after(EVERY)).any(play.after(5 * EVERY)).at("none")
+    play.expect(play.after(EVERY // 2 - 1))
     play.expect(play.after(1), "record 2 changes: it was time")
 
 

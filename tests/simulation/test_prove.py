@@ -26,3 +26,5 @@ def test_the_quick_proof_passes_and_speaks_json() -> None:
     assert values["simulated schedules"] >= 100
     assert values["mutants of saving caught"] >= 17
     assert values["jobs that crash"] >= 100
+    assert values["violations of connectors"] == 0
+    assert values["mutants of connectors caught"] >= 18

@@ -387,7 +387,7 @@ class Connector:
         pieces = (np.cumsum(sizes + 32) // PIECE).astype(np.int64)
         stops = [*(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), count]
         for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
-            blob = pack(numbers[begin:stop], payloads[begin:stop])
+            blob = pack(numbers[begin:stop], payloads[begin:stop])  # type: ignore[arg-type]
             self._keep_piece(found, Piece(ids[stop - 1], blob))
 
     def _keep_piece(self, found: Stream, piece: Piece) -> None:

@@ -637,11 +637,24 @@ def _in_words(message: Sequence[Any]) -> str:
 
 
 CASES: Final = (
-    Case(messages=3, closes=2),
-    Case(messages=2, closes=1, crashes=1, failures=True),
-    Case(messages=2, closes=1, shrinks=1),
-    Case(messages=1, closes=1, crashes=1, shrinks=1),
-    Case(messages=2, connectors=2, closes=0),
-    Case(messages=1, connectors=2, closes=1),
+    Case(messages=2, closes=1),
+    Case(messages=1, closes=1, failures=True),
+    Case(messages=2, closes=0, crashes=1),
+    Case(messages=1, closes=0, shrinks=1),
+    Case(messages=2, closes=0, connectors=2),
+    Case(workers=1, messages=2, closes=1, shrinks=1),
+    Case(workers=1, messages=2, closes=1, crashes=1, failures=True),
+    Case(workers=1, streams=2, messages=1, closes=1),
 )
-"""What is explored each time."""
+"""What is explored each time: about a million states."""
+LARGE: Final = (
+    Case(messages=1, closes=1, crashes=1),
+    Case(messages=1, closes=1, shrinks=1),
+    Case(messages=2, closes=2),
+    Case(workers=3, messages=1, closes=1),
+    Case(workers=3, messages=1, closes=0, shrinks=1),
+    Case(workers=3, messages=1, closes=0, crashes=1),
+    Case(streams=2, messages=1, closes=0),
+    Case(streams=2, messages=1, closes=0, connectors=2),
+)
+"""And if there is more time."""

@@ -18,7 +18,7 @@ from railgun.core.sources.messages import (
 from railgun.core.sources.registry import Active, Inactive, Left, Registry
 from railgun.core.sources.sender import Sender, Sent
 from railgun.core.sources.table import Entry, Ids, State, Table
-from railgun.testing.feeding import Case, Rules
+from railgun.testing.feeding import Case, Rules, explore
 
 Kind = TypeVar("Kind", bound=type[Table] | type[Registry] | type[Sender])
 
@@ -47,6 +47,15 @@ def mutant(case: Case) -> Callable[[Kind], Kind]:
         return kind
 
     return register
+
+
+def hunt(name: str) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    rules, case = MUTANTS[name]
+    found = explore(case, rules)
+    if found.violation is None:
+        return name, "", ""
+    return name, f"explorer, {len(found.story)} steps", str(found.violation)
 
 
 # ---------------------------------------------------------------- the worker's table

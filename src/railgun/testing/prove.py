@@ -1,13 +1,14 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Six parts, each a line or more of the table:
+Seven parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
 3. the mutants: each production rule changed in one place must be found wrong;
 4. the simulator: seeded schedules of whole clusters; no violation;
 5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
-6. the mutants of saving and loading: each must be noticed by the jobs that crash.
+6. the mutants of saving and loading: each must be noticed by the jobs that crash;
+7. the rules of connectors, every interleaving, and their mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -31,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
-from railgun.testing import crashes, saving_mutants
+from railgun.testing import crashes, feeding, feeding_mutants, saving_mutants
 from railgun.testing.mutants import MUTANTS
 from railgun.testing.report import Report, options
 from railgun.testing.scenarios import Scenario, configurations, every_script
@@ -210,6 +211,13 @@ def hunting_grounds(look_at: str) -> Iterator[Scenario]:
         )
 
 
+def explore_feeding(case: feeding.Case) -> tuple[feeding.Case, int, str]:
+    """All of what connectors, workers and a controller can do in a case."""
+    found = feeding.explore(case)
+    told = "" if found.violation is None else "\n".join([str(case), *feeding.told(found)])
+    return case, found.states, told
+
+
 def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
     """One simulated schedule; the story if it fails, shortened."""
     outcome = simulate(seed, size)
@@ -270,6 +278,7 @@ class Prover:
             self.simulations()
             self.crashes()
             self.saving_mutants()
+            self.connectors()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -354,6 +363,24 @@ class Prover:
         """Part 6."""
         jobs = [partial(saving_mutants.hunt, name) for name in saving_mutants.MUTANTS]
         self.catch("mutants of saving caught", jobs)
+
+    def connectors(self) -> None:
+        """Part 7."""
+        cases = feeding.CASES if self.size is QUICK else feeding.CASES + feeding.LARGE
+        states = wrong = 0
+        for case, some_states, told in self.work(
+            "connectors", [partial(explore_feeding, case) for case in cases]
+        ):
+            states += some_states
+            self.console.print(f"connectors, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"cases, {states:,} states"
+        self.report.check("connectors explored", len(cases), text)
+        self.report.check("violations of connectors", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(feeding_mutants.hunt, name) for name in feeding_mutants.MUTANTS]
+        self.catch("mutants of connectors caught", jobs)
 
     def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
         """Hunt mutants; all must be caught."""
