@@ -31,11 +31,14 @@ def fed_flow(out: Path, **options: Any) -> Flow:
 
 
 @contextmanager
-def fed_job(tmp: Path, workers: int = 2, every: float = 0.25, **options: Any) -> Iterator[Job]:
+def fed_job(
+    tmp: Path, workers: int = 2, every: float = 0.25, *, spark: Any = None, **options: Any
+) -> Iterator[Job]:
     with run(
         fed_flow(tmp / "out", **options),
         workers,
-        launcher=SubprocessLauncher(),
+        launcher=SubprocessLauncher() if spark is None else None,
+        spark=spark,
         snapshots=Snapshots(str(tmp / "snapshots"), every=every),
         registry=tmp / "jobs",
         by_value=[sys.modules[__name__]],
