@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from railgun.connectors import (
     Collect,
     ConnectorError,
+    ConnectorMessage,
+    Connectors,
     Directory,
     Files,
     Generate,
@@ -40,6 +42,8 @@ __all__ = [
     "BatchResult",
     "Collect",
     "ConnectorError",
+    "ConnectorMessage",
+    "Connectors",
     "Context",
     "DeadLetter",
     "Directory",

@@ -665,6 +665,7 @@ class Controller:
             "stages": [stage.name for stage in self.plan.stages],
             "workers": workers,
             "failures": life.failed_times,
+            "streams": self._ledger.feeds.status(),
             "snapshot": life.saving.committed,
             "saving": life.saving.phase if life.saving.busy else None,
             "snapshots": self.storekeeper.status(life.saving) if self.storekeeper else None,

@@ -87,6 +87,9 @@ def _counts(worker: int, metrics: Mapping[str, Any]) -> Iterator[tuple[str, Labe
         yield "dead_letters", here, metrics["dead_letters"]
     for step, count in metrics.get("errors", {}).items():
         yield "errors", (*here, ("step", step)), count
+    for step, door in metrics.get("doors", {}).items():
+        yield "refused", (*here, ("step", step)), door["refused"]
+        yield "dropped", (*here, ("step", step)), door["dropped"]
 
 
 def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
@@ -114,6 +117,12 @@ def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
         ("bytes", "moved_bytes_total", "Bytes of state a worker gave away in rescales"),
         ("dead_letters", "dead_letters_total", "Records that became dead letters"),
         ("errors", "step_errors_total", "Records a step's function raised for"),
+        (
+            "refused",
+            "refused_connectors_total",
+            "Sessions of connectors that were ended for a fault",
+        ),
+        ("dropped", "dropped_messages_total", "Messages of connectors that had come before"),
     ):
         text.counter(metric, what)
         for labels, total in totals.of(name):
@@ -139,6 +148,14 @@ def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
         for worker in status["workers"]:
             if name in worker:
                 text.add((("worker", str(worker["worker"])),), int(worker[name]))
+    text.begin("streams", "gauge", "Streams of connectors that are known")
+    for step, count in status.get("streams", {}).items():
+        text.add((("step", step),), count)
+    text.begin("connectors", "gauge", "Connectors that are connected to a worker")
+    for worker in status["workers"]:
+        for step, door in worker.get("doors", {}).items():
+            labels = (("worker", str(worker["worker"])), ("step", step))
+            text.add(labels, door["connectors"])
     if status.get("snapshots") is not None:
         _tell_snapshots(text, status["snapshots"])
     return str(text)

@@ -216,7 +216,10 @@ class _Process:
         if runtime is not None:
             links = self.links.get(runtime.generation)
             metrics = runtime.metrics() | {
-                "doors": {step: door.metrics() for step, door in self.doors.items()},
+                "doors": {
+                    one.step: {"dropped": one.dropped, **self.doors[one.step].metrics()}
+                    for one in runtime.receiving()
+                },
                 "unsent": links.unsent if links else 0,
                 "resting": runtime.paused,
             }
