@@ -10,14 +10,15 @@ one line for each reading, whatever happened.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from railgun import Connectors, Files, Flow
-from railgun.connector import SyncConnector
+from railgun.connector import Connector
 
 SENSORS, READINGS = 5, 20_000
 
@@ -35,25 +36,27 @@ means = by_sensor.stateful_map(mean, initial=lambda: (0, 0.0), name="mean")
 means.sink(Files("gateway-output"), name="output")
 
 
-def measured(sensor: str, after: int | None) -> Iterator[tuple[int, str]]:
+async def measured(sensor: str, after: int | None) -> AsyncIterator[tuple[int, str]]:
     """What a sensor has measured, after the reading of this number."""
     for number in range(0 if after is None else after + 1, READINGS):
         value = (number * 7919) % 1000 / 10
         if number % 100 == 0:
-            time.sleep(0.01)
+            await asyncio.sleep(0.1)
         yield number, json.dumps({"sensor": sensor, "number": number, "value": value})
 
 
-def feed() -> None:
-    """Send all readings of all sensors; each sensor is a stream."""
-    with SyncConnector("gateway") as connector:
-        for number in range(SENSORS):
-            sensor = f"sensor-{number}"
-            begin = connector.position(sensor)
-            print(f"{sensor}: from reading {0 if begin is None else begin + 1} on", flush=True)
-            connector.feed(sensor, lambda after, sensor=sensor: measured(sensor, after))  # type: ignore[misc]
+async def feed() -> None:
+    """Send all readings of all sensors at the same time; each sensor is a stream."""
+    async with Connector("gateway") as connector:
+
+        async def send(sensor: str) -> None:
+            after = await connector.position(sensor)
+            print(f"{sensor}: from reading {0 if after is None else after + 1} on", flush=True)
+            await connector.feed(sensor, partial(measured, sensor))
             print(f"{sensor}: all {READINGS:,} are in a snapshot", flush=True)
+
+        await asyncio.gather(*(send(f"sensor-{number}") for number in range(SENSORS)))
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["feed"]:
-    feed()
+    asyncio.run(feed())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,28 @@ def test_a_payload_that_cannot_be_decoded_is_refused_and_what_came_before_counts
     ) as job:
         asyncio.run(main())
         assert sorted(job.collected("out")) == [[1], [2], [3], [4], [5]]
+
+
+def test_the_end_of_a_stream_is_said_again_after_a_lost_connection(tmp_path: Path) -> None:
+    """With nothing left to send, nothing else would set the connector going."""
+
+    async def main(job: Job) -> None:
+        await until(lambda: len(doors(job)) == 1, "a worker that listens")
+        async with connector(tmp_path) as c:
+            await c.feed("a", items("a", 10))
+        async with connector(tmp_path) as c:
+            calls = 0
+
+            def nothing_left(after: int | None) -> Iterator[tuple[int, str]]:
+                nonlocal calls
+                calls += 1
+                assert c._connection is not None
+                if calls < 3:
+                    c._connection.transport.abort()
+                return items("a", 10, after)
+
+            await asyncio.wait_for(c.feed("a", nothing_left), 30)
+            assert calls == 3
+
+    with fed_job(tmp_path, 1, every=1.0) as job:
+        asyncio.run(main(job))

@@ -164,6 +164,7 @@ class Connector:
         self._cause: Exception | None = None  # why there is no connection
         self._task: asyncio.Task[None] | None = None
         self._sealing = False
+        self._pumping = False  # whether `_pump` will be called
         self._closed = False
         self.connections = 0
         """How many there were so far."""
@@ -424,8 +425,9 @@ class Connector:
         if not found.queued:
             found.queued = True
             self._ready.append(found)
-            if len(self._ready) == 1:
-                self._loop.call_soon(self._pump)
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
 
     def _skip(self, found: Stream) -> None:
         """Pass over what the flow has already."""
@@ -434,6 +436,7 @@ class Connector:
 
     def _pump(self) -> None:
         """Send what there are credits for."""
+        self._pumping = False
         sender, ready = self._sender, self._ready
         while ready and sender.credits > 0 and self._opened:
             found = ready.popleft()
