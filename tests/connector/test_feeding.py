@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,43 @@ def test_the_end_of_a_stream_is_said_again_after_a_lost_connection(tmp_path: Pat
 
     with fed_job(tmp_path, 1, every=1.0) as job:
         asyncio.run(main(job))
+
+
+def test_connections_that_are_lost_at_any_moment(tmp_path: Path) -> None:
+    """Every few milliseconds, whatever is under way: answers, batches, ends, acknowledgements."""
+    streams = {f"s{number}": 400 for number in range(6)}
+
+    async def main() -> None:
+        chance = random.Random(3)
+
+        async def slow(name: str, after: int | None) -> AsyncIterator[tuple[int, str]]:
+            for number, payload in items(name, 400, after):
+                if number % 50 == 0:
+                    await asyncio.sleep(chance.random() / 20)
+                yield number, payload
+
+        async def by_hand(c: Connector, name: str) -> None:
+            async for number, payload in slow(name, None):
+                await c.send(name, number, payload)
+            await c.end(name)
+
+        async with connector(tmp_path) as one, connector(tmp_path) as two:
+            names = list(streams)
+            work = asyncio.gather(
+                *(by_hand(one, name) for name in names[:2]),
+                *(two.feed(name, partial(slow, name)) for name in names[2:4]),
+                two.feed(names[4], slow(names[4], None)),
+                one.feed(names[5], lambda after: items(names[5], 400, after)),
+            )
+            for _ in range(60):
+                await asyncio.sleep(chance.random() / 15)
+                victim = chance.choice((one, two))._connection
+                if victim is not None:
+                    victim.transport.abort()
+            await asyncio.wait_for(work, 60)
+            assert one.connections > 10
+
+    with fed_job(tmp_path, 2) as job:
+        asyncio.run(main())
+        job.stop()
+    check(tmp_path / "out", streams)

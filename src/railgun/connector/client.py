@@ -99,7 +99,7 @@ class Stream:
         self.kept: deque[Piece] = deque()  # not acknowledged
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
-        self.ending = False
+        self.ending: Callable[[], bool] | None = None  # whether its end is to be said
         self.queued = False  # whether it is among those that have something to send
         self.grants = 0
         self.pause = ASK_AGAIN[0]
@@ -317,12 +317,13 @@ class Connector:
         def is_over() -> bool:
             return found.sent.acked >= found.last or (grant is not None and found.grants != grant)
 
-        found.ending = True
+        # The end is that of what was sent for this grant; for another one it is yet to be sent.
+        found.ending = lambda: grant is None or found.grants == grant
         self._want(found)
         try:
             await self._until(is_over, found)
         finally:
-            found.ending = False
+            found.ending = None
         return found.sent.acked >= found.last
 
     # ------------------------------------------------------------ messages
@@ -448,7 +449,7 @@ class Connector:
             if found.next < len(found.kept):
                 found.queued = True
                 ready.append(found)
-            elif found.ending and not found.waiting.ids:
+            elif found.ending is not None and found.ending() and not found.waiting.ids:
                 last = found.sent.at
                 self._send(
                     c.Eos(stream=found.sent.number, **({} if last == NONE else {"last": last}))
