@@ -266,7 +266,7 @@ def test_connections_that_are_lost_at_any_moment(tmp_path: Path) -> None:
                 if victim is not None:
                     victim.transport.abort()
             await asyncio.wait_for(work, 60)
-            assert one.connections > 10
+            assert one.connections + two.connections > 10
 
     with fed_job(tmp_path, 2) as job:
         asyncio.run(main())
