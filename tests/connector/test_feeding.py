@@ -272,3 +272,23 @@ def test_connections_that_are_lost_at_any_moment(tmp_path: Path) -> None:
         asyncio.run(main())
         job.stop()
     check(tmp_path / "out", streams)
+
+
+def test_a_stream_that_was_ended_is_free_and_can_be_sent_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with connector(tmp_path) as one, connector(tmp_path) as two:
+            await one.feed("a", items("a", 10))
+            await two.feed("a", items("a", 20, 9))
+            await one.feed("a", items("a", 30, 19))
+            await two.send("a", 30, text("a", 30))
+            await two.flush()
+            await two.end("a")
+            await one.end("b")  # of which nothing was ever sent
+            await two.feed("b", [(0, text("b", 0))])
+            await one.feed("c", [])
+            await two.feed("c", lambda after: [(0, text("c", 0))])
+
+    with fed_job(tmp_path, 2) as job:
+        asyncio.run(asyncio.wait_for(main(), 60))
+        job.stop()
+    check(tmp_path / "out", {"a": 31, "b": 1, "c": 1})

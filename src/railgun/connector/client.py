@@ -100,6 +100,7 @@ class Stream:
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
         self.ending: Callable[[], bool] | None = None  # whether its end is to be said
+        self.wanted = False  # whether it is to be open
         self.queued = False  # whether it is among those that have something to send
         self.grants = 0
         self.pause = ASK_AGAIN[0]
@@ -242,7 +243,9 @@ class Connector:
         time: int | None = None,
     ) -> None:
         """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely."""
-        found = self._streams.get(stream) or self._stream(stream)
+        found = self._streams.get(stream)
+        if found is None or not found.wanted:
+            found = self._stream(stream)
         if self._kept >= self._keep or found.error is not None or self._error is not None:
             await self._until(lambda: self._kept < self._keep, found)
         self._add(found, id, payload, key, time)
@@ -293,29 +296,33 @@ class Connector:
             await self._until(lambda: found.is_open, found)
             grant, at = found.grants, found.sent.at
             found.last = at
-            await self._replay_from(found, grant, source(None if at == NONE else at))
-            if found.grants == grant and await self._finish(found, grant):
+            items = source(None if at == NONE else at)
+            if await self._replay_from(found, grant, items) and await self._finish(found, grant):
                 return
 
-    async def _replay_from(self, found: Stream, grant: int, items: Items) -> None:
-        """Send these, as long as the flow wants nothing else."""
+    async def _replay_from(self, found: Stream, grant: int, items: Items) -> bool:
+        """Send these, all of them; False: the flow wants something else meanwhile."""
         iterator = _chunks(items)
         async with contextlib.aclosing(iterator):
             async for some in iterator:
                 if found.grants != grant or not found.is_open:
-                    return
+                    return False
                 self._add_all(found, some)
                 self._pump()
                 await self._until(
                     lambda: len(found.kept) < AHEAD or found.grants != grant or not found.is_open,
                     found,
                 )
+        return found.grants == grant
 
     async def _finish(self, found: Stream, grant: int | None = None) -> bool:
         """Say that a stream ends, and wait until all of it is acknowledged; False: it is wanted again before that."""
 
+        def is_done() -> bool:
+            return found.sent.phase is Phase.ENDED and found.sent.acked >= found.last
+
         def is_over() -> bool:
-            return found.sent.acked >= found.last or (grant is not None and found.grants != grant)
+            return is_done() or (grant is not None and found.grants != grant)
 
         # The end is that of what was sent for this grant; for another one it is yet to be sent.
         found.ending = lambda: grant is None or found.grants == grant
@@ -324,7 +331,11 @@ class Connector:
             await self._until(is_over, found)
         finally:
             found.ending = None
-        return found.sent.acked >= found.last
+        if is_done():
+            found.wanted = False
+            self._sender.refused(found.sent)  # it is not ours any more
+            return True
+        return False
 
     # ------------------------------------------------------------ messages
 
@@ -336,6 +347,8 @@ class Connector:
             if self._closed:
                 raise FeedError("this connector is closed")
             found = self._streams[name] = Stream(self._sender.stream(name))
+        if not found.wanted:
+            found.wanted = True
             self._notify(found)
         return found
 
@@ -455,6 +468,7 @@ class Connector:
                     c.Eos(stream=found.sent.number, **({} if last == NONE else {"last": last}))
                 )
                 sender.ended(found.sent)
+                self._wake()
 
     def _send_piece(self, found: Stream) -> None:
         piece = found.kept[found.next]
@@ -474,7 +488,8 @@ class Connector:
             self._connection.send(b"".join(encode(command)))
 
     def _notify(self, found: Stream) -> None:
-        if self._opened and found.sent.phase is Phase.IDLE and found.error is None:
+        idle = found.sent.phase is Phase.IDLE and found.error is None
+        if self._opened and found.wanted and idle:
             self._sender.asks(found.sent)
             acked = found.sent.acked
             told = c.Notify(stream=found.sent.number, name=found.name)
