@@ -58,6 +58,11 @@ def job(status: Status) -> RenderableType:
         f"generation {status['generation']}, failures {status['failures']}",
     )
     parts: list[RenderableType] = [head]
+    for step, streams in status.get("streams", {}).items():
+        doors = [worker.get("doors", {}).get(step, {}) for worker in status["workers"]]
+        there = sum(door.get("connectors", 0) for door in doors)
+        told = f"{step}: {there} connector{'s' * (there != 1)}, {streams:,} streams"
+        parts.append(Text(told, "dim"))
     if status["cause"]:
         parts.append(Text(status["cause"], "red"))
     if status.get("snapshots") is not None:

@@ -45,6 +45,7 @@ from railgun.connector.errors import (
     TooLargeError,
 )
 from railgun.connector.find import Flow, Found
+from railgun.core.frontier import LAST, MIN
 from railgun.core.sources.messages import LAST_ID, NONE
 from railgun.core.sources.sender import Phase, Sender, Sent
 from railgun.wire.commands import FrameError, FrameReader, encode
@@ -57,7 +58,13 @@ from railgun.wire.proto import streams_pb2 as p
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = tuple[int, Payload] | tuple[int, Payload, str | None] | tuple[Any, ...]
 """An id and a payload; then a key and a time (µs), if they are wanted."""
-Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+
+
+class Chunk(list[Item]):
+    """Items that an async iterable brings together."""
+
+
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item] | AsyncIterable[Chunk]
 
 PIECE: Final = 64 << 10  # bytes that are sent at once
 MOST: Final = 4_000  # messages in a piece
@@ -67,6 +74,8 @@ PAUSES: Final = (0.05, 2.0)  # seconds until the next attempt: at first, and at 
 ASK_AGAIN: Final = (0.05, 1.0)  # for a stream that is not free
 SILENT: Final = (10.0, 30.0)  # seconds after which the worker is asked, and given up
 HELLO: Final = 10.0
+CHUNK: Final = 1_000  # items that are taken at once from who brings them quickly
+QUICK: Final = 0.002  # seconds
 AHEAD: Final = 16  # pieces that wait to be sent
 
 
@@ -357,7 +366,22 @@ class Connector:
     ) -> None:
         if type(id) is not int or not found.last < id <= LAST_ID:
             raise _bad_id(found, id)
-        data = payload.encode() if isinstance(payload, str) else bytes(payload)
+        if type(payload) is bytes:
+            data = payload
+        elif isinstance(payload, str):
+            data = payload.encode()
+        elif isinstance(payload, bytes | bytearray | memoryview):
+            data = bytes(payload)
+        else:
+            raise FeedError(
+                f"message {id} of {found.name!r}: a payload is bytes or text, not {payload!r:.80}"
+            )
+        if key is not None and not isinstance(key, str):
+            raise FeedError(f"message {id} of {found.name!r}: a key is text, not {key!r:.80}")
+        if time is not None and (type(time) is not int or not MIN < time < LAST):
+            raise FeedError(
+                f"message {id} of {found.name!r}: a time is a whole number of microseconds, not {time!r:.80}"
+            )
         size = len(data) + 32 + (len(key.encode()) if key is not None else 0)
         if size > LARGEST - HEADROOM:
             raise TooLargeError(
@@ -378,6 +402,12 @@ class Connector:
 
     def _add_all(self, found: Stream, items: Sequence[Item]) -> None:
         """As `_add` for each; those that are plain ids and bytes are not looked at one by one."""
+        if len(items) == 1:
+            self._add(found, items[0][0], items[0][1], _key(items[0]), _time(items[0]))
+            if not self._sealing:
+                self._sealing = True
+                self._loop.call_soon(self._seal_all)
+            return
         ids, payloads = [item[0] for item in items], [item[1] for item in items]
         count = len(items)
         plain = (
@@ -546,6 +576,9 @@ class Connector:
             except FeedError as error:
                 self._give_up(error)
                 return
+            except Exception as error:
+                self._give_up(FeedError(f"{self._flow.where} cannot be looked for: {error!r}"))
+                raise
             if self._error is not None:
                 return
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -741,9 +774,13 @@ async def _chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
     """What an iterable brings, some at a time; of an async one, one at a time."""
     if isinstance(items, AsyncIterable):
         async for item in items:
-            yield (item,)
+            yield item if isinstance(item, Chunk) else (item,)
         return
-    iterator = iter(items)
-    while some := list(islice(iterator, 1000)):
+    iterator, many = iter(items), 1
+    began = time.perf_counter()
+    while some := list(islice(iterator, many)):
+        took = time.perf_counter() - began
+        many = min(2 * many, CHUNK) if took < QUICK else max(1, many // 2)
         yield some
         await asyncio.sleep(0)
+        began = time.perf_counter()

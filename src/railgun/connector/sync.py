@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from railgun.connector.client import Connector, Item, Payload
+from railgun.connector.client import CHUNK, QUICK, Chunk, Connector, Item, Payload
 from railgun.connector.errors import FeedError
 
 R = TypeVar("R")
@@ -147,10 +149,10 @@ class SyncConnector:
     ) -> None:
         """Send all that an iterable brings, or a function of the id after which to go on; see `Connector.feed`.
 
-        A function and what it returns are used in the connector's thread.
+        What a function returns is read by other threads, one item after the other.
         """
         if callable(source):
-            self._do(self._connector.feed(stream, source, end=end))
+            self._do(self._connector.feed(stream, lambda after: _elsewhere(source(after)), end=end))
             return
         for item in source:
             self.send(
@@ -176,3 +178,16 @@ class SyncConnector:
             work.close()
             raise FeedError("this connector is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[Chunk]:
+    """What an iterable brings, read in another thread: it may wait as long as it likes."""
+    iterator, many = iter(items), 1
+    while True:
+        began = time.perf_counter()
+        some = Chunk(await asyncio.to_thread(list, islice(iterator, many)))
+        quick = time.perf_counter() - began < QUICK
+        many = min(2 * many, CHUNK) if quick else max(1, many // 2)
+        if not some:
+            return
+        yield some

@@ -144,6 +144,9 @@ class Receiving(Reading):
             pushed = outside.unpack(blob)
         except BatchError as error:
             raise SessionError("BAD_FRAME", str(error), stream) from error
+        times = pushed.times
+        if times is not None and (int(times.min()) <= MIN or int(times.max()) >= LAST):
+            raise SessionError("BAD_TIME", f"a message of {stream!r} has no possible time", stream)
         items: list[Any] = []
         bad: list[int] = []  # rows that cannot be decoded
         rest = pushed
