@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "railgun"
 LAYERS = (
     {"cli", "web"},
     {"controller", "worker", "node", "spark", "batch"},
-    {"client", "connectors"},
+    {"client", "connectors", "connector"},
     {"flow"},
     {"snapshots", "state"},
     {"wire"},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from railgun.batch.errors import BatchError
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
+    from railgun.connectors.outside import Outside
     from railgun.connectors.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
     from railgun.spark.batch import BatchResult, run_batch
@@ -54,6 +55,7 @@ __all__ = [
     "Job",
     "KeyedStream",
     "OnDisk",
+    "Outside",
     "Parquet",
     "Place",
     "Print",
@@ -86,6 +88,7 @@ _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
     **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
+    "Outside": "railgun.connectors.outside",
     **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
     "BatchError": "railgun.batch.errors",
     **dict.fromkeys(("BatchResult", "run_batch"), "railgun.spark.batch"),
