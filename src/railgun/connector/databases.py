@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import psycopg
 
 APPLIED: Final = "railgun_applied"
+_FORGET: Final = (
+    f"DELETE FROM {APPLIED} WHERE target = %s AND number < (SELECT min(number) FROM "
+    f"(SELECT number FROM {APPLIED} WHERE target = %s ORDER BY number DESC LIMIT %s) AS last)"
+)
 
 
 def quoted(name: str) -> str:
@@ -202,10 +206,7 @@ class _SQLite(Database):
         "txn TEXT NOT NULL, UNIQUE (target, txn))"
     )
     mark = f"INSERT INTO {APPLIED} (target, txn) VALUES (?, ?) ON CONFLICT DO NOTHING"
-    forget = (
-        f"DELETE FROM {APPLIED} WHERE target = ? AND number <= "
-        f"(SELECT max(number) FROM {APPLIED} WHERE target = ?) - ?"
-    )
+    forget = _FORGET.replace("%s", "?")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -285,10 +286,7 @@ class _PostgreSQL(Database):
         "UNIQUE (target, txn))"
     )
     mark = f"INSERT INTO {APPLIED} (target, txn) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-    forget = (
-        f"DELETE FROM {APPLIED} WHERE target = %s AND number <= "
-        f"(SELECT max(number) FROM {APPLIED} WHERE target = %s) - %s"
-    )
+    forget = _FORGET
 
     def __init__(self, url: str) -> None:
         try:

@@ -66,7 +66,7 @@ from typing import Any, Final, Literal
 from railgun.connector.errors import LostError, MisuseError, SinkError
 from railgun.connector.journal import Journal
 from railgun.connector.staged import Log
-from railgun.connector.targets import Target, TargetError
+from railgun.connector.targets import REMEMBERED, Target, TargetError
 from railgun.connectors.staging import sync_directory
 from railgun.core.errors import RailgunError
 
@@ -115,6 +115,7 @@ class Participant:
         self.records = 0
         """Records that were committed since the start."""
         self.commits = 0
+        self._applied = 0
         self._decided: list[Txn] = []
         self._committed: dict[Step, dict[str, None]] = {}
         self._fences: dict[Step, int] = {}
@@ -342,8 +343,10 @@ class Participant:
                 raise LostError("DAMAGED", f"the file of transaction {txn.id} is gone")
             with self._asked():
                 self.target.apply(txn.id, txn.log.records())
-            # The next entry that counts makes this one safe; until then the target remembers.
-            self._write({"committed": [txn.id], "of": list(txn.of)}, sync=False)
+            # The next entry that is synced makes this one safe; until then the target remembers.
+            self._applied += 1
+            sync = self._applied % (REMEMBERED // 2) == 0
+            self._write({"committed": [txn.id], "of": list(txn.of)}, sync=sync)
             self._decided.pop(0)
             del self.txns[txn.id]
             self._remember(txn.of, txn.id)
