@@ -48,7 +48,7 @@ Rules:
    to an earlier snapshot: whoever votes later than somebody of snapshot n is of snapshot n or later. That is so because
    a snapshot begins when the one before is over, and a worker that leaves hands over between the two.
    Only what has a *smaller* turn goes first; of the same turn, it waits for its own commit.
-7. Those of one turn come in the order of their votes.
+7. Those that go first do so in the order of their votes. Of one turn, each comes when its own commit does.
 8. What belongs to no snapshot (`alone`) has no order and is not listed. If its writer never comes back it is thrown
    away after a day.
 """
@@ -323,7 +323,7 @@ class Participant:
             )
         if txn.state == "prepared":
             before = [one for one in self._peers(txn) if one.turn < txn.turn]
-            chosen = [*sorted(before, key=lambda one: one.turn), txn]  # by vote within a turn
+            chosen = [*before, txn]  # turns never fall in the order of votes
             for one in chosen:
                 if one.log is None or one.log.end != one.end:
                     raise LostError(

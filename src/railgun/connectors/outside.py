@@ -48,6 +48,7 @@ T = TypeVar("T")
 PIECE: Final = 256 << 10  # bytes sent at once
 WINDOW: Final = 2 << 20  # bytes on their way
 TIMEOUT: Final = 30.0
+GOOD_BYE: Final = 1.0  # seconds, at most, to throw away what nobody needs
 LONGEST: Final = LARGEST - (64 << 10)
 """Bytes of a record."""
 _FIRST, _LAST = 0.02, 1.0  # pauses between two attempts to connect
@@ -169,6 +170,10 @@ class _Link:
         while not self._answers:
             self._take(self._read())
         return self._answers.popleft()
+
+    def patience(self, seconds: float) -> None:
+        """Wait no longer than that from now on."""
+        self._socket.settimeout(seconds)
 
     def close(self) -> None:
         """End it."""
@@ -342,7 +347,10 @@ class _Sending(_Asking):
         """Let the sink forget it, if it can be told at once."""
         if self.link is not None:
             with contextlib.suppress(OSError, FrameError):
+                self.link.patience(GOOD_BYE)
                 self.link.send(s.Abort(txn=self.txn))
+                while not isinstance(self.link.answer(), s.Done | p.Failed):
+                    pass  # a connection that is closed with answers unread may take the question with it
         self.close()
 
 
