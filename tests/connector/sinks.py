@@ -168,7 +168,7 @@ def eventually(condition: Callable[[], Any], what: str = "") -> Any:
         found = condition()
         if found:
             return found
-        time.sleep(0.005)
+        time.sleep(0.01)
     pytest.fail(f"in vain: {what or condition}")
 
 

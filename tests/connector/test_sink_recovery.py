@@ -17,6 +17,12 @@ from railgun.connector.targets import TargetError
 from railgun.wire.packed import pack
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is torn is torn by hand here, so nothing need wait for the disk."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
 def opened(directory: Path, target: Shelf | FileTarget | None = None) -> Participant:
     directory.mkdir(exist_ok=True)
     made = Participant(directory, target or Shelf())
