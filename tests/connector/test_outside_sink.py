@@ -15,6 +15,7 @@ import pytest
 from google.protobuf.message import Message
 from tests.connector.sinks import Served, Shelf, eventually, outside, place, served
 
+from railgun.connector import sink_server
 from railgun.connector.file_target import FileTarget
 from railgun.connector.sink_server import SinkServer
 from railgun.connector.targets import BadRecordError
@@ -380,6 +381,47 @@ def test_a_target_that_fails_for_a_while_is_tried_again(sink: Served, shelf: She
     flow.recover("demo", "out", 2, [token])
     assert numbers(shelf) == [1]
     writer.close()
+
+
+def test_a_slow_target_is_not_a_sink_that_is_gone(
+    sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_server, "ALIVE", 0.02)
+    flow = outside(sink, timeout=0.2)
+    writer = opened(flow)
+    writer.write([1])
+
+    def slow() -> None:
+        threading.Event().wait(0.8)
+
+    shelf.before_check = shelf.before_apply = slow
+    flow.commit(writer.prepare(1))
+    assert numbers(shelf) == [1]
+    assert len(shelf.applied) == 1
+    writer.close()
+
+
+def test_a_full_disk_of_the_sink_sends_the_flow_back(
+    sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> int:
+        raise OSError(28, "no space left")
+
+    flow = outside(sink)
+    writer = opened(flow)
+    writer.write([1])
+    with monkeypatch.context() as patch:
+        patch.setattr("railgun.connector.staged.os.pwrite", full)
+        with pytest.raises(ConnectorError, match=r"no space left.*NO_SPACE") as caught:
+            writer.prepare(1)
+    assert may_pass(caught.value)
+    writer.close()
+    flow.recover("demo", "out", 2, [])
+    again = opened(flow, 2)
+    again.write([1])
+    flow.commit(again.prepare(2))
+    assert numbers(shelf) == [1]
+    again.close()
 
 
 def test_an_address_and_a_secret_are_enough(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ Rules:
    the first start, and lies in the directory beside the address, so that flows on the same machine find both.
 2. It listens on loopback, and elsewhere only with TLS.
 3. What is asked for is done by one thread, in the order in which it came; what it means is told in `participant.py`.
-   The frames are in `wire/proto/sinks.proto`. Every frame has one answer, in order.
+   The frames are in `wire/proto/sinks.proto`. Every frame has one answer, in order; while it takes long a `Pong` comes
+   now and then, so a slow sink is not taken for one that is gone.
 4. What a session asks for wrongly is answered with `Failed`, a code and a sentence. Bytes that are no frame, a command
    that is none of ours, or bytes with a gap before them, also end that session. Nothing ends the server.
 5. A session is not read while much of what it has sent is not done; one that does not read its answers is ended when
@@ -62,6 +63,7 @@ from railgun.wire.proto import streams_pb2 as p
 PORT: Final = 7373
 MOST_UNDONE: Final = 16 << 20  # bytes a session has sent that are not done yet
 MOST_UNREAD: Final = 4 << 20  # bytes of answers that nobody reads
+ALIVE: Final = 3.0  # seconds between two signs of life, while something is being done
 AT_ONCE: Final = 64  # frames that are done together
 _OF_A_FRAME: Final = 500  # bytes of memory, but for what it carries
 Told = Callable[[str, dict[str, Any]], None]
@@ -97,7 +99,7 @@ class SinkServer:
         self.recovered: list[str] = []
         """What the start has found."""
         self._given = secret
-        self._told = told or (lambda kind, data: None)
+        self._listener = told or (lambda kind, data: None)
         self._lock: FileLock | None = None
         self._server: asyncio.Server | None = None
         self._sessions: dict[Connection, _Session] = {}
@@ -204,6 +206,14 @@ class SinkServer:
 
     # ------------------------------------------------------------ sessions
 
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Say what happens; whoever hears it badly does not end a session."""
+        try:
+            self._listener(kind, data)
+        except Exception as error:
+            context = {"message": "told() of a SinkServer has raised", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
     def _accept(self) -> Connection:
         made = Connection(self.secret, self._opened, self._received, self._closed)
         self._strangers.add(made)
@@ -230,7 +240,7 @@ class SinkServer:
         if session is not None:
             session.lost()
         elif isinstance(error, HelloError):
-            self._told("refused", {"code": error.code, "text": str(error)})
+            self.tell("refused", {"code": error.code, "text": str(error)})
 
     # ------------------------------------------------------------ what is asked for
 
@@ -240,9 +250,9 @@ class SinkServer:
         before = self.participant.commits
         answers, over, heard = await loop.run_in_executor(self._thread, self._do, frames)
         for kind, data in heard:
-            self._told(kind, data)
+            self.tell(kind, data)
         if self.participant.commits > before:
-            self._told("committed", self.counts())
+            self.tell("committed", self.counts())
         return answers, over
 
     def counts(self) -> dict[str, Any]:
@@ -344,7 +354,7 @@ class _Session:
         try:
             while self._frames and not self._over:
                 frames = [self._frames.popleft() for _ in range(min(AT_ONCE, len(self._frames)))]
-                answers, over = await self.server.done(frames)
+                answers, over = await self._done(frames)
                 if self._over:
                     return
                 self.connection.send(b"".join(b"".join(encode(answer)) for answer in answers))
@@ -353,7 +363,7 @@ class _Session:
                     return
                 if self.connection.unsent > MOST_UNREAD:
                     self._over = True
-                    self.server._told("refused", {"code": "SLOW", "text": "answers are not read"})
+                    self.server.tell("refused", {"code": "SLOW", "text": "answers are not read"})
                     self.connection.transport.abort()
                     return
                 self._undone -= sum(_OF_A_FRAME + len(frame.blob) for frame in frames)
@@ -363,8 +373,16 @@ class _Session:
         finally:
             self._task = None
 
+    async def _done(self, frames: list[Frame]) -> tuple[list[Message], bool]:
+        """Have these done; as long as it takes, say that it is under way."""
+        work = asyncio.ensure_future(self.server.done(frames))
+        while not (await asyncio.wait([work], timeout=ALIVE))[0]:
+            if not self._over:
+                self.connection.send(b"".join(encode(p.Pong())))
+        return work.result()
+
     def _refuse(self, code: str, text: str) -> None:
-        self.server._told("refused", {"code": code, "text": text})
+        self.server.tell("refused", {"code": code, "text": text})
         self.connection.send(b"".join(encode(p.Failed(code=code, text=text))))
         self.end()
 

@@ -7,7 +7,8 @@ Rules:
    the flow.
 2. When the connection is lost, the sink is asked how many bytes of the transaction it has, and gets the rest. What it
    had said it has is not kept here: if it comes back with less, the flow goes back to its last snapshot.
-3. A sink that is not there (yet) is waited for, with pauses that grow, for `timeout` seconds.
+3. A sink that is not there (yet) is waited for, with pauses that grow, for `timeout` seconds; one that is slow, but
+   says that it is at work, as long as it takes.
 4. To *prepare* is to wait for the vote. A "no", or a sink that is not there for too long, is an error caused by an
    `OSError`: the flow goes back to its last snapshot, and tries again.
 5. To *commit* is to say so and wait until it is done. The sink commits what is prepared for earlier snapshots first:
@@ -166,10 +167,13 @@ class _Link:
         self._socket.sendall(b"".join(encode(command, [data])))
 
     def answer(self) -> Any:
-        """The next answer."""
-        while not self._answers:
-            self._take(self._read())
-        return self._answers.popleft()
+        """The next answer. A sign of life is none, but whoever gives one is waited for."""
+        while True:
+            while not self._answers:
+                self._take(self._read())
+            found = self._answers.popleft()
+            if not isinstance(found, p.Pong):
+                return found
 
     def patience(self, seconds: float) -> None:
         """Wait no longer than that from now on."""
