@@ -231,7 +231,7 @@ def test_what_was_decided_is_done_at_the_start_in_its_order(tmp_path: Path) -> N
     part.close()
     part = Participant(tmp_path / "sink", shelf := Shelf())
     assert part.open() == ["3 transactions were decided on, and are applied now"]
-    assert shelf.items == [b"3", b"1", b"2"]  # 1 voted after 3, so it was of no earlier snapshot
+    assert shelf.items == [b"3", b"1", b"2"]  # 1 voted after 3, so it is of no earlier snapshot
     for txn in (one, two, three):
         part.commit(txn)
     assert len(shelf.items) == 3

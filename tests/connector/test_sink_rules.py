@@ -326,6 +326,29 @@ def test_what_a_worker_hands_over_by_too_small_a_number_is_not_committed_too_ear
     part.commit(handed)
 
 
+def test_what_is_handed_over_comes_after_the_snapshot_it_follows(
+    part: Participant, shelf: Shelf
+) -> None:
+    slow = sent(part, b"56", 56)
+    handed = [sent(part, b"57 handed over", 1), sent(part, b"57 handed over too", 1)]
+    part.commit(handed[1])
+    part.commit(handed[0])
+    part.commit(slow)
+    assert shelf.items == [b"56", b"57 handed over too", b"57 handed over"]
+
+
+def test_of_those_that_wait_the_earlier_snapshot_comes_first_whoever_voted_first(
+    part: Participant, shelf: Shelf
+) -> None:
+    sent(part, b"57 by a worker that leaves", 57)
+    sent(part, b"57 by one that had just come", 1)
+    sent(part, b"57", 57)
+    part.commit(sent(part, b"58", 58))
+    assert shelf.items == [
+        b"57 by a worker that leaves", b"57", b"57 by one that had just come", b"58",
+    ]  # fmt: skip
+
+
 def test_what_belongs_to_no_snapshot_has_no_order(part: Participant, shelf: Shelf) -> None:
     waiting = sent(part, b"alone", 0, alone=True)
     part.commit(sent(part, b"5", 5))

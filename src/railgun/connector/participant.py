@@ -44,11 +44,12 @@ Rules:
    One exception: a worker that joined after a snapshot, and leaves before the next, does not know what the numbers
    are, and hands over with number 1. What it hands over belongs to the *next* snapshot, while others may still commit
    the last. By its own number it would be committed with that one, too early: if the flow then went back, it would come
-   twice. So a number counts for no less than the largest that was prepared before it (`turn`). It cannot have belonged
-   to an earlier snapshot: whoever votes later than somebody of snapshot n is of snapshot n or later. That is so because
-   a snapshot begins when the one before is over, and a worker that leaves hands over between the two.
-   Only what has a *smaller* turn goes first; of the same turn, it waits for its own commit.
-7. Those that go first do so in the order of their votes. Of one turn, each comes when its own commit does.
+   twice. So a number that is smaller than one prepared before it is not believed: its turn is right after that one,
+   and before the next. It cannot have belonged to an earlier snapshot: a snapshot begins when the one before is over, and
+   a worker hands over between the two.
+   Only what has a *smaller* turn goes first; of the same turn, each waits for its own commit. (Number 1 is not smaller
+   than 1. What is handed over after a flow's very first snapshot may come before parts of it; never twice.)
+7. Those that go first do so by their turns, and within one in the order of their votes.
 8. What belongs to no snapshot (`alone`) has no order and is not listed. If its writer never comes back it is thrown
    away after a day.
 """
@@ -305,7 +306,7 @@ class Participant:
         txn.log.sync()
         sync_directory(self._staged)
         txn.snapshot, txn.count = snapshot, count
-        txn.turn = max([snapshot, *(one.turn for one in self._peers(txn))])
+        txn.turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
         self._write(_prepared(txn))
         txn.state = "prepared"
         del self.txns[txn.id]
@@ -323,7 +324,7 @@ class Participant:
             )
         if txn.state == "prepared":
             before = [one for one in self._peers(txn) if one.turn < txn.turn]
-            chosen = [*before, txn]  # turns never fall in the order of votes
+            chosen = [*sorted(before, key=lambda one: one.turn), txn]  # of one turn: by their votes
             for one in chosen:
                 if one.log is None or one.log.end != one.end:
                     raise LostError(
@@ -439,3 +440,15 @@ class Participant:
 def _prepared(txn: Txn) -> dict[str, Any]:
     names = ("flow", "step", "generation", "worker", "alone", "snapshot", "turn", "end", "count")
     return {"prepared": txn.id, **{name: getattr(txn, name) for name in names}}
+
+
+def turn_of(snapshot: int, before: list[int]) -> int:
+    """When it is the turn of what was prepared for this snapshot, after others that wait (rule 6).
+
+    >>> turn_of(7, []), turn_of(7, [14]), turn_of(8, [14])
+    (14, 14, 16)
+    >>> turn_of(1, [112, 112]), turn_of(1, [112, 113]), turn_of(57, [112, 113])  # handed over after 56, twice; then 57
+    (113, 113, 114)
+    """
+    last = max(before, default=0) // 2
+    return 2 * snapshot if snapshot >= last else 2 * last + 1
