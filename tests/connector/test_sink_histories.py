@@ -175,7 +175,7 @@ class History:
 
 def test_output_is_what_went_in_whatever_happens(tmp_path: Path) -> None:
     items = too_small = 0
-    for seed in range(150):
+    for seed in [1726, *range(150)]:
         history = History(tmp_path / str(seed), seed)
         try:
             for _ in range(STEPS):

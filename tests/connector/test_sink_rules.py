@@ -331,10 +331,12 @@ def test_what_is_handed_over_comes_after_the_snapshot_it_follows(
 ) -> None:
     slow = sent(part, b"56", 56)
     handed = [sent(part, b"57 handed over", 1), sent(part, b"57 handed over too", 1)]
+    later = sent(part, b"58 perhaps, handed over", 1)
     part.commit(handed[1])
     part.commit(handed[0])
     part.commit(slow)
-    assert shelf.items == [b"56", b"57 handed over too", b"57 handed over"]
+    assert shelf.items == [b"56", b"57 handed over", b"57 handed over too"]
+    part.commit(later)
 
 
 def test_of_those_that_wait_the_earlier_snapshot_comes_first_whoever_voted_first(

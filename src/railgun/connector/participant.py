@@ -44,9 +44,9 @@ Rules:
    One exception: a worker that joined after a snapshot, and leaves before the next, does not know what the numbers
    are, and hands over with number 1. What it hands over belongs to the *next* snapshot, while others may still commit
    the last. By its own number it would be committed with that one, too early: if the flow then went back, it would come
-   twice. So a number that is smaller than one prepared before it is not believed: its turn is right after that one,
-   and before the next. It cannot have belonged to an earlier snapshot: a snapshot begins when the one before is over, and
-   a worker hands over between the two.
+   twice. So a number that is smaller than one prepared before it is not believed: its turn is right after all that were
+   prepared before, and before the next snapshot. It cannot have belonged to an earlier one: a snapshot begins when
+   the one before is over, and a worker hands over between the two, for the next that comes about.
    Only what has a *smaller* turn goes first; of the same turn, each waits for its own commit. (Number 1 is not smaller
    than 1. What is handed over after a flow's very first snapshot may come before parts of it; never twice.)
 7. Those that go first do so by their turns, and within one in the order of their votes.
@@ -73,6 +73,7 @@ from railgun.core.errors import RailgunError
 
 KEPT: Final = 50_000
 REFUSED: Final = 1000
+GAP: Final = 1 << 20  # turns between two snapshots
 DAY: Final = 86_400.0
 _LONGEST_NAME: Final = 1000
 _LINES: Final = 20_000  # of a ledger, until it is written anew; more if it has to be long
@@ -445,10 +446,11 @@ def _prepared(txn: Txn) -> dict[str, Any]:
 def turn_of(snapshot: int, before: list[int]) -> int:
     """When it is the turn of what was prepared for this snapshot, after others that wait (rule 6).
 
-    >>> turn_of(7, []), turn_of(7, [14]), turn_of(8, [14])
-    (14, 14, 16)
-    >>> turn_of(1, [112, 112]), turn_of(1, [112, 113]), turn_of(57, [112, 113])  # handed over after 56, twice; then 57
-    (113, 113, 114)
+    >>> in_words = lambda turn: (turn // GAP, turn % GAP)
+    >>> in_words(turn_of(56, [])), in_words(turn_of(56, [56 * GAP])), in_words(turn_of(57, [56 * GAP]))
+    ((56, 0), (56, 0), (57, 0))
+    >>> in_words(turn_of(1, [56 * GAP])), in_words(turn_of(1, [56 * GAP, 56 * GAP + 1]))  # handed over after 56, twice
+    ((56, 1), (56, 2))
     """
-    last = max(before, default=0) // 2
-    return 2 * snapshot if snapshot >= last else 2 * last + 1
+    last = max(before, default=0)
+    return snapshot * GAP if snapshot >= last // GAP else last + 1
