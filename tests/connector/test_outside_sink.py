@@ -288,7 +288,7 @@ def test_a_generation_begins_tokens_are_committed_the_rest_is_not(
     first, second = opened(flow), opened(flow, worker=1)
     first.write([1])
     second.write([2])
-    tokens = [second.prepare(4), first.prepare(3)]
+    tokens = [first.prepare(3), second.prepare(4)][::-1]
     first.write([10])
     assert first.prepare(5) is not None
     second.write([20])
