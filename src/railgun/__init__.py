@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from railgun.batch.errors import BatchError
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
+    from railgun.connectors.outside import Outside
     from railgun.connectors.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
     from railgun.spark.batch import BatchResult, run_batch
@@ -58,6 +59,7 @@ __all__ = [
     "Job",
     "KeyedStream",
     "OnDisk",
+    "Outside",
     "Parquet",
     "Place",
     "Print",
@@ -90,6 +92,7 @@ _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
     **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
+    "Outside": "railgun.connectors.outside",
     **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
     "BatchError": "railgun.batch.errors",
     **dict.fromkeys(("BatchResult", "run_batch"), "railgun.spark.batch"),

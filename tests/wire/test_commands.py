@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
+from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import sinks_pb2 as sinks
 from railgun.wire.proto import streams_pb2 as p
 
 
@@ -62,9 +64,13 @@ def test_a_frame_that_is_too_large_is_refused_before_it_has_come() -> None:
 
 def test_every_command_has_a_number_and_comes_back() -> None:
     every = {
-        kind for kind in vars(p).values() if isinstance(kind, type) and hasattr(kind, "FromString")
+        kind
+        for schema in (p, c, sinks)
+        for kind in vars(schema).values()
+        if isinstance(kind, type) and hasattr(kind, "FromString")
     }
-    assert every - {p.Range, p.Refused} == set(KINDS.values())
+    parts = {p.Range, p.Refused, c.Point, sinks.Uncommitted}
+    assert every - parts == set(KINDS.values())
     for kind in KINDS.values():
         (frame,) = FrameReader().feed(b"".join(map(bytes, encode(kind()))))
         assert type(frame.command) is kind
@@ -80,8 +86,9 @@ def test_a_command_of_a_later_version_is_named() -> None:
 def test_the_code_of_the_schema_is_that_of_the_schema(tmp_path: Path) -> None:
     home = Path(p.__file__).parent
     made = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
-    schema = str(home / "streams.proto")
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{home}", *made, schema]
+    schemas = sorted(map(str, home.glob("*.proto")))
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{home}", *made, *schemas]
     subprocess.run(command, check=True, timeout=60)
-    for name in ("streams_pb2.py", "streams_pb2.pyi"):
-        assert (tmp_path / name).read_text() == (home / name).read_text(), "call ./run proto"
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (home / path.name).read_text(), "call ./run proto"
+    assert len(list(tmp_path.iterdir())) == 2 * len(schemas)

@@ -1,4 +1,4 @@
-"""What can be typed: kinds of arguments, and the commands on streams."""
+"""What can be typed: kinds of arguments, and the commands on streams and sinks."""
 
 from __future__ import annotations
 
@@ -265,3 +265,41 @@ def add_streams(commands: Any) -> None:
     made.add_argument(
         "--only", type=_loads, default=LOADS, metavar="LOAD,...", help=f"some of {', '.join(LOADS)}"
     )
+
+
+def add_sinks(commands: Any) -> None:
+    """`sink`: what flows write to, outside of them."""
+    what = "run a sink that flows write to (Outside), exactly once, until SIGTERM or Ctrl-C"
+    among = commands.add_parser("sink", help=what, description=what).add_subparsers(
+        required=True, metavar="TARGET"
+    )
+    made = []
+    for name, what in (
+        ("files", "records as lines of a file that grows"),
+        ("table", "JSON records as rows of a table, in SQLite or PostgreSQL"),
+    ):
+        one = among.add_parser(name, help=what, description=what)
+        one.set_defaults(command=_later("railgun.cli.sink", name), registry=None)
+        one.add_argument("--json", action="store_true", help="one JSON object a line")
+        one.add_argument(
+            "--data", metavar="DIR", default="railgun-sink",
+            help="where it works, and flows on this machine find it (railgun-sink)",
+        )  # fmt: skip
+        one.add_argument(
+            "--host", metavar="H", default="127.0.0.1", help="where it listens (127.0.0.1)"
+        )
+        one.add_argument(
+            "--port", metavar="P", type=_port, default=7373, help="and on which port (7373; 0: any)"
+        )
+        one.add_argument("--certificate", metavar="FILE", help="speak TLS with it")
+        one.add_argument("--key", metavar="FILE", help="of the certificate")
+        made.append(one)
+    files, table = made
+    files.add_argument("path", metavar="PATH", help="the file, which is made if there is none")
+    files.add_argument(
+        "--raw", action="store_true", help="bytes as they are, no end of line after each record"
+    )
+    table.add_argument(
+        "url", metavar="URL", help="sqlite:///FILE, or postgresql://USER@HOST/DATABASE"
+    )
+    table.add_argument("table", metavar="TABLE", help="made of the first records, if there is none")

@@ -1,4 +1,4 @@
-"""What can go wrong for a connector."""
+"""What can go wrong for programs outside of a flow: those that feed it, and sinks. `code` is for programs."""
 
 from __future__ import annotations
 
@@ -27,3 +27,19 @@ class RewindError(FeedError):
 
 class TooLargeError(FeedError):
     """A message is larger than a frame may be."""
+
+
+class SinkError(RailgunError):
+    """What was asked of a sink cannot be done."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class LostError(SinkError):
+    """What is to be committed is not here, or not whole."""
+
+
+class MisuseError(SinkError):
+    """Whoever asks does not keep to the rules: its session ends."""

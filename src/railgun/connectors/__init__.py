@@ -1,4 +1,6 @@
-"""Sources and sinks, one file each. `streams` is imported when it is needed: it brings a client with it."""
+"""Sources and sinks, one file each. `streams` and `outside` are imported when they are needed: they bring more."""
+
+from typing import TYPE_CHECKING, Any
 
 from railgun.connectors.collect import Collect
 from railgun.connectors.directory import Directory
@@ -10,6 +12,9 @@ from railgun.connectors.parquet import Parquet
 from railgun.connectors.printing import Print
 from railgun.connectors.pushed import ConnectorMessage, Connectors
 
+if TYPE_CHECKING:
+    from railgun.connectors.outside import Outside
+
 __all__ = [
     "Collect",
     "ConnectorError",
@@ -20,6 +25,15 @@ __all__ = [
     "Generate",
     "Items",
     "LostOutputError",
+    "Outside",
     "Parquet",
     "Print",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Outside":
+        from railgun.connectors.outside import Outside
+
+        return Outside
+    raise AttributeError(f"module 'railgun.connectors' has no attribute {name!r}")

@@ -92,6 +92,9 @@ Duties of whoever drives a sink:
 3. A writer that is to be closed although the flow goes on (its worker leaves) is asked to prepare first, and its
    token goes into the next snapshot.
 4. A generation is larger than all before it, also those of earlier runs; a snapshot's number is never used again.
+5. The number `prepare` is given is never larger than that of the first snapshot that holds the token. A worker that
+   leaves before its first snapshot may give a smaller one than snapshots that are committed: the number alone gives no
+   order.
 """
 
 from __future__ import annotations

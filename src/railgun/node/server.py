@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
-import secrets
 import ssl
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from railgun.client.address import ADDRESS, DATA, SECRET, SOCKET
-from railgun.core.errors import RailgunError
 from railgun.node.disk import Disk
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
@@ -35,22 +32,10 @@ from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listening import OpenListenError, is_loopback, secret_in
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
-LEAST_SECRET: Final = 16  # bytes
-
-
-class OpenListenError(RailgunError):
-    """A node would listen where strangers can reach it, without TLS."""
-
-    code: ClassVar[str] = "NO_TLS"
-
-
-class BadSecretError(RailgunError):
-    """The file of the secret holds none."""
-
-    code: ClassVar[str] = "BAD_SECRET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +58,6 @@ class ServerConfig:
                 f"{self.host} can be reached from elsewhere, and what is sent there can be read: give the node a "
                 "certificate and its key, or let it listen on 127.0.0.1"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Server:
@@ -244,23 +215,4 @@ async def serving(config: ServerConfig) -> AsyncIterator[Server]:
 
 def secret_of(data: Path) -> bytes:
     """The secret of a node's directory, made if there is none."""
-    path = data / SECRET
-    if not path.exists():
-        new = data / f"{SECRET}.new"  # so that it is there wholly or not at all
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-    told = path.read_text("ascii", errors="replace").strip()
-    try:
-        secret = bytes.fromhex(told)
-    except ValueError:
-        secret = b""
-    if len(secret) < LEAST_SECRET:
-        raise BadSecretError(
-            f"{path} holds no secret: {2 * LEAST_SECRET} hexadecimal digits at least. Mend it, or take it away, and "
-            "the node makes a new one."
-        )
-    return secret
+    return secret_in(data / SECRET)

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from railgun.core.errors import RailgunError
 from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import sinks_pb2 as s
 from railgun.wire.proto import streams_pb2 as p
 
 VERSION: Final = 1
@@ -43,6 +44,8 @@ KINDS: Final[dict[int, Any]] = {
     27: p.Acked, 28: p.Unsubscribe, 29: p.Unsubscribed, 30: p.Missed, 31: p.Lost, 32: p.Recalled,
     40: p.Admin, 41: p.Done,
     50: c.Welcome, 51: c.Refused, 52: c.Notify, 53: c.NotifyAck, 54: c.Messages, 55: c.Ack, 56: c.Eos, 57: c.Restart,
+    60: s.Begin, 61: s.Data, 62: s.Have, 63: s.Prepare, 64: s.Vote, 65: s.Commit, 66: s.Abort, 67: s.Done, 68: s.List,
+    69: s.Listed,
 }  # fmt: skip
 """The number of each command in a frame."""
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}

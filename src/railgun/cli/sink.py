@@ -1,0 +1,127 @@
+"""`railgun sink files` and `railgun sink table`: a sink outside of flows in this process, until it is asked to stop.
+
+A line tells what happens: what the start has found, where it listens, how far it is (once a second, if it gets on),
+votes against, what waits for the target, and the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from typing import Any, Final
+
+from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.client.registry import Registry
+from railgun.connector.file_target import FileTarget
+from railgun.connector.sink_server import SinkServer
+from railgun.connector.table_target import TableTarget
+from railgun.connector.targets import Target
+from railgun.core.errors import RailgunError
+
+EVERY: Final = 1.0  # seconds between two lines on how far it is
+_CODES: Final = {
+    "NO_TLS": USAGE, "BAD_URL": USAGE, "BAD_TABLE": USAGE, "NO_DRIVER": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE,
+}  # fmt: skip
+
+
+def files(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Lines of a file."""
+    return _sink(options, out, lambda: FileTarget(options.path, raw=options.raw))
+
+
+def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Rows of a table."""
+    return _sink(options, out, lambda: TableTarget(options.url, options.table))
+
+
+def _sink(options: argparse.Namespace, out: Output, target: Any) -> int:
+    if (options.certificate is None) != (options.key is None):
+        raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
+    try:
+        return asyncio.run(_serve(options, out, target()))
+    except RailgunError as error:
+        code = str(getattr(error, "code", "FAILED"))
+        kind = code.lower().replace("_", "-")
+        raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
+    except OSError as error:  # its directory, or its certificate
+        raise CommandError(FAILED, "disk", f"the sink cannot start: {error}") from error
+
+
+async def _serve(options: argparse.Namespace, out: Output, target: Target) -> int:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    told = _Told(out)
+    server = SinkServer(
+        target, options.data, host=options.host, port=options.port,
+        certificate=options.certificate, key=options.key, told=told.hear,
+    )  # fmt: skip
+    await server.start()
+    try:
+        waiting = server.counts()
+        out.data(
+            listening={
+                "host": server.host, "port": server.port, "data": str(server.data), "target": str(target),
+            },
+            recovery={"found": server.recovered, **waiting},
+        )  # fmt: skip
+        left = waiting["prepared"] + waiting["open"]
+        out.line(
+            f"{server.data}: " + (f"{left} transactions wait for their flows" if left else "nothing waits")
+            + ("" if not server.recovered else "; recovery has found:")
+        )  # fmt: skip
+        for line in server.recovered:
+            out.line(f"  {line}", "yellow")
+        secured = " with TLS" if server.certificate is not None else ""
+        out.line(
+            f"listening on {server.host}:{server.port}{secured}, for {target}; Ctrl-C stops",
+            "green",
+        )
+        await stopped.wait()
+        for number in signals:  # a second one ends it at once
+            loop.remove_signal_handler(number)
+        out.line("stopping")
+    finally:
+        await server.stop()
+    told.show()
+    left = sum(server.counts()[state] for state in ("prepared", "open"))
+    out.data(stopped=True, **server.counts())
+    out.line(f"stopped: everything is on disk; {left} transactions wait for their flows")
+    return DONE
+
+
+class _Told:
+    """Says what happens, and not too often how far it is."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+        self._counts: dict[str, Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, kind: str, data: dict[str, Any]) -> None:
+        """Something has happened."""
+        if kind == "committed":
+            self._counts = data
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(EVERY, self.show)
+            return
+        self.out.data(**{kind.replace("-", "_"): data})
+        words = {"vote-no": "votes no", "failed": "cannot be done", "refused": "refused a session"}
+        self.out.line(f"{words[kind]}: {data['text']} ({data['code']})", "yellow")
+
+    def show(self) -> None:
+        """How far it is, if that is news."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._counts is not None:
+            counts, self._counts = self._counts, None
+            self.out.data(committed=counts)
+            self.out.line(
+                f"committed: {counts['records']:,} records in {counts['transactions']:,} transactions; "
+                f"{counts['prepared']} prepared, {counts['open']} under way"
+            )
