@@ -244,7 +244,7 @@ class Lifecycle(Snapshots):
             self.saving.begin_generation(now)
             for worker in self.placement.workers:
                 self.members[worker].owing = self.saving.on
-                self._to(worker, Begin(self.generation))
+                self._to(worker, Begin(self.generation, self.saving.number))
             size = len(self.placement.workers)
             self._happened("running", self._where(f"running on {size} worker{'s' * (size != 1)}"))
             return True
@@ -302,7 +302,7 @@ class Lifecycle(Snapshots):
                         self._start_worker(worker, members, dial)
                 case c.Begin(worker):
                     self.members[worker].owing = self.saving.on
-                    self._to(worker, Begin(self.generation))
+                    self._to(worker, Begin(self.generation, self.saving.number))
                 case c.TakeSnapshot(worker, snapshot):
                     self.saving.phase = "saving"
                     self._to(worker, TakeSnapshot(self.generation, snapshot, self.saving.full))

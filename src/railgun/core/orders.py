@@ -33,6 +33,8 @@ class Begin:
     """Everybody is ready: read your sources."""
 
     generation: int
+    snapshot: int = 0
+    """The number of the last one that began."""
 
 
 @dataclass(frozen=True, slots=True)

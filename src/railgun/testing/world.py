@@ -79,8 +79,8 @@ class Process:
                     self.end()
             case _ if runtime is None or order.generation != runtime.generation:
                 pass
-            case o.Begin():
-                runtime.begin(self.world.now)
+            case o.Begin(_, snapshot):
+                runtime.begin(self.world.now, snapshot)
                 self.world.begun(self)
             case o.Tell(_, stage, event):
                 runtime.tell(stage, event)

@@ -262,7 +262,7 @@ class _Process:
             case _ if self.runtime is None or order.generation != self.runtime.generation:
                 pass  # of a generation that is over
             case orders.Begin():
-                self.runtime.begin(microseconds())
+                self.runtime.begin(microseconds(), order.snapshot)
                 for receiving in self.runtime.receiving():
                     self.doors[receiving.step].attach(receiving, order.generation)
                 self._pump_soon()

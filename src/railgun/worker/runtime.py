@@ -166,9 +166,10 @@ class Runtime:
         self._idle = IDLE[0]
         self.stages[stage].handle(event)
 
-    def begin(self, now: int) -> None:
-        """Everybody is ready: let the sources begin."""
+    def begin(self, now: int, snapshot: int = 0) -> None:
+        """Everybody is ready: let the sources begin. `snapshot` is the last one that began before."""
         self.begun = True
+        self.saver.follow(snapshot)
         self.now = now
         for runner in self.sources:
             self._list(runner, now)

@@ -73,6 +73,10 @@ class Saver:
             for operator in runner.operators.keyed:
                 operator.watch_changes()
 
+    def follow(self, snapshot: int) -> None:
+        """This snapshot is over, or belongs to others: what this worker has is of a later one."""
+        self._last = max(self._last, snapshot)
+
     # ------------------------------------------------------------ a snapshot
 
     def take(self, snapshot: int, full: bool) -> None:
