@@ -45,13 +45,12 @@ from railgun.connector.errors import (
     TooLargeError,
 )
 from railgun.connector.find import Flow, Found
-from railgun.core.frontier import LAST, MIN
 from railgun.core.sources.messages import LAST_ID, NONE
 from railgun.core.sources.sender import Phase, Sender, Sent
 from railgun.wire.commands import FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
-from railgun.wire.outside import LARGEST, VERSION, pack
+from railgun.wire.outside import COST, EARLIEST, LARGEST, LATEST, LONGEST_NAME, VERSION, pack
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 
@@ -76,6 +75,7 @@ SILENT: Final = (10.0, 30.0)  # seconds after which the worker is asked, and giv
 HELLO: Final = 10.0
 CHUNK: Final = 1_000  # items that are taken at once from who brings them quickly
 QUICK: Final = 0.002  # seconds
+HUGE: Final = 512 << 10  # bytes
 AHEAD: Final = 16  # pieces that wait to be sent
 
 
@@ -109,6 +109,10 @@ class Stream:
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
         self.ending: Callable[[], bool] | None = None  # whether its end is to be said
+        self.feeding = False
+        self.first: int | None = None  # the first id that was given to be sent
+        self.floor = NONE  # what the flow had when it was granted last
+        self.base = NONE  # up to here nothing can be sent again
         self.wanted = False  # whether it is to be open
         self.queued = False  # whether it is among those that have something to send
         self.grants = 0
@@ -119,6 +123,17 @@ class Stream:
     def name(self) -> str:
         """Its name."""
         return self.sent.name
+
+    def give(self, first: int, last: int) -> None:
+        """Messages are given, from `first` to `last`; `first` is the last one that the flow has, if it is among them.
+
+        Who goes on after what the flow has, without giving that, relies on the flow having it.
+        """
+        if self.first is None:
+            self.first = first
+        if self.last < self.floor < first:
+            self.base = max(self.base, self.floor)
+        self.last = last
 
     @property
     def is_open(self) -> bool:
@@ -149,6 +164,10 @@ class Connector:
     ) -> None:
         self._flow = Flow(flow, source, token, secret, registry)
         self._flow.check()
+        if keep < 1:
+            raise FeedError(
+                f"something has to be kept until it is acknowledged, not {keep!r} bytes"
+            )
         self._timeout = timeout
         self._keep = keep
         self._who = {
@@ -204,14 +223,19 @@ class Connector:
         if self._task is None:
             self._loop = asyncio.get_running_loop()
             self._task = self._loop.create_task(self._run())
-        deadline = self._loop.time() + self._timeout
+        try:
+            await self._await_opening(self._loop.time() + self._timeout)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _await_opening(self, deadline: float) -> None:
         while not self._opened:
             self._check()
             left = deadline - self._loop.time()
             if left <= 0:
                 cause = self._cause
                 why = f": {cause}" if cause is not None else ""
-                await self.close()
                 raise NoFlowError(
                     f"no connection to {self._flow.where} within {self._timeout:.0f} s{why}"
                 )
@@ -253,8 +277,10 @@ class Connector:
     ) -> None:
         """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely."""
         found = self._streams.get(stream)
-        if found is None or not found.wanted:
+        if found is None or not found.wanted or self._closed:
             found = self._stream(stream)
+        if found.feeding:
+            self._check_free(found)
         if self._kept >= self._keep or found.error is not None or self._error is not None:
             await self._until(lambda: self._kept < self._keep, found)
         self._add(found, id, payload, key, time)
@@ -274,7 +300,7 @@ class Connector:
     async def end(self, stream: str) -> None:
         """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
         found = self._stream(stream)
-        self._seal_all()
+        self._check_free(found)
         await self._finish(found)
 
     async def feed(
@@ -286,75 +312,110 @@ class Connector:
         back, it is called again. Returns when all is acknowledged; `end=False`: when all was sent.
         """
         found = self._stream(stream)
-        if not callable(source):
+        self._check_free(found)
+        found.feeding = True
+        try:
+            if callable(source):
+                await self._replay(found, source, end)
+                return
             async for some in _chunks(source):
-                await self._until(lambda: self._kept < self._keep, found)
                 self._add_all(found, some)
                 self._pump()
-        else:
-            await self._replay(found, source)
-        if end:
-            await self.end(stream)
+                await self._until(lambda: self._kept < self._keep, found)
+            if end:
+                await self._finish(found)
+        finally:
+            found.feeding = False
 
-    async def _replay(self, found: Stream, source: Callable[[int | None], Items]) -> None:
+    async def _replay(
+        self, found: Stream, source: Callable[[int | None], Items], end: bool
+    ) -> None:
         """Send what a function brings, again and again, until the flow wants nothing else any more."""
         if found.kept or found.waiting.ids:
-            raise FeedError(f"{found.name!r} was sent in part: feed it from its beginning")
+            await self._until(lambda: found.sent.acked >= found.last, found)
         found.keeps = False
-        while True:
-            await self._until(lambda: found.is_open, found)
-            grant, at = found.grants, found.sent.at
-            found.last = at
-            items = source(None if at == NONE else at)
-            if await self._replay_from(found, grant, items) and await self._finish(found, grant):
-                return
+        try:
+            while True:
+                await self._until(lambda: found.is_open, found)
+                grant, at = found.grants, found.sent.at
+                found.last = at
+                items = source(None if at == NONE else at)
+                bringing = self._loop.create_task(self._bring(found, grant, items))
+                bringing.add_done_callback(lambda _: self._wake())
+                try:
+                    await self._until(
+                        lambda g=grant, b=bringing: b.done() or found.grants != g,  # type: ignore[misc]
+                        found,
+                    )
+                finally:
+                    if not bringing.done():
+                        bringing.cancel()
+                        await asyncio.wait([bringing])
+                whole = not bringing.cancelled() and bringing.result()
+                if whole and await self._finish(found, grant, end=end):
+                    return
+        finally:
+            found.keeps = True
+            found.base = max(found.base, found.sent.at)
+            self._drop(found)
 
-    async def _replay_from(self, found: Stream, grant: int, items: Items) -> bool:
+    async def _bring(self, found: Stream, grant: int, items: Items) -> bool:
         """Send these, all of them; False: the flow wants something else meanwhile."""
         iterator = _chunks(items)
         async with contextlib.aclosing(iterator):
             async for some in iterator:
-                if found.grants != grant or not found.is_open:
+                if found.grants != grant:
                     return False
                 self._add_all(found, some)
                 self._pump()
-                await self._until(
-                    lambda: len(found.kept) < AHEAD or found.grants != grant or not found.is_open,
-                    found,
-                )
+                await self._until(lambda: len(found.kept) < AHEAD or found.grants != grant, found)
         return found.grants == grant
 
-    async def _finish(self, found: Stream, grant: int | None = None) -> bool:
-        """Say that a stream ends, and wait until all of it is acknowledged; False: it is wanted again before that."""
+    async def _finish(self, found: Stream, grant: int | None = None, *, end: bool = True) -> bool:
+        """Wait until all of a stream is acknowledged, and say that it ends; False: it is wanted again before that."""
 
         def is_done() -> bool:
-            return found.sent.phase is Phase.ENDED and found.sent.acked >= found.last
+            ended = not end or found.sent.phase is Phase.ENDED
+            return ended and found.sent.acked >= found.last
 
         def is_over() -> bool:
             return is_done() or (grant is not None and found.grants != grant)
 
-        # The end is that of what was sent for this grant; for another one it is yet to be sent.
-        found.ending = lambda: grant is None or found.grants == grant
+        self._seal(found)
+        if end:
+            # The end is that of what was sent for this grant; for another one it is yet to be sent.
+            found.ending = lambda: grant is None or found.grants == grant
         self._want(found)
         try:
             await self._until(is_over, found)
         finally:
             found.ending = None
-        if is_done():
+        if not is_done():
+            return False
+        if end:
             found.wanted = False
             self._sender.refused(found.sent)  # it is not ours any more
-            return True
-        return False
+        return True
+
+    def _check_free(self, found: Stream) -> None:
+        if found.feeding:
+            raise FeedError(f"{found.name!r} is being fed: one at a time")
+
+    def _drop(self, found: Stream) -> None:
+        """Forget what waits to be sent."""
+        self._kept -= sum(len(piece.blob) for piece in found.kept)
+        found.kept.clear()
+        found.next = 0
+        found.waiting = Waiting()
 
     # ------------------------------------------------------------ messages
 
     def _stream(self, name: str) -> Stream:
+        if self._closed or self._task is None:
+            raise FeedError(f"this connector is {'closed' if self._closed else 'not open'}")
         found = self._streams.get(name)
         if found is None:
-            if not isinstance(name, str) or not name:
-                raise FeedError(f"a stream has a name, which {name!r} is not")
-            if self._closed:
-                raise FeedError("this connector is closed")
+            _check_name(name)
             found = self._streams[name] = Stream(self._sender.stream(name))
         if not found.wanted:
             found.wanted = True
@@ -369,25 +430,26 @@ class Connector:
         if type(payload) is bytes:
             data = payload
         elif isinstance(payload, str):
-            data = payload.encode()
+            data = payload.encode(errors="surrogatepass")
         elif isinstance(payload, bytes | bytearray | memoryview):
             data = bytes(payload)
         else:
             raise FeedError(
                 f"message {id} of {found.name!r}: a payload is bytes or text, not {payload!r:.80}"
             )
-        if key is not None and not isinstance(key, str):
+        if key is not None and _text(key) is None:
             raise FeedError(f"message {id} of {found.name!r}: a key is text, not {key!r:.80}")
-        if time is not None and (type(time) is not int or not MIN < time < LAST):
+        if time is not None and (type(time) is not int or not EARLIEST <= time <= LATEST):
             raise FeedError(
                 f"message {id} of {found.name!r}: a time is a whole number of microseconds, not {time!r:.80}"
             )
-        size = len(data) + 32 + (len(key.encode()) if key is not None else 0)
+        size = len(data) + 32 + (len(_text(key)) if key is not None else 0)
         if size > LARGEST - HEADROOM:
             raise TooLargeError(
-                f"message {id} of {found.name!r} has {len(data):,} bytes: {LARGEST - HEADROOM:,} are the most"
+                f"message {id} of {found.name!r} has {size - 32:,} bytes, with its key: "
+                f"{LARGEST - HEADROOM - 32:,} are the most"
             )
-        found.last = id
+        found.give(id, id)
         waiting = found.waiting
         if waiting.size + size > LARGEST - HEADROOM:
             self._seal(found)
@@ -414,21 +476,21 @@ class Connector:
             countOf(map(len, items), 2) == count
             and countOf(map(type, ids), int) == count
             and countOf(map(type, payloads), bytes) == count
+            and found.last < ids[0]
+            and max(ids) == ids[-1] <= LAST_ID
         )
-        sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.empty(0)
-        if not plain or int(sizes.max()) > PIECE or not 0 <= ids[0] <= ids[-1] <= LAST_ID:
-            for item in items:
-                self._add(found, item[0], item[1], _key(item), _time(item))
-            self._seal(found)
+        sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.zeros(1)
+        numbers = np.array(ids, np.int64) if plain else np.zeros(1)
+        if not plain or sizes.max() > PIECE or bool((numbers[1:] <= numbers[:-1]).any()):
+            try:
+                for item in items:
+                    self._add(found, item[0], item[1], _key(item), _time(item))
+            finally:
+                self._seal(found)
             return
-        numbers = np.array(ids, np.int64)
-        if ids[0] <= found.last or bool((numbers[1:] <= numbers[:-1]).any()):
-            before = [found.last, *ids]
-            place = next(at for at, id_ in enumerate(ids) if id_ <= before[at])
-            found.last = before[place]
-            raise _bad_id(found, ids[place])
         self._seal(found)
-        found.last = ids[-1]
+        before = numbers[numbers <= found.floor]
+        found.give(int(before[-1]) if len(before) else ids[0], ids[-1])
         pieces = (np.cumsum(sizes + 32) // PIECE).astype(np.int64)
         stops = [*(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), count]
         for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
@@ -450,7 +512,7 @@ class Connector:
             return
         found.waiting = Waiting()
         times: Sequence[int | None] | None = waiting.times
-        if all(moment is None for moment in waiting.times):
+        if not any(waiting.times) and waiting.times.count(None) == len(waiting.times):
             times = None
         elif None in waiting.times:
             now = time.time_ns() // 1000
@@ -493,19 +555,24 @@ class Connector:
                 found.queued = True
                 ready.append(found)
             elif found.ending is not None and found.ending() and not found.waiting.ids:
-                last = found.sent.at
-                self._send(
-                    c.Eos(stream=found.sent.number, **({} if last == NONE else {"last": last}))
-                )
-                sender.ended(found.sent)
+                self._eos(found)
                 self._wake()
+
+    def _eos(self, found: Stream) -> None:
+        """Say that a stream ends."""
+        told = c.Eos(stream=found.sent.number)
+        if found.sent.at != NONE:
+            told.last = found.sent.at
+        self._send(told)
+        self._sender.sent(found.sent, found.sent.at, COST)
+        self._sender.ended(found.sent)
 
     def _send_piece(self, found: Stream) -> None:
         piece = found.kept[found.next]
         assert self._connection is not None
         frame = encode(c.Messages(stream=found.sent.number), [piece.blob])
         self._connection.transport.writelines(frame)
-        self._sender.sent(found.sent, piece.last, len(piece.blob))
+        self._sender.sent(found.sent, piece.last, len(piece.blob) + COST)
         if found.keeps:
             found.next += 1
         else:
@@ -712,20 +779,26 @@ class Connector:
 
     def _granted(self, found: Stream, por: int) -> None:
         """Go on after that id."""
+        known = found.sent.acked
         self._sender.granted(found.sent, por)
         found.grants += 1
-        if found.keeps:
-            if por < found.sent.acked:
-                found.error = RewindError(
-                    f"{found.name!r} was acknowledged up to {found.sent.acked}, and now the flow wants it again after "
-                    f"{'the start' if por == NONE else por}: it began with an older snapshot. Send it all again"
-                )
+        found.floor = por
+        if not found.keeps:
+            self._drop(found)
+        elif por < found.base:
+            after = "from its start" if por == NONE else f"after {por}"
+            why = "it began with an older snapshot" if por < known else "it has gone back"
+            found.error = RewindError(
+                f"the flow wants {found.name!r} {after}: {why}. What is here begins after {found.base}; "
+                "send all of it again, by another connector, or feed a function"
+            )
+            found.wanted = False
+            self._eos(found)  # others may send it
+        else:
+            if found.first is not None and found.first > por > found.base:
+                found.base = por
             found.next = 0
             self._skip(found)
-        else:
-            self._kept -= sum(len(piece.blob) for piece in found.kept)
-            found.kept.clear()
-            found.waiting = Waiting()
         self._want(found)
         self._wake()
 
@@ -735,10 +808,15 @@ class Connector:
             return
         found = self._streams[sent.name]
         while found.keeps and found.kept and found.kept[0].last <= por:
-            self._kept -= len(found.kept.popleft().blob)
+            piece = found.kept.popleft()
+            self._kept -= len(piece.blob)
             found.next = max(0, found.next - 1)
+            found.base = max(found.base, piece.last)
         if self._on_ack is not None:
-            self._on_ack(sent.name, por)
+            try:
+                self._on_ack(sent.name, por)
+            except Exception as error:  # whoever waits is to hear of it
+                self._give_up(error)
         self._wake()
 
     def _refused(self, told: c.Refused) -> None:
@@ -754,12 +832,29 @@ class Connector:
         self._wake()
 
 
+def _check_name(name: Any) -> None:
+    try:
+        plain = isinstance(name, str) and 0 < len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        plain = False
+    if not plain:
+        raise FeedError(f"a stream's name is text of up to {LONGEST_NAME} bytes, not {name!r:.80}")
+
+
 def _bad_id(found: Stream, id: Any) -> FeedError:
     if type(id) is not int or id < 0 or id > LAST_ID:
         return FeedError(
             f"an id of {found.name!r} is a whole number from 0 to {LAST_ID}, not {id!r}"
         )
     return FeedError(f"ids of {found.name!r} go up: {id} does not come after {found.last}")
+
+
+def _text(key: Any) -> bytes:
+    """A key as bytes; None if it cannot be."""
+    try:
+        return key.encode() if isinstance(key, str) else None  # type: ignore[return-value]
+    except UnicodeEncodeError:
+        return None  # type: ignore[return-value]
 
 
 def _key(item: Sequence[Any]) -> str | None:
@@ -770,17 +865,39 @@ def _time(item: Sequence[Any]) -> int | None:
     return item[3] if len(item) > 3 else None
 
 
+class Taking:
+    """Takes items from an iterable, some at a time: as many as it brings quickly, and not too large."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._iterator = iter(items)
+        self._many = 1
+        self._error: Exception | None = None
+
+    def take(self) -> Chunk:
+        """Some; none: it has come to its end. What it raises comes after what it brought before."""
+        if self._error is not None:
+            raise self._error
+        some, began = Chunk(), time.perf_counter()
+        try:
+            some.extend(islice(self._iterator, self._many))
+        except Exception as error:
+            if not some:
+                raise
+            self._error = error
+        quick = time.perf_counter() - began < QUICK
+        size = sum(len(item[1]) for item in some if len(item) > 1 and hasattr(item[1], "__len__"))
+        many = 2 * self._many if quick and size < HUGE else self._many // 2
+        self._many = max(1, min(many, CHUNK))
+        return some
+
+
 async def _chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
     """What an iterable brings, some at a time; of an async one, one at a time."""
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item if isinstance(item, Chunk) else (item,)
         return
-    iterator, many = iter(items), 1
-    began = time.perf_counter()
-    while some := list(islice(iterator, many)):
-        took = time.perf_counter() - began
-        many = min(2 * many, CHUNK) if took < QUICK else max(1, many // 2)
+    taking = Taking(items)
+    while some := taking.take():
         yield some
         await asyncio.sleep(0)
-        began = time.perf_counter()

@@ -17,6 +17,7 @@ import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from railgun.client.registry import Registry
 from railgun.connector.errors import FeedError, NoFlowError
@@ -76,7 +77,7 @@ class Flow:
             if error.code == 401:
                 raise FeedError(f"{url} does not accept this token") from error
             raise NoFlowError(f"{url} answers {error.code}: {error.reason}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
             raise NoFlowError(f"nobody answers at {url}: {error}") from error
         named = {told["name"]: told for told in sources.values()}
         if not named:
@@ -96,7 +97,7 @@ def _addresses(told: str) -> tuple[tuple[str, int], ...]:
     found = []
     for one in told.split(","):
         host, _, port = one.strip().rpartition(":")
-        if not port.isdigit() or not host:
+        if not port.isdigit() or not host or not 0 < int(port) < 1 << 16:
             raise FeedError(f"{one!r} is no address: host:port")
         found.append((host, int(port)))
     return tuple(found)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from railgun.connector.client import CHUNK, QUICK, Chunk, Connector, Item, Payload
+from railgun.connector.client import Chunk, Connector, Item, Payload, Taking
 from railgun.connector.errors import FeedError
 
 R = TypeVar("R")
@@ -83,6 +82,8 @@ class SyncConnector:
         """Send a message; waits while there is no room. What is wrong with one may be raised by a later call."""
         if self._error is not None:
             raise self._error
+        if not self._thread.is_alive():
+            raise FeedError("this connector is closed, or not open")
         with self._lock:
             self._waiting.append((stream, id, payload, key, time))
             handing, self._handing = self._handing, True
@@ -106,14 +107,12 @@ class SyncConnector:
                     self._handing = False
                     self._room.set()
                     return
-            try:
-                for stream, id_, payload, key, time in some:
+            for stream, id_, payload, key, time in some:
+                try:
                     await send(stream, id_, payload, key=key, time=time)
-            except Exception as error:
-                with self._lock:
-                    self._error, self._waiting, self._handing = error, [], False
+                except Exception as error:  # of this message; the others go their way
+                    self._error = self._error or error
                     self._room.set()
-                return
             if len(self._waiting) < 10 * TOGETHER:
                 self._room.set()
 
@@ -126,7 +125,7 @@ class SyncConnector:
         await self._connector.flush()
 
     async def _all_handed(self) -> None:
-        while self._handing and self._error is None:
+        while self._handing:
             await asyncio.sleep(0.001)
         if self._error is not None:
             raise self._error
@@ -181,13 +180,38 @@ class SyncConnector:
 
 
 async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[Chunk]:
-    """What an iterable brings, read in another thread: it may wait as long as it likes."""
-    iterator, many = iter(items), 1
-    while True:
-        began = time.perf_counter()
-        some = Chunk(await asyncio.to_thread(list, islice(iterator, many)))
-        quick = time.perf_counter() - began < QUICK
-        many = min(2 * many, CHUNK) if quick else max(1, many // 2)
-        if not some:
-            return
-        yield some
+    """What an iterable brings, read by a thread of its own: it may wait as long as it likes."""
+    loop = asyncio.get_running_loop()
+    taking = Taking(items)
+    asked: queue.SimpleQueue[asyncio.Future[Chunk] | None] = queue.SimpleQueue()
+
+    def answer(future: asyncio.Future[Chunk], some: Chunk, error: Exception | None) -> None:
+        if not future.done():
+            if error is None:
+                future.set_result(some)
+            else:
+                future.set_exception(error)
+
+    def run() -> None:
+        while (future := asked.get()) is not None:
+            some, error = Chunk(), None
+            try:
+                some = taking.take()
+            except Exception as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(answer, future, some, error)
+            except RuntimeError:  # the connector is closed
+                return
+
+    # It does not keep the program from ending, should it wait for something for ever.
+    threading.Thread(target=run, name="railgun-feed", daemon=True).start()
+    try:
+        while True:
+            future: asyncio.Future[Chunk] = loop.create_future()
+            asked.put(future)
+            if not (some := await future):
+                return
+            yield some
+    finally:
+        asked.put(None)

@@ -206,6 +206,15 @@ def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:
         )
     if not any(step.kind == "source" for step in steps):
         raise FlowError(f"flow {flow.name!r} has no source")
+    names: set[str] = set()
+    for step in steps:
+        source = step.options.get("source")
+        if isinstance(source, Pushed):
+            if source.name in names:
+                raise FlowError(
+                    f"{step.where}: programs find a source by its name, and there are two {source} in this flow"
+                )
+            names.add(source.name)
 
 
 class _Roots:

@@ -7,7 +7,7 @@ comes back under its name. What is proven of every state that can be reached:
 1. **Prefix.** Every committed snapshot holds of each stream its first messages, each once, and just those up to the
    position that the snapshot says.
 2. **Truth.** What a connector is told to be safe is in the snapshot that was committed last.
-3. **Progress.** However things went, all streams can still be sent to their end and committed.
+3. **Progress.** However things went, all streams can still be sent to their end, committed, and acknowledged to all.
 
 Snapshots are as many as you like: they have the same number, and workers forget it when one is settled, so that
 there are finitely many states.
@@ -530,7 +530,7 @@ def explore(case: Case, rules: Rules | None = None, limit: int | None = None) ->
     while todo:
         state = todo.popleft()
         here = number[state]
-        if _is_done(explorer, state, case):
+        if _is_done(explorer, state, case, first):
             good.append(here)
         broken = _is_untrue(explorer, state, first)
         if broken is not None:
@@ -551,17 +551,24 @@ def explore(case: Case, rules: Rules | None = None, limit: int | None = None) ->
     result.states = len(number)
     stuck = _first_stuck(before, good)
     if stuck is not None:
-        violation = Violation("stuck", "from here on, no way leads to all messages being committed")
+        violation = Violation(
+            "stuck", "from here on, no way leads to all messages being acknowledged"
+        )
         return _found(explorer, result, number, came, stuck, None, violation)
     return result
 
 
-def _is_done(explorer: Explorer, state: State, case: Case) -> bool:
+def _is_done(explorer: Explorer, state: State, case: Case, first: int) -> bool:
     controller = explorer.nodes[state[0]]
     assert isinstance(controller, Controller)
     committed = controller.committed
-    return len(committed) == case.streams and all(
-        por == case.messages - 1 for por in committed.values()
+    if len(committed) < case.streams or min(committed.values()) < case.messages - 1:
+        return False
+    connectors = (explorer.nodes[node] for node in state[first : explorer.count])
+    return all(
+        stream.acked == case.messages - 1
+        for connector in connectors
+        for stream in connector.sender.streams.values()  # type: ignore[attr-defined]
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from railgun.core.sources.messages import (
     NONE,
+    Acknowledge,
     Answer,
     FromRegistry,
     FromTable,
@@ -193,6 +194,40 @@ class DrainKeepsReading(Table):
         self.entries = {}
         self.draining = False
         return out
+
+
+@mutant(PLAIN)
+class NeverAcknowledge(Table):
+    """Nothing is ever acknowledged."""
+
+    __slots__ = ()
+
+    def settled(self, snapshot: int, committed: bool) -> list[FromTable]:
+        out = super().settled(snapshot, committed)
+        return [command for command in out if not isinstance(command, Acknowledge)]
+
+
+@mutant(PLAIN)
+class AcknowledgeSeen(Table):
+    """What was seen is acknowledged, and not what the snapshot recorded."""
+
+    __slots__ = ()
+
+    def settled(self, snapshot: int, committed: bool) -> list[FromTable]:
+        self.recorded = {name: entry.seen for name, entry in self.entries.items()}
+        return super().settled(snapshot, committed)
+
+
+@mutant(PLAIN)
+class ToldBefore(Table):
+    """A connector that comes back does not hear what the one before it was told."""
+
+    __slots__ = ()
+
+    def _open(self, entry: Entry, session: int, stream: str) -> None:
+        told = entry.told
+        super()._open(entry, session, stream)
+        entry.told = max(told, entry.seen)
 
 
 # ---------------------------------------------------------------- the controller's registry

@@ -24,6 +24,7 @@ from railgun.wire.pickling import dumps
 
 PATIENCE: Final = 10.0
 BUFFER: Final = 256 << 10
+STRANGERS: Final = 100  # who have not said hello, and are listened to
 UNSENT: Final = 4 << 20  # bytes a Unix socket takes: by itself fewer than TCP does
 _LENGTH: Final = struct.Struct("<I")
 
@@ -66,12 +67,18 @@ class Connection(asyncio.BufferedProtocol):
         self._early: list[bytes] | None = None  # sent while the hello is still to be answered
         self._error: Exception | None = None
         self._patience: asyncio.TimerHandle | None = None
+        self._gone = False
 
     @property
     def peer(self) -> str:
         """The other side's address."""
         name = self.transport.get_extra_info("peername") or ("?", "?")
         return f"{name[0]}:{name[1]}"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the hello is over, one way or the other."""
+        return self._hello is None or self._gone
 
     @property
     def unsent(self) -> int:
@@ -153,12 +160,35 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
+        self._gone = True
         if self._patience is not None:
             self._patience.cancel()
         error = self._error or exc
         if error is None and self._hello is not None:
             error = HelloError("the other side closed the connection before it was open")
         self._closed(self, error)
+
+
+class Gate:
+    """Lets only so many in at a time who have not said hello: strangers must not use up what others need."""
+
+    def __init__(self, most: int = STRANGERS) -> None:
+        self.most = most
+        self._waiting: set[Connection] = set()
+
+    def admit(self, connection: Connection) -> asyncio.BaseProtocol:
+        """The connection; or, if too many wait already, one that ends at once."""
+        if len(self._waiting) >= self.most:
+            self._waiting = {one for one in self._waiting if not one.settled}
+            if len(self._waiting) >= self.most:
+                return _TurnedAway()
+        self._waiting.add(connection)
+        return connection
+
+
+class _TurnedAway(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 class Messages:

@@ -27,6 +27,13 @@ from railgun.wire.records import BatchError
 VERSION: Final = 1
 LARGEST: Final = 1 << 20
 """Bytes of a frame."""
+LONGEST_NAME: Final = 1_000
+"""Bytes of a stream's name."""
+COST: Final = 64
+"""Credits that a frame costs apart from its bytes: also an empty one, and the end of a stream, has to be dealt with."""
+EARLIEST: Final = -62_135_596_800_000_000
+LATEST: Final = 253_402_300_799_999_999
+"""Times of messages (µs): from the year 1 to the year 9999."""
 TIMES: Final = 1
 KEYS: Final = 2
 _HEAD: Final = struct.Struct("<II")

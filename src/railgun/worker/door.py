@@ -10,6 +10,7 @@ in between, connectors are told to try again. Rules:
 4. Who says nothing for long is asked, and given up if there is no answer. A connector that connects again is known by
    its instance: its old session, which may not have ended yet as far as is known here, ends.
 5. Who does not read what is sent to it is given up.
+6. There are never so many connections that the worker has no files left for its own work.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -42,21 +44,33 @@ from railgun.flow.operators.receiving import Receiving
 from railgun.flow.source import Pushed
 from railgun.wire import control
 from railgun.wire.commands import Blob, FrameError, FrameReader, encode
-from railgun.wire.connection import Connection
+from railgun.wire.connection import STRANGERS, Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
 from railgun.wire.outbox import Outbox
-from railgun.wire.outside import LARGEST, VERSION
+from railgun.wire.outside import COST, LARGEST, LONGEST_NAME, VERSION
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 
 WINDOW: Final = (16 << 10, 2 << 20)  # bytes of credits of a session: at least, and at most
 ALL: Final = 128 << 20  # bytes of credits of all
 MOST_SESSIONS: Final = 20_000
+RESERVED: Final = 2 * STRANGERS + 300  # files of a process for everything but connectors
 MOST_STREAMS: Final = 100_000  # of a session
-LONGEST_NAME: Final = 1_000  # bytes of a stream's name
 UNREAD: Final = 8 << 20  # bytes that may wait for a connector to read them
+POINTS: Final = 10_000  # acknowledgements in a frame
 SILENT: Final = (10.0, 20.0)  # seconds after which it is asked, and given up
 _LOG = logging.getLogger(__name__)
+
+
+def files_left() -> int:
+    """How many files this process may have open for connectors; it asks for as many as it can get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        most = MOST_SESSIONS + RESERVED if hard == resource.RLIM_INFINITY else hard
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+            soft = max(soft, most)
+    return MOST_SESSIONS if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,12 +112,15 @@ class Door:
         self.refused = 0
         self._sessions = 0
         self._owing: dict[int, Caller] = {}
+        self._gate = Gate()
+        self._most = MOST_SESSIONS
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
 
     def open(self, loop: asyncio.AbstractEventLoop, host: str, worker: int) -> tuple[str, int]:
         """Listen; where. Raises `OSError` if that cannot be."""
         self.loop = loop
+        self._most = min(MOST_SESSIONS, files_left())
         port = 0 if self.source.port is None else self.source.port + worker
         listening = socket.create_server((host, port), backlog=1024)
         self._watch = loop.create_task(self._serve(listening))
@@ -161,7 +178,8 @@ class Door:
                 caller = self.callers.get(session)
                 if caller is not None:
                     told = [c.Point(stream=caller.numbers[s], por=por) for s, por in points]
-                    self._send(caller, c.Ack(points=told))
+                    for at in range(0, len(told), POINTS):  # a frame has its limits
+                        self._send(caller, c.Ack(points=told[at : at + POINTS]))
             case Restart(session):
                 caller = self.callers.get(session)
                 if caller is not None:
@@ -224,8 +242,10 @@ class Door:
 
     # ------------------------------------------------------------ connections
 
-    def _accept(self) -> Connection:
-        return Connection(self.source.secret, self._opened, self._received, self._closed)
+    def _accept(self) -> asyncio.BaseProtocol:
+        return self._gate.admit(
+            Connection(self.source.secret, self._opened, self._received, self._closed)
+        )
 
     def _opened(self, connection: Connection) -> None:
         who = connection.who
@@ -238,8 +258,8 @@ class Door:
             raise HelloError(
                 f"this is {self.source.name!r}, not {str(who['source'])[:100]!r}", "NO_SOURCE"
             )
-        if len(self.callers) >= MOST_SESSIONS:
-            raise HelloError(f"{MOST_SESSIONS} connectors are the most", "TOO_MANY")
+        if len(self.callers) >= self._most:
+            raise HelloError(f"{self._most} connectors are the most", "TOO_MANY")
         self._sessions += 1
         window = min(WINDOW[1], max(WINDOW[0], ALL // (len(self.callers) + 1)))
         instance = str(who.get("instance") or "")[:200]
@@ -282,11 +302,7 @@ class Door:
     def _handle(self, caller: Caller, command: Message, blob: bytearray) -> None:
         match command:
             case c.Messages():
-                size = len(blob)
-                if caller.credits <= 0:
-                    raise SessionError("OVERDRAWN", f"{size} bytes, but there are no credits")
-                caller.credits -= size
-                self._offer(caller, command.stream, blob, size)
+                self._offer(caller, command.stream, blob, len(blob))
             case c.Eos():
                 last = command.last if command.HasField("last") else NONE
                 if not NONE <= last <= LAST_ID:
@@ -306,9 +322,13 @@ class Door:
         name = caller.names.get(number)
         if name is None or self.receiving is None:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
+        if caller.credits <= 0:
+            raise SessionError("OVERDRAWN", f"{size} bytes, but there are no credits")
+        cost = size + COST
+        caller.credits -= cost
         if self.receiving.stopped:
             return
-        if self.receiving.offer(caller.session, name, what, size):
+        if self.receiving.offer(caller.session, name, what, cost):
             self.wake()
 
     def _notify(self, caller: Caller, number: int, name: str) -> None:
@@ -319,11 +339,20 @@ class Door:
         if caller.numbers.setdefault(name, number) != number:
             raise SessionError("BAD_NAME", f"{name!r} is stream {caller.numbers[name]}", name)
         if len(caller.names) > MOST_STREAMS:
-            raise SessionError("TOO_MANY", f"{MOST_STREAMS} streams are the most of a session")
+            self._forget_ended(caller)
+            if len(caller.names) > MOST_STREAMS:
+                raise SessionError("TOO_MANY", f"{MOST_STREAMS} streams are the most of a session")
         if self.receiving is None or self.receiving.stopped:
             self._answer(caller.session, name, Reason.ROLLING_BACK, NONE)
         else:
             self.receiving.notify(caller.session, name)
+
+    def _forget_ended(self, caller: Caller) -> None:
+        """Streams that are not here any more need no number."""
+        known = {} if self.receiving is None else self.receiving.table.entries
+        for number, name in list(caller.names.items())[:-1]:
+            if name not in known:
+                del caller.names[number], caller.numbers[name]
 
     def _send(self, caller: Caller, command: Message, blobs: tuple[Blob, ...] = ()) -> None:
         caller.out.send(encode(command, blobs))

@@ -32,7 +32,7 @@ from railgun.flow.plan import Plan
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
-from railgun.wire.connection import Connection, Messages
+from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
@@ -150,6 +150,7 @@ class _Process:
         self.threads = ThreadPoolExecutor(1, "railgun-saving")
         self._dialling: set[asyncio.Task[Any]] = set()
         self.doors: dict[str, Door] = {}  # by step
+        self.gate = Gate()
         self.host: str
 
     async def run(self) -> None:
@@ -354,8 +355,10 @@ class _Process:
         except OSError as error:
             self._lost_link(links.generation, worker, error)
 
-    def _accept(self) -> Connection:
-        return Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
+    def _accept(self) -> asyncio.BaseProtocol:
+        return self.gate.admit(
+            Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
+        )
 
     def _called(self, connection: Connection) -> None:
         """Another worker calls."""

@@ -3,7 +3,8 @@
 1. A stream is announced, and sent after the answer: always from the point that the answer names, whatever
    was sent before. That point may lie before what was sent (the flow has gone back) and after what is
    acknowledged (the flow has it, but no snapshot does yet).
-2. *Acknowledged* is only what an acknowledgement names. Whatever is after that may be asked for again.
+2. *Acknowledged* is only what an acknowledgement names. Whatever is after that may be asked for again. If people start
+   the flow from an older snapshot, so may what is before, and it counts no more.
 3. A lost connection closes all streams. Each is announced again with the next one.
 4. Credits are bytes. What is sent takes from them; nothing is sent while there are none. The last batch may take
    more than there are.
@@ -73,6 +74,7 @@ class Sender:
         """It may be sent, after this id."""
         stream.phase = Phase.OPEN
         stream.at = por
+        stream.acked = min(stream.acked, por)
 
     def refused(self, stream: Sent) -> None:
         """It may not be sent now."""

@@ -17,7 +17,7 @@ Sessions are numbers that are never used again.
 
 | event            | absent           | pending            | open(seen)           | closing(seen, after)        | detached(seen, after) |
 |------------------|------------------|--------------------|----------------------|-----------------------------|-----------------------|
-| notify           | ask → pending    | refuse             | refuse               | refuse                      | grant at seen → open  |
+| notify           | ask → pending    | refuse             | refuse               | refuse, hasten              | grant at seen → open  |
 | grant, alive     | give back        | → open(por)        | –                    | –                           | –                     |
 | grant, gone      | give back        | give back → absent | –                    | –                           | –                     |
 | reject           | –                | refuse → absent    | –                    | –                           | –                     |
@@ -111,7 +111,8 @@ class Table:
         if entry.state is State.DETACHED:
             self._open(entry, session, stream)
             return [Answer(session, stream, Reason.OK, entry.seen)]
-        return [Answer(session, stream, Reason.BUSY_RETRY)]
+        # One that has come to its end is free after the next snapshot, for whoever asks.
+        return [Answer(session, stream, Reason.BUSY_RETRY), *self.wanted(stream)]
 
     def message(self, session: int, stream: str, ids: Ids) -> int:
         """Messages of these ids are to be applied: how many of them, from the first on, were before."""

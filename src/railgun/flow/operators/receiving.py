@@ -21,6 +21,7 @@ from railgun.flow.operators.operator import Setting, shorten
 from railgun.flow.operators.reading import BATCH, Clock, Reading
 from railgun.flow.source import Pushed
 from railgun.wire import outside
+from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
 from railgun.wire.rows import RowBatch, Times, joined_times
 
@@ -116,21 +117,22 @@ class Receiving(Reading):
             try:
                 if isinstance(what, int):
                     self.table.end(session, stream, what)
-                    continue
-                batch = self._take(session, stream, what)
+                    batch = RowBatch([], now)
+                else:
+                    batch = self._take(session, stream, what)
             except SessionError as error:
                 self._refuse(session, error)
                 continue
             if self.callers is not None:
                 self.callers.took(session, size)
-            rows += len(batch)
+            rows += max(1, len(batch))  # also what is dropped takes its time
+            self.records += len(batch)
             if len(batch):
                 together.append(batch.values)
                 times.append((batch.times, len(batch)))
         if together:
             whole = together[0] if len(together) == 1 else list(chain.from_iterable(together))
             self.emit(RowBatch(whole, joined_times(times)))
-        self.records += rows
         return rows
 
     def _refuse(self, session: int, error: SessionError) -> None:
@@ -145,8 +147,10 @@ class Receiving(Reading):
         except BatchError as error:
             raise SessionError("BAD_FRAME", str(error), stream) from error
         times = pushed.times
-        if times is not None and (int(times.min()) <= MIN or int(times.max()) >= LAST):
-            raise SessionError("BAD_TIME", f"a message of {stream!r} has no possible time", stream)
+        if times is not None and not EARLIEST <= int(times.min()) <= int(times.max()) <= LATEST:
+            raise SessionError(
+                "BAD_TIME", f"a message of {stream!r} has an impossible time", stream
+            )
         items: list[Any] = []
         bad: list[int] = []  # rows that cannot be decoded
         rest = pushed
