@@ -1,4 +1,4 @@
-"""What can be typed: kinds of arguments, and the commands on streams."""
+"""What can be typed: kinds of arguments, and the commands on streams and connectors."""
 
 from __future__ import annotations
 
@@ -264,4 +264,44 @@ def add_streams(commands: Any) -> None:
     )  # fmt: skip
     made.add_argument(
         "--only", type=_loads, default=LOADS, metavar="LOAD,...", help=f"some of {', '.join(LOADS)}"
+    )
+
+
+def add_connectors(commands: Any) -> None:
+    """`connector`: ready-made programs that push into a flow."""
+    what = "push files, tables or webhooks into a flow, exactly once"
+    group = commands.add_parser("connector", help=what, description=what).add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+
+    def command(name: str, what: str) -> Any:
+        made = group.add_parser(name, help=what, description=what)
+        made.set_defaults(command=_later("railgun.cli.connector", name))
+        made.add_argument("--json", action="store_true", help="one JSON object a line")
+        made.add_argument("--registry", metavar="DIR", help="where jobs are found")
+        made.add_argument(
+            "flow", metavar="FLOW",
+            help="the name of a job; the URL of its HTTP API; or HOST:PORT,... of workers (RAILGUN_SECRET: the secret)",
+        )  # fmt: skip
+        made.add_argument("--source", metavar="NAME", help="if the flow has several")
+        made.add_argument(
+            "--token-file", metavar="FILE", help="the job's token, for a URL (or RAILGUN_TOKEN)"
+        )
+        made.add_argument(
+            "--timeout", type=seconds, default=30.0, metavar="S",
+            help="wait so long for the flow at the start (30)",
+        )  # fmt: skip
+        return made
+
+    made = command("tail", "follow a file that grows, or those of a directory: a line, a message")
+    made.add_argument("path", metavar="PATH", help="a file, or a directory")
+    made.add_argument(
+        "--pattern", default="*", metavar="P", help="of files in the directory: *.log, **/*.log (*)"
+    )
+    made.add_argument("--prefix", default="", metavar="TEXT", help="before the names of streams")
+    made.add_argument(
+        "--poll", type=seconds, default=0.5, metavar="S", help="between two looks (0.5)"
+    )
+    made.add_argument(
+        "--once", action="store_true", help="end when all that is there now is acknowledged"
     )

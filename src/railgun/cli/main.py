@@ -383,6 +383,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--svg", metavar="FILE", help="as a picture (default: Mermaid text)")
 
     arguments.add_streams(commands)
+    arguments.add_connectors(commands)
     return main_parser
 
 

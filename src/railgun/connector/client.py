@@ -10,11 +10,11 @@ to then it may be asked for again, so it is kept. Rules:
 1. Connections are lost, workers come and go, the flow goes back to a snapshot: the connector connects again, announces
    its streams, and sends each from the point the flow names.
 2. What is sent and not acknowledged is kept in memory, up to `keep` bytes; then `send` waits. `feed` with a function
-   keeps nothing: it calls the function again, with the id after which to go on.
+   keeps nothing: it calls the function again, with the id after which to go on, as soon as the flow names another.
 3. An id that the flow has already is not sent. That is how a program that was restarted goes on: it sends
    everything again, or asks (`position`) where to begin.
 4. What cannot pass (a wrong secret, a payload that the flow refuses) is raised by whatever waits; what may pass is
-   waited for, with longer and longer pauses.
+   waited for, with longer and longer pauses. What is wrong with one stream stops that stream only.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ from railgun.core.sources.sender import Phase, Sender, Sent
 from railgun.wire.commands import FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
-from railgun.wire.outside import LARGEST, VERSION, pack
+from railgun.wire.outside import LARGEST, VERSION, pack, unpack
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = tuple[int, Payload] | tuple[int, Payload, str | None] | tuple[Any, ...]
 """An id and a payload; then a key and a time (µs), if they are wanted."""
-Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item] | AsyncIterable[list[Item]]
+"""An async iterable may bring lists of items: what is in one is sent together."""
 
 PIECE: Final = 64 << 10  # bytes that are sent at once
 MOST: Final = 4_000  # messages in a piece
@@ -65,7 +66,9 @@ PAUSES: Final = (0.05, 2.0)  # seconds until the next attempt: at first, and at 
 ASK_AGAIN: Final = (0.05, 1.0)  # for a stream that is not free
 SILENT: Final = (10.0, 30.0)  # seconds after which the worker is asked, and given up
 HELLO: Final = 10.0
-AHEAD: Final = 16  # pieces that wait to be sent
+AHEAD: Final = 16  # pieces of a stream that wait to be sent, if there are few streams
+ROOM: Final = 64 << 20  # bytes of pieces that wait, of all streams together
+LONGEST_NAME: Final = 1_000  # bytes of a stream's name
 
 
 @dataclass(slots=True)
@@ -98,9 +101,11 @@ class Stream:
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
         self.ending = False
+        self.resting = False  # whether it was ended, and another connector may have it
         self.grants = 0
         self.pause = ASK_AGAIN[0]
         self.error: Exception | None = None
+        self.changed: asyncio.Future[None] | None = None  # who waits for this stream
 
     @property
     def name(self) -> str:
@@ -156,7 +161,8 @@ class Connector:
         self._next_address = ""
         self._lost: asyncio.Event
         self._failed: Exception | None = None  # why the connection closed
-        self._changed: list[asyncio.Future[None]] = []
+        self._changed: asyncio.Future[None] | None = None  # who waits for anything
+        self._unsealed: dict[str, Stream] = {}  # have messages that are not a piece yet
         self._error: Exception | None = None
         self._cause: Exception | None = None  # why there is no connection
         self._task: asyncio.Task[None] | None = None
@@ -201,8 +207,7 @@ class Connector:
                 raise NoFlowError(
                     f"no connection to {self._flow.where} within {self._timeout:.0f} s{why}"
                 )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._change(), left)
+            await asyncio.wait([self._change()], timeout=left)
 
     async def close(self) -> None:
         """Let go of the connection; what is not acknowledged may or may not be taken."""
@@ -223,6 +228,11 @@ class Connector:
         await self._until(lambda: found.is_open, found)
         return None if found.sent.at == NONE else found.sent.at
 
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing can be sent any more, if that is so; what is wrong with one stream is raised where it is used."""
+        return self._error
+
     def acked(self, stream: str) -> int | None:
         """The id up to which all messages are in a committed snapshot; None: none is known to be."""
         found = self._streams.get(stream)
@@ -238,9 +248,11 @@ class Connector:
         time: int | None = None,
     ) -> None:
         """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely."""
-        found = self._streams.get(stream) or self._stream(stream)
+        found = self._streams.get(stream)
+        if found is None or found.resting:
+            found = self._stream(stream)
         if self._kept >= self._keep or found.error is not None or self._error is not None:
-            await self._until(lambda: self._kept < self._keep, found)
+            await self._until(lambda: self._kept < self._keep, found, room=True)
         self._add(found, id, payload, key, time)
         if found.waiting.size >= PIECE:
             self._seal(found)
@@ -254,6 +266,46 @@ class Connector:
         """Wait until all that was sent is acknowledged."""
         self._seal_all()
         await self._until(lambda: all(s.sent.acked >= s.last for s in self._streams.values()))
+
+    async def wait(self, stream: str, id: int) -> None:
+        """Wait until this message, and all before it, are acknowledged."""
+        found = self._stream(stream)
+        await self._until(lambda: found.sent.acked >= id, found)
+
+    def skip(self, stream: str, id: int) -> bool:
+        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here."""
+        found = self._stream(stream)
+        self._seal(found)
+        for at, piece in enumerate(found.kept):
+            if id > piece.last:
+                continue
+            ids, times, keys, payloads = unpack(piece.blob)
+            rows = [row for row, known in enumerate(ids.tolist()) if known != id]
+            if len(rows) == len(payloads):
+                return False
+            self._kept -= len(piece.blob)
+            if rows:
+                found.kept[at] = Piece(
+                    int(ids[rows[-1]]),
+                    pack(
+                        ids[rows].tolist(),
+                        [payloads[row] for row in rows],
+                        None if times is None else times[rows].tolist(),
+                        None if keys is None else [keys[row] for row in rows],
+                    ),
+                )
+                self._kept += len(found.kept[at].blob)
+            else:
+                del found.kept[at]
+                found.next -= found.next > at
+            if found.last == id:
+                found.last = found.kept[-1].last if found.kept else found.sent.acked
+            if isinstance(found.error, RefusedError) and found.error.id == id:
+                found.error = None
+            self._notify(found)
+            self._wake(found)
+            return True
+        return False
 
     async def end(self, stream: str) -> None:
         """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
@@ -281,9 +333,10 @@ class Connector:
 
     async def _replay(self, found: Stream, source: Callable[[int | None], Items]) -> None:
         """Send what a function brings, again and again, until the flow wants nothing else any more."""
-        if found.kept or found.waiting.ids:
+        if found.keeps and (found.kept or found.waiting.ids):
             raise FeedError(f"{found.name!r} was sent in part: feed it from its beginning")
         found.keeps = False
+        self._forget(found)
         while True:
             await self._until(lambda: found.is_open, found)
             grant, at = found.grants, found.sent.at
@@ -294,19 +347,36 @@ class Connector:
 
     async def _replay_from(self, found: Stream, grant: int, items: Items) -> None:
         """Send these, as long as the flow wants nothing else."""
+
+        def is_stale() -> bool:
+            return found.grants != grant or not found.is_open
+
         iterator = _chunks(items)
         async with contextlib.aclosing(iterator):
-            async for some in iterator:
-                if found.grants != grant or not found.is_open:
+            while True:
+                step = self._loop.create_task(_next(iterator))
+                try:
+                    while not step.done() and not is_stale():
+                        self._check(found)
+                        both: list[asyncio.Future[Any]] = [step, self._change(found)]
+                        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not step.done():  # it may wait for something that never comes
+                        step.cancel()
+                        await asyncio.wait([step])
+                if is_stale():
+                    if not step.cancelled():
+                        step.result()
+                    return
+                some = step.result()
+                if some is None:
                     return
                 for item in some:
                     self._add(found, item[0], item[1], _key(item), _time(item))
                 self._seal(found)
                 self._pump()
-                await self._until(
-                    lambda: len(found.kept) < AHEAD or found.grants != grant or not found.is_open,
-                    found,
-                )
+                most = max(1, min(AHEAD, ROOM // PIECE // len(self._streams)))
+                await self._until(lambda most=most: len(found.kept) < most or is_stale(), found)  # type: ignore[misc]
 
     async def _finish(self, found: Stream, grant: int | None = None) -> bool:
         """Say that a stream ends, and wait until all of it is acknowledged; False: it is wanted again before that."""
@@ -320,7 +390,12 @@ class Connector:
             await self._until(is_over, found)
         finally:
             found.ending = False
-        return found.sent.acked >= found.last
+        if found.sent.acked < found.last:
+            return False
+        if found.sent.phase is Phase.ENDED:  # it is another connector's if that wants it
+            self._sender.refused(found.sent)
+            found.resting = True
+        return True
 
     # ------------------------------------------------------------ messages
 
@@ -329,9 +404,13 @@ class Connector:
         if found is None:
             if not isinstance(name, str) or not name:
                 raise FeedError(f"a stream has a name, which {name!r} is not")
+            _check_name(name)
             if self._closed:
                 raise FeedError("this connector is closed")
             found = self._streams[name] = Stream(self._sender.stream(name))
+            self._notify(found)
+        elif found.resting:
+            found.resting = False
             self._notify(found)
         return found
 
@@ -347,6 +426,7 @@ class Connector:
                 f"message {id} of {found.name!r} has {len(data):,} bytes: {LARGEST - HEADROOM:,} are the most"
             )
         found.last = id
+        self._unsealed[found.name] = found
         waiting = found.waiting
         if waiting.size + size > LARGEST - HEADROOM:
             self._seal(found)
@@ -381,7 +461,8 @@ class Connector:
 
     def _seal_all(self) -> None:
         self._sealing = False
-        for found in self._streams.values():
+        unsealed, self._unsealed = self._unsealed, {}
+        for found in unsealed.values():
             self._seal(found)
         self._pump()
 
@@ -426,14 +507,15 @@ class Connector:
         else:
             found.kept.popleft()
             self._kept -= len(piece.blob)
-            self._wake()
+            self._wake(found)
 
     def _send(self, command: Message) -> None:
         if self._connection is not None and self._opened:
             self._connection.send(b"".join(encode(command)))
 
     def _notify(self, found: Stream) -> None:
-        if self._opened and found.sent.phase is Phase.IDLE and found.error is None:
+        is_idle = found.sent.phase is Phase.IDLE and not found.resting
+        if self._opened and is_idle and found.error is None:
             self._sender.asks(found.sent)
             acked = found.sent.acked
             told = c.Notify(stream=found.sent.number, name=found.name)
@@ -443,10 +525,13 @@ class Connector:
 
     # ------------------------------------------------------------ waiting
 
-    async def _until(self, done: Callable[[], bool], found: Stream | None = None) -> None:
+    async def _until(
+        self, done: Callable[[], bool], found: Stream | None = None, room: bool = False
+    ) -> None:
+        """Wait for something of a stream; or of any (`room`: whatever is wrong with others)."""
         while not done():
             self._check(found)
-            await self._change()
+            await asyncio.wait([self._change(None if room else found)])
         self._check(found)
 
     def _check(self, found: Stream | None = None) -> None:
@@ -457,15 +542,25 @@ class Connector:
         if self._closed:
             raise FeedError("this connector is closed")
 
-    def _change(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._changed.append(future)
+    def _change(self, found: Stream | None = None) -> asyncio.Future[None]:
+        """Done with the next change of a stream, or of anything. Many wait for it: none may cancel it."""
+        owner: Any = self if found is None else found
+        name = "_changed" if found is None else "changed"
+        future: asyncio.Future[None] | None = getattr(owner, name)
+        if future is None:
+            future = self._loop.create_future()
+            setattr(owner, name, future)
         return future
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, []
-        for future in changed:
-            if not future.done():
+    def _wake(self, found: Stream | None = None) -> None:
+        """Something has changed: of a stream, or of all. Of thousands of streams only the one's waiters are woken."""
+        streams = self._streams.values() if found is None else (found,)
+        waited = [self._changed, *(one.changed for one in streams)]
+        self._changed = None
+        for one in streams:
+            one.changed = None
+        for future in waited:
+            if future is not None and not future.done():
                 future.set_result(None)
 
     # ------------------------------------------------------------ the connection
@@ -634,11 +729,15 @@ class Connector:
             found.next = 0
             self._skip(found)
         else:
-            self._kept -= sum(len(piece.blob) for piece in found.kept)
-            found.kept.clear()
-            found.waiting = Waiting()
+            self._forget(found)
         self._want(found)
-        self._wake()
+        self._wake(found)
+
+    def _forget(self, found: Stream) -> None:
+        """What was not sent yet comes again, from the function that feeds the stream."""
+        self._kept -= sum(len(piece.blob) for piece in found.kept)
+        found.kept.clear()
+        found.waiting = Waiting()
 
     def _acked(self, number: int, por: int) -> None:
         sent = self._sender.numbers.get(number)
@@ -650,7 +749,7 @@ class Connector:
             found.next = max(0, found.next - 1)
         if self._on_ack is not None:
             self._on_ack(sent.name, por)
-        self._wake()
+        self._wake(found)
 
     def _refused(self, told: c.Refused) -> None:
         error = RefusedError(
@@ -663,6 +762,17 @@ class Connector:
             self._error = error
         self._leave()
         self._wake()
+
+
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise FeedError(f"{name!r} cannot be the name of a stream: it is no text") from error
+    if size > LONGEST_NAME:
+        raise FeedError(
+            f"the name {name[:50]!r}… has {size} bytes: a stream's has at most {LONGEST_NAME}"
+        )
 
 
 def _bad_id(found: Stream, id: Any) -> FeedError:
@@ -681,11 +791,21 @@ def _time(item: Sequence[Any]) -> int | None:
     return item[3] if len(item) > 3 else None
 
 
+async def _next(chunks: AsyncGenerator[Sequence[Item], None]) -> Sequence[Item] | None:
+    async for some in chunks:
+        return some
+    return None
+
+
 async def _chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
-    """What an iterable brings, some at a time; of an async one, one at a time."""
+    """What an iterable brings, some at a time; of an async one, one at a time, or as many as are in a list."""
     if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield (item,)
+        try:
+            async for item in items:
+                yield item if isinstance(item, list) else (item,)
+        finally:
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
         return
     iterator = iter(items)
     while some := list(islice(iterator, 1000)):

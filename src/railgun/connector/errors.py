@@ -13,6 +13,10 @@ class NoFlowError(FeedError):
     """There is no such flow, or it does not take streams, or nobody answers."""
 
 
+class TokenError(FeedError):
+    """A job does not accept the token."""
+
+
 class RefusedError(FeedError):
     """A worker has ended the session: `code` says what for; `stream` and `id`: for which message."""
 

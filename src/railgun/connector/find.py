@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import dataclass, field
 
 from railgun.client.registry import Registry
-from railgun.connector.errors import FeedError, NoFlowError
+from railgun.connector.errors import FeedError, NoFlowError, TokenError
 
 TIMEOUT = 5.0
 
@@ -63,7 +63,12 @@ class Flow:
             raise NoFlowError(
                 f"no job {self.where!r} runs on this machine: start it, or say where its workers are (host:port)"
             )
-        return self._ask(entry.url, entry.token)
+        try:
+            return self._ask(entry.url, entry.token)
+        except (
+            TokenError
+        ) as error:  # the file was of a job that has ended: the next look finds another
+            raise NoFlowError(str(error)) from error
 
     def _ask(self, url: str, token: str) -> Found:
         request = urllib.request.Request(
@@ -74,7 +79,7 @@ class Flow:
                 sources = json.load(answer)["sources"]
         except urllib.error.HTTPError as error:
             if error.code == 401:
-                raise FeedError(f"{url} does not accept this token") from error
+                raise TokenError(f"{url} does not accept this token") from error
             raise NoFlowError(f"{url} answers {error.code}: {error.reason}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NoFlowError(f"nobody answers at {url}: {error}") from error
