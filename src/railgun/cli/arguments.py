@@ -305,3 +305,29 @@ def add_connectors(commands: Any) -> None:
     made.add_argument(
         "--once", action="store_true", help="end when all that is there now is acknowledged"
     )
+
+    made = command(
+        "table", "follow a table of a database by a column that goes up: a row, a message"
+    )
+    made.add_argument(
+        "database",
+        metavar="URL",
+        help="sqlite:///path (four slashes: from the root), postgresql://…",
+    )
+    made.add_argument("table", metavar="TABLE", help="its name, or SCHEMA.TABLE")
+    made.add_argument(
+        "--id", required=True, metavar="COLUMN", help="whole numbers that go up, and are unique"
+    )
+    made.add_argument("--columns", metavar="A,B,...", help="of the payload (all)")
+    made.add_argument("--key", metavar="COLUMN", help="the key of messages")
+    made.add_argument("--time", metavar="COLUMN", help="the event time of messages")
+    made.add_argument("--stream", metavar="NAME", help="(the name of the table)")
+    made.add_argument(
+        "--poll", type=seconds, default=1.0, metavar="S", help="between two looks (1)"
+    )
+    made.add_argument(
+        "--batch", type=_some, default=1000, metavar="N", help="rows that are read at once (1000)"
+    )
+    made.add_argument(
+        "--once", action="store_true", help="end when all that is there now is acknowledged"
+    )

@@ -21,6 +21,7 @@ from railgun.client.registry import Registry
 from railgun.connector.client import Connector
 from railgun.connector.errors import FeedError, NoFlowError, RefusedError, TokenError
 from railgun.connector.progress import Progress
+from railgun.connector.table import Table, TableError, open_database
 from railgun.connector.tail import Tail
 
 OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
@@ -45,6 +46,27 @@ def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             out.warn(f"{stream}: its last line is not complete, and was left", stream=stream)
 
     return run(options, out, "tail", work)
+
+
+def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Follow a table."""
+    columns = None if options.columns is None else options.columns.split(",")
+    try:
+        database = open_database(
+            options.database, options.table, options.id, columns, options.key, options.time
+        )
+    except TableError as error:
+        raise CommandError(USAGE, "usage", str(error)) from error
+
+    async def work(connector: Connector, progress: Progress) -> None:
+        following = Table(
+            connector, database, options.stream or options.table, key=options.key is not None,
+            time=options.time is not None, batch=options.batch, poll=options.poll, once=options.once,
+            patience=options.timeout, progress=progress, on_trouble=out.warn,
+        )  # fmt: skip
+        await following.run()
+
+    return run(options, out, "table", work)
 
 
 # ---------------------------------------------------------------- what they have in common

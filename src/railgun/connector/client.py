@@ -341,12 +341,12 @@ class Connector:
             await self._until(lambda: found.is_open, found)
             grant, at = found.grants, found.sent.at
             found.last = at
-            await self._replay_from(found, grant, source(None if at == NONE else at))
-            if found.grants == grant and await self._finish(found, grant):
+            whole = await self._replay_from(found, grant, source(None if at == NONE else at))
+            if whole and found.grants == grant and await self._finish(found, grant):
                 return
 
-    async def _replay_from(self, found: Stream, grant: int, items: Items) -> None:
-        """Send these, as long as the flow wants nothing else."""
+    async def _replay_from(self, found: Stream, grant: int, items: Items) -> bool:
+        """Send these, as long as the flow wants nothing else; whether these were all."""
 
         def is_stale() -> bool:
             return found.grants != grant or not found.is_open
@@ -367,10 +367,10 @@ class Connector:
                 if is_stale():
                     if not step.cancelled():
                         step.result()
-                    return
+                    return False
                 some = step.result()
                 if some is None:
-                    return
+                    return True
                 for item in some:
                     self._add(found, item[0], item[1], _key(item), _time(item))
                 self._seal(found)

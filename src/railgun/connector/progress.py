@@ -41,9 +41,11 @@ class Progress:
         while chunks and chunks[0][0] <= id:
             self.acked += chunks.popleft()[1]
 
-    def again(self, stream: str) -> None:
-        """What is not acknowledged of a stream is read again."""
-        self.sent -= sum(count for _, count in self._open.pop(stream, ()))
+    def again(self, stream: str, after: int | None) -> None:
+        """What comes after an id (None: all of it) is sent again."""
+        chunks = self._open.get(stream)
+        while chunks and (after is None or chunks[-1][0] > after):
+            self.sent -= chunks.pop()[1]
 
     def told(self) -> dict[str, Any]:
         """For programs."""

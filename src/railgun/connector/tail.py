@@ -223,7 +223,7 @@ class Tail:
     async def _lines(self, file: File, por: int | None) -> AsyncIterator[list[Any]]:
         """The lines of a file after an id."""
         loop = asyncio.get_running_loop()
-        self.progress.again(file.stream)
+        self.progress.again(file.stream, por)
         file.position = 0 if por is None else por + 1
         enough = file.size if self.once else None  # what is there now
         while True:
