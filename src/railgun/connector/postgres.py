@@ -196,7 +196,7 @@ class Postgres(Database):
         until, pause = time.monotonic() + WAIT, LOOK[0]
         while self._writers:
             now = dict(self._all(_WRITERS, self._regclass))
-            self._writers = {who: pid for who, pid in self._writers.items() if who in now}
+            self._writers = {who: now[who] for who in self._writers if who in now}
             if not self._writers:
                 break
             if time.monotonic() > until:
