@@ -331,3 +331,34 @@ def add_connectors(commands: Any) -> None:
     made.add_argument(
         "--once", action="store_true", help="end when all that is there now is acknowledged"
     )
+
+    made = command("http", "receive webhooks: a POST to /STREAM or /STREAM/ID, a message")
+    made.add_argument(
+        "--host", default="127.0.0.1", metavar="H", help="where it listens (127.0.0.1)"
+    )
+    made.add_argument(
+        "--port", type=_port, default=7180, metavar="P", help="and on which port (7180; 0: any)"
+    )
+    made.add_argument("--certificate", metavar="FILE", help="for TLS, with its --key")
+    made.add_argument("--key", metavar="FILE", help="of the certificate")
+    made.add_argument(
+        "--token", metavar="TEXT",
+        help="that requests have to bear (better RAILGUN_WEBHOOK_TOKEN: what is typed can be seen)",
+    )  # fmt: skip
+    made.add_argument(
+        "--early", action="store_true",
+        help="answer 202 at once, and not 200 when the message is in a snapshot",
+    )  # fmt: skip
+    made.add_argument(
+        "--largest", type=_some, default=512 << 10, metavar="BYTES", help="of a body (524288)"
+    )
+    made.add_argument(
+        "--waiting", type=_some, default=64 << 20, metavar="BYTES",
+        help="of messages that wait for the flow (67108864)",
+    )  # fmt: skip
+    made.add_argument(
+        "--patience", type=seconds, default=30.0, metavar="S", help="of a request that waits (30)"
+    )
+    made.add_argument(
+        "--drain", type=seconds, default=10.0, metavar="S", help="for what waits, at the end (10)"
+    )

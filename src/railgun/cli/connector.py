@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from railgun.cli.errors import DONE, FAILED, NO_JOB, REFUSED, USAGE, CommandError
+from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.connector.client import Connector
@@ -23,6 +24,8 @@ from railgun.connector.errors import FeedError, NoFlowError, RefusedError, Token
 from railgun.connector.progress import Progress
 from railgun.connector.table import Table, TableError, open_database
 from railgun.connector.tail import Tail
+from railgun.connector.webhooks import ListenError, Webhooks, open_to_all
+from railgun.wire.http import is_loopback
 
 OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
 SELDOM: Final = 10.0  # elsewhere
@@ -69,6 +72,45 @@ def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     return run(options, out, "table", work)
 
 
+def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Receive webhooks."""
+    if (options.certificate is None) != (options.key is None):
+        raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
+    tls: ssl.SSLContext | None = None
+    if options.certificate is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(options.certificate, options.key)
+        except OSError as error:
+            raise CommandError(
+                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+            ) from error
+    elif not is_loopback(options.host):
+        raise CommandError(USAGE, "no-tls", str(open_to_all(options.host)))
+    token = options.token if options.token is not None else os.environ.get("RAILGUN_WEBHOOK_TOKEN")
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise CommandError(USAGE, "token", "a token is text without spaces around it")
+
+    async def work(connector: Connector, progress: Progress) -> None:
+        hooks = Webhooks(
+            connector, options.host, options.port, token=token, tls=tls, early=options.early,
+            largest=options.largest, waiting=options.waiting, patience=options.patience, progress=progress,
+        )  # fmt: skip
+        connector.on_ack = hooks.acknowledged
+        await hooks.start()
+        try:
+            out.data(listening={"url": hooks.url})
+            out.line(f"listening on {hooks.url}; POST /STREAM", "green")
+            await asyncio.shield(hooks.failed)
+        except asyncio.CancelledError:
+            out.line("stopping: what waits is answered")
+            raise
+        finally:
+            await hooks.stop(options.drain)
+
+    return run(options, out, "http", work)
+
+
 # ---------------------------------------------------------------- what they have in common
 
 
@@ -87,6 +129,8 @@ def command_error(error: FeedError) -> CommandError:
         return CommandError(REFUSED, error.code.lower().replace("_", "-"), str(error))
     if isinstance(error, TokenError):
         return CommandError(REFUSED, "token", str(error))
+    if isinstance(error, ListenError):
+        return CommandError(NO_NODE, "listen", str(error))
     if isinstance(error, NoFlowError):
         return CommandError(NO_JOB, "no-flow", str(error))
     return CommandError(FAILED, kind, str(error))

@@ -28,7 +28,8 @@ exit codes:
   4    the flow cannot be loaded, is not complete, or cannot be sent to workers
   5    the flow has come to its end before, and there is nothing left to do
   6    the snapshots cannot be used: damaged, of another form of the flow, or their disk refuses
-  7    there is no node, it has another secret, or is gone; or one has this directory, or the port, already
+  7    there is no node, it has another secret, or is gone; or one has this directory, or the port, already; or a
+       connector cannot listen
   8    the node refuses: there is no such stream or group, it differs, has members, or the ID of a message is taken; or
        the flow refuses a connector: another secret or token, no such source
   130  ended at once, by Ctrl-C; what stops in order (a flow, a node, a connector, `sub`, `respond`): by a second one

@@ -149,7 +149,8 @@ class Connector:
             "instance": f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}",
             **({} if source is None else {"source": source}),
         }
-        self._on_ack = on_ack
+        self.on_ack = on_ack
+        """Called with a stream and an id: all up to it is acknowledged."""
         self._sender = Sender()
         self._streams: dict[str, Stream] = {}
         self._ready: deque[Stream] = deque()  # have something to send
@@ -227,6 +228,11 @@ class Connector:
         found = self._stream(stream)
         await self._until(lambda: found.is_open, found)
         return None if found.sent.at == NONE else found.sent.at
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._opened
 
     @property
     def error(self) -> Exception | None:
@@ -404,7 +410,7 @@ class Connector:
         if found is None:
             if not isinstance(name, str) or not name:
                 raise FeedError(f"a stream has a name, which {name!r} is not")
-            _check_name(name)
+            check_name(name)
             if self._closed:
                 raise FeedError("this connector is closed")
             found = self._streams[name] = Stream(self._sender.stream(name))
@@ -747,8 +753,8 @@ class Connector:
         while found.keeps and found.kept and found.kept[0].last <= por:
             self._kept -= len(found.kept.popleft().blob)
             found.next = max(0, found.next - 1)
-        if self._on_ack is not None:
-            self._on_ack(sent.name, por)
+        if self.on_ack is not None:
+            self.on_ack(sent.name, por)
         self._wake(found)
 
     def _refused(self, told: c.Refused) -> None:
@@ -764,7 +770,8 @@ class Connector:
         self._wake()
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a stream."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import secrets
@@ -35,6 +34,7 @@ from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.http import is_loopback
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
@@ -73,20 +73,6 @@ class ServerConfig:
                 f"{self.host} can be reached from elsewhere, and what is sent there can be read: give the node a "
                 "certificate and its key, or let it listen on 127.0.0.1"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import ssl
 from collections.abc import Awaitable, Callable
@@ -44,6 +45,20 @@ class HttpPort:
     async def close(self) -> None:
         """Answer what was asked, and end."""
         await self._runner.cleanup()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def bears(request: web.Request, token: bytes, any_case: bool = False) -> bool:
