@@ -71,6 +71,13 @@ class Fed:
     def count(self) -> int:
         return sum(map(len, self.rows().values()))
 
+    def check(self, want: dict[str, list[bytes]]) -> None:
+        """All of this is committed, or will be, and nothing else."""
+        total = sum(map(len, want.values()))
+        eventually(lambda: self.count() >= total, f"{self.count()} of {total} messages came")
+        self.job.snapshot()
+        assert self.payloads() == want
+
     def kill_worker(self) -> None:
         """As if its machine had gone: the flow goes back to its last snapshot."""
         next(

@@ -47,6 +47,7 @@ def connection(server: postgres.Server) -> Iterator[psycopg.Connection[Any]]:
 
 def rows(flow: Fed, stream: str) -> list[dict[str, Any]]:
     """What the flow has committed; each message has the id of its row."""
+    flow.job.snapshot()
     found = flow.rows().get(stream, [])
     told = [json.loads(row[3].encode("latin-1")) for row in found]
     assert [row[0] for row in found] == [one["id"] for one in told]
@@ -165,6 +166,7 @@ def test_a_table_of_sqlite_is_followed_while_it_grows(flow: Fed, tmp_path: Path)
         for row in db.execute("SELECT * FROM orders ORDER BY id")
     ]  # fmt: skip
     assert len(want) == 13_010
+    eventually(lambda: flow.count() >= len(want))
     assert rows(flow, "orders") == want
     for _, key, time, payload in flow.rows()["orders"][:100]:
         row = json.loads(payload)
@@ -338,6 +340,7 @@ def test_commits_out_of_order_kills_and_strict_equality(
     found = connection.execute("SELECT id, who, n, at FROM t ORDER BY id").fetchall()
     assert len(found) > 600
     want = [{"id": i, "who": w, "n": str(n), "at": at.isoformat()} for i, w, n, at in found]
+    eventually(lambda: flow.count() >= len(want))
     assert rows(flow, "t") == want
 
 

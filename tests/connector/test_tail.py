@@ -100,7 +100,7 @@ def test_lines_come_once_also_if_the_command_is_run_again(flow: Fed, tmp_path: P
     }  # fmt: skip
     (logs / ".hidden.log").unlink()
     (logs / "other.txt").unlink()
-    assert flow.payloads() == lines_of(logs)
+    flow.check(lines_of(logs))
     code, told = flow.type(*tail)
     assert (code, told[-1]["progress"]["sent"]) == (0, 0)
     with (logs / "b.log").open("ab") as file:
@@ -108,7 +108,7 @@ def test_lines_come_once_also_if_the_command_is_run_again(flow: Fed, tmp_path: P
     code, told = flow.type(*tail)
     assert (code, told[-1]["progress"]["sent"]) == (0, 1)
     assert any("not complete" in one.get("warning", {}).get("message", "") for one in told)
-    assert flow.payloads() == lines_of(logs)
+    flow.check(lines_of(logs))
 
 
 def test_files_grow_and_new_ones_come(flow: Fed, tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_files_grow_and_new_ones_come(flow: Fed, tmp_path: Path) -> None:
                 count = flow.count()
                 eventually(lambda count=count: flow.count() > count)  # type: ignore[misc]
         want = {f"here/{name}": lines for name, lines in lines_of(logs).items()}
-        eventually(lambda: flow.payloads() == want)
+        flow.check(want)
         for path in logs.iterdir():  # what was half is whole now
             with path.open("ab") as file:
                 file.write(b"\n")
         want = {f"here/{name}": lines for name, lines in lines_of(logs).items()}
-        eventually(lambda: flow.payloads() == want)
+        flow.check(want)
         code, told = stop(process)
     assert code == 0
     assert told[-1]["stopped"]
@@ -151,7 +151,7 @@ def test_a_killed_connector_goes_on_where_the_flow_is(flow: Fed, tmp_path: Path)
             process.kill()
     code, told = flow.type("tail", str(logs), "--once")
     assert code == 0, told
-    assert flow.payloads() == lines_of(logs)
+    flow.check(lines_of(logs))
 
 
 def test_a_flow_that_goes_back_gets_the_lines_again(flow: Fed, tmp_path: Path) -> None:
@@ -168,8 +168,7 @@ def test_a_flow_that_goes_back_gets_the_lines_again(flow: Fed, tmp_path: Path) -
             eventually(lambda count=count: flow.count() > count)  # type: ignore[misc]
             flow.kill_worker()
         want = lines_of(logs)
-        eventually(lambda: flow.count() >= sum(map(len, want.values())), "lines are missing")
-        assert flow.payloads() == want
+        flow.check(want)
 
 
 def test_a_truncated_or_replaced_file_fails_and_others_go_on(flow: Fed, tmp_path: Path) -> None:
@@ -207,15 +206,14 @@ def test_thousands_of_small_files(flow: Fed, tmp_path: Path) -> None:
         (logs / f"{n}.log").write_bytes(b"".join(b"%d %d\n" % (n, k) for k in range(n % 5)))
     code, told = flow.type("tail", str(logs), "--once")
     assert code == 0, told
-    assert flow.payloads() == lines_of(logs)
+    flow.check(lines_of(logs))
     assert told[-1]["progress"]["streams"] == 4000
     with running(flow.start("tail", str(logs))):
         for n in range(0, 4000, 37):
             with (logs / f"{n}.log").open("ab") as file:
                 file.write(b"later\n")
         want = lines_of(logs)
-        eventually(lambda: flow.count() >= sum(map(len, want.values())))
-        assert flow.payloads() == want
+        flow.check(want)
 
 
 def test_one_file_may_be_followed_before_it_is_there(flow: Fed, tmp_path: Path) -> None:
@@ -259,4 +257,4 @@ def test_a_function_that_waits_is_called_again_when_the_flow_goes_back(flow: Fed
             await connector.close()
 
     asyncio.run(work())
-    assert flow.payloads() == {"s": [b"%d" % n for n in range(1000)]}
+    flow.check({"s": [b"%d" % n for n in range(1000)]})

@@ -218,13 +218,18 @@ class Webhooks(HttpPort):
         body = await request.read()
         if self._stopping:
             raise _BusyError("this program ends; send it again")
-        if self._held + len(body) + OVERHEAD > self.waiting:
+        size = len(body) + OVERHEAD
+        if self._held + size > self.waiting:
             raise _BusyError(f"{self._held:,} bytes wait for the flow; send it again later")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience
         try:
             async with asyncio.timeout_at(deadline):
-                taken, is_new, future = await self._hand_over(name, id_, body)
+                self._held += size
+                try:
+                    taken, is_new, future = await self._hand_over(name, id_, body)
+                finally:
+                    self._held -= size
                 if wait == "ack" and future is not None:
                     await asyncio.shield(future)
         except TimeoutError:
