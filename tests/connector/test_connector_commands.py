@@ -76,7 +76,7 @@ def test_exit_codes(flow: Fed, lines: Path, tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         for words, code, kind in (
             (("tail", "nobody", lines, "--timeout", "0.5", *here), 3, "no-flow"),
-            (("tail", flow.name, lines, "--source", "other", *here), 1, "feed"),
+            (("tail", flow.name, lines, "--source", "other", *here), 8, "source"),
             (("tail", entry.url, lines, "--token-file", tmp_path / "token"), 8, "token"),
             (("tail", entry.url, lines, "--token-file", tmp_path / "nothing"), 2, "token"),
             (("tail", "host:port", lines), 2, "usage"),

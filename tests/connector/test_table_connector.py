@@ -57,8 +57,8 @@ def rows(flow: Fed, stream: str) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def opened(*given: Any) -> Iterator[Database]:
     database = open_database(*given)
-    database.open()
     try:
+        database.open()
         yield database
     finally:
         database.close()

@@ -20,7 +20,7 @@ from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, Co
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.connector.client import Connector
-from railgun.connector.errors import FeedError, NoFlowError, RefusedError, TokenError
+from railgun.connector.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.connector.progress import Progress
 from railgun.connector.table import Table, TableError, open_database
 from railgun.connector.tail import Tail
@@ -127,8 +127,8 @@ def command_error(error: FeedError) -> CommandError:
     kind = type(error).__name__.removesuffix("Error").lower()
     if isinstance(error, RefusedError):
         return CommandError(REFUSED, error.code.lower().replace("_", "-"), str(error))
-    if isinstance(error, TokenError):
-        return CommandError(REFUSED, "token", str(error))
+    if isinstance(error, TokenError | SourceError):
+        return CommandError(REFUSED, kind, str(error))
     if isinstance(error, ListenError):
         return CommandError(NO_NODE, "listen", str(error))
     if isinstance(error, NoFlowError):

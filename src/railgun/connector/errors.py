@@ -17,6 +17,10 @@ class TokenError(FeedError):
     """A job does not accept the token."""
 
 
+class SourceError(FeedError):
+    """A flow has no such source, or several."""
+
+
 class RefusedError(FeedError):
     """A worker has ended the session: `code` says what for; `stream` and `id`: for which message."""
 

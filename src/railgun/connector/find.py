@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import dataclass, field
 
 from railgun.client.registry import Registry
-from railgun.connector.errors import FeedError, NoFlowError, TokenError
+from railgun.connector.errors import FeedError, NoFlowError, SourceError, TokenError
 
 TIMEOUT = 5.0
 
@@ -85,12 +85,12 @@ class Flow:
             raise NoFlowError(f"nobody answers at {url}: {error}") from error
         named = {told["name"]: told for told in sources.values()}
         if not named:
-            raise FeedError(f"{self.where} has no source that programs push to: Connectors(...)")
+            raise SourceError(f"{self.where} has no source that programs push to: Connectors(...)")
         if self.source is None and len(named) > 1:
-            raise FeedError(f"{self.where} has several sources, say which: {', '.join(named)}")
+            raise SourceError(f"{self.where} has several sources, say which: {', '.join(named)}")
         name = self.source if self.source is not None else next(iter(named))
         if name not in named:
-            raise FeedError(f"{self.where} has no source {name!r}, but {', '.join(named)}")
+            raise SourceError(f"{self.where} has no source {name!r}, but {', '.join(named)}")
         told = named[name]
         if not told["workers"]:
             raise NoFlowError(f"{self.where} starts: no worker listens yet")
