@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +42,7 @@ class TailError(FeedError):
 class Listed(NamedTuple):
     """A file, as it is found in its directory."""
 
-    path: Path
+    path: str
     size: int
     inode: tuple[int, int]
 
@@ -173,20 +174,16 @@ class Tail:
 
     def _list(self) -> dict[str, Listed]:
         """The files there are."""
-        paths = [(self.path, self.path.name)]
-        if self.path.is_dir():
-            names = ((path, path.relative_to(self.path)) for path in self.path.glob(self.pattern))
-            paths = sorted(
-                (path, name.as_posix())
-                for path, name in names
-                if not any(part.startswith(".") for part in name.parts)
-            )
+        paths = [(str(self.path), self.path.name)]
+        if self.path.is_dir():  # names as text: there may be many, and none is hidden
+            names = sorted(glob.iglob(self.pattern, root_dir=self.path, recursive=True))
+            paths = [(os.path.join(self.path, name), name) for name in names]
         found: dict[str, Listed] = {}
         for path, name in paths:
             try:
                 told = os.stat(path)
             except OSError as error:  # gone since, or not there yet
-                if self.once and path == self.path:
+                if self.once and path == str(self.path):
                     raise TailError(f"{path} cannot be read: {error.strerror}") from error
                 continue
             if stat.S_ISREG(told.st_mode):
@@ -197,7 +194,7 @@ class Tail:
         for name, (path, size, inode) in found.items():
             file = self.files.get(name)
             if file is None:
-                file = self.files[name] = File(path, self.prefix + name)
+                file = self.files[name] = File(Path(path), self.prefix + Path(name).as_posix())
                 self.progress.streams += 1
                 self._tasks[name] = asyncio.get_running_loop().create_task(self._follow(file))
             file.seen(size, inode)
