@@ -209,6 +209,8 @@ def test_thousands_of_small_files(flow: Fed, tmp_path: Path) -> None:
     flow.check(lines_of(logs))
     assert told[-1]["progress"]["streams"] == 4000
     with running(flow.start("tail", str(logs))):
+        (logs / "new.log").write_bytes(b"new\n")
+        eventually(lambda: "new.log" in flow.payloads())
         for n in range(0, 4000, 37):
             with (logs / f"{n}.log").open("ab") as file:
                 file.write(b"later\n")

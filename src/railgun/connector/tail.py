@@ -9,7 +9,7 @@ Rules:
    than before (its inode), fails, in words; the others go on. So files are rotated to new names, never reused.
 4. A file that was deleted after it was sent whole ends its stream.
 5. One look at all files, in a thread, every `poll` seconds; a file is read only if it has changed. A look that takes
-   long makes the next one come later.
+   long makes the next one come later, though not much.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 import glob
 import os
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ POLL: Final = 0.5  # seconds between two looks
 BLOCK: Final = (4 << 10, 256 << 10)  # bytes that are read at once: at least, and at most
 LONGEST: Final = LARGEST - HEADROOM  # bytes of a line
 THREADS: Final = 4
+LONGEST_PAUSE: Final = 5.0  # seconds between two looks, if they take long
 
 
 class TailError(FeedError):
@@ -147,23 +149,25 @@ class Tail:
         self._on_error = on_error
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "railgun-tail")
+        self._looking = ThreadPoolExecutor(1, "railgun-look")  # not behind thousands of reads
 
     async def run(self) -> None:
         """Follow what there is and what comes, for ever; or, with `once`, what there is."""
         loop = asyncio.get_running_loop()
         try:
             while True:
-                begun = loop.time()
-                self._update(await loop.run_in_executor(self._threads, self._list))
+                found, took = await loop.run_in_executor(self._looking, self._look)
+                self._update(found)
                 if self.once:
                     await asyncio.gather(*self._tasks.values())
                     return
-                await self._pause(max(self.poll, 10 * (loop.time() - begun)))
+                await self._pause(max(self.poll, min(10 * took, LONGEST_PAUSE)))
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             self._threads.shutdown(wait=False, cancel_futures=True)
+            self._looking.shutdown(wait=False, cancel_futures=True)
 
     async def _pause(self, seconds: float) -> None:
         """Until the next look, or something that ends everything."""
@@ -171,6 +175,11 @@ class Tail:
         for task in done:
             task.result()
         await asyncio.sleep(seconds)
+
+    def _look(self) -> tuple[dict[str, Listed], float]:
+        """The files there are, and the processor's seconds it took to find them."""
+        begun = time.thread_time()
+        return self._list(), time.thread_time() - begun
 
     def _list(self) -> dict[str, Listed]:
         """The files there are."""
