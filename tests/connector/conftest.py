@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.connector.postgres import postgres
+from tests.connector.postgres import server
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    with postgres() as url:
-        yield url
+    with server() as made:
+        yield made.url

@@ -1,4 +1,4 @@
-"""What can be typed: kinds of arguments, and the commands on streams and sinks."""
+"""What can be typed: kinds of arguments, and the commands on streams, sinks and connectors."""
 
 from __future__ import annotations
 
@@ -303,3 +303,100 @@ def add_sinks(commands: Any) -> None:
         "url", metavar="URL", help="sqlite:///FILE, or postgresql://USER@HOST/DATABASE"
     )
     table.add_argument("table", metavar="TABLE", help="made of the first records, if there is none")
+
+
+def add_connectors(commands: Any) -> None:
+    """`connector`: ready-made programs that push into a flow."""
+    what = "push files, tables or webhooks into a flow, exactly once"
+    group = commands.add_parser("connector", help=what, description=what).add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+
+    def command(name: str, what: str) -> Any:
+        made = group.add_parser(name, help=what, description=what)
+        made.set_defaults(command=_later("railgun.cli.connector", name))
+        made.add_argument("--json", action="store_true", help="one JSON object a line")
+        made.add_argument("--registry", metavar="DIR", help="where jobs are found")
+        made.add_argument(
+            "flow", metavar="FLOW",
+            help="the name of a job; the URL of its HTTP API; or HOST:PORT,... of workers (RAILGUN_SECRET: the secret)",
+        )  # fmt: skip
+        made.add_argument("--source", metavar="NAME", help="if the flow has several")
+        made.add_argument(
+            "--token-file", metavar="FILE", help="the job's token, for a URL (or RAILGUN_TOKEN)"
+        )
+        made.add_argument(
+            "--timeout", type=seconds, default=30.0, metavar="S",
+            help="wait so long for the flow at the start (30)",
+        )  # fmt: skip
+        return made
+
+    made = command("tail", "follow a file that grows, or those of a directory: a line, a message")
+    made.add_argument("path", metavar="PATH", help="a file, or a directory")
+    made.add_argument(
+        "--pattern", default="*", metavar="P", help="of files in the directory: *.log, **/*.log (*)"
+    )
+    made.add_argument("--prefix", default="", metavar="TEXT", help="before the names of streams")
+    made.add_argument(
+        "--poll", type=seconds, default=0.5, metavar="S", help="between two looks (0.5)"
+    )
+    made.add_argument(
+        "--once", action="store_true", help="end when all that is there now is acknowledged"
+    )
+
+    made = command(
+        "table", "follow a table of a database by a column that goes up: a row, a message"
+    )
+    made.add_argument(
+        "database",
+        metavar="URL",
+        help="sqlite:///path (four slashes: from the root), postgresql://…",
+    )
+    made.add_argument("table", metavar="TABLE", help="its name, or SCHEMA.TABLE")
+    made.add_argument(
+        "--id", required=True, metavar="COLUMN", help="whole numbers that go up, and are unique"
+    )
+    made.add_argument("--columns", metavar="A,B,...", help="of the payload (all)")
+    made.add_argument("--key", metavar="COLUMN", help="the key of messages")
+    made.add_argument("--time", metavar="COLUMN", help="the event time of messages")
+    made.add_argument("--stream", metavar="NAME", help="(the name of the table)")
+    made.add_argument(
+        "--poll", type=seconds, default=1.0, metavar="S", help="between two looks (1)"
+    )
+    made.add_argument(
+        "--batch", type=_some, default=1000, metavar="N", help="rows that are read at once (1000)"
+    )
+    made.add_argument(
+        "--once", action="store_true", help="end when all that is there now is acknowledged"
+    )
+
+    made = command("http", "receive webhooks: a POST to /STREAM or /STREAM/ID, a message")
+    made.add_argument(
+        "--host", default="127.0.0.1", metavar="H", help="where it listens (127.0.0.1)"
+    )
+    made.add_argument(
+        "--port", type=_port, default=7180, metavar="P", help="and on which port (7180; 0: any)"
+    )
+    made.add_argument("--certificate", metavar="FILE", help="for TLS, with its --key")
+    made.add_argument("--key", metavar="FILE", help="of the certificate")
+    made.add_argument(
+        "--token", metavar="TEXT",
+        help="that requests have to bear (better RAILGUN_WEBHOOK_TOKEN: what is typed can be seen)",
+    )  # fmt: skip
+    made.add_argument(
+        "--early", action="store_true",
+        help="answer 202 at once, and not 200 when the message is in a snapshot",
+    )  # fmt: skip
+    made.add_argument(
+        "--largest", type=_some, default=512 << 10, metavar="BYTES", help="of a body (524288)"
+    )
+    made.add_argument(
+        "--waiting", type=_some, default=64 << 20, metavar="BYTES",
+        help="of messages that wait for the flow (67108864)",
+    )  # fmt: skip
+    made.add_argument(
+        "--patience", type=seconds, default=30.0, metavar="S", help="of a request that waits (30)"
+    )
+    made.add_argument(
+        "--drain", type=seconds, default=10.0, metavar="S", help="for what waits, at the end (10)"
+    )

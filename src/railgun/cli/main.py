@@ -384,6 +384,7 @@ def parser() -> argparse.ArgumentParser:
 
     arguments.add_streams(commands)
     arguments.add_sinks(commands)
+    arguments.add_connectors(commands)
     return main_parser
 
 

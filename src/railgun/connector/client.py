@@ -10,11 +10,11 @@ to then it may be asked for again, so it is kept. Rules:
 1. Connections are lost, workers come and go, the flow goes back to a snapshot: the connector connects again, announces
    its streams, and sends each from the point the flow names.
 2. What is sent and not acknowledged is kept in memory, up to `keep` bytes; then `send` waits. `feed` with a function
-   keeps nothing: it calls the function again, with the id after which to go on.
+   keeps nothing: it calls the function again, with the id after which to go on, as soon as the flow names another.
 3. An id that the flow has already is not sent. That is how a program that was restarted goes on: it sends
    everything again, or asks (`position`) where to begin.
 4. What cannot pass (a wrong secret, a payload that the flow refuses) is raised by whatever waits; what may pass is
-   waited for, with longer and longer pauses.
+   waited for, with longer and longer pauses. What is wrong with one stream stops that stream only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,16 @@ from railgun.core.sources.sender import Phase, Sender, Sent
 from railgun.wire.commands import FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
-from railgun.wire.outside import COST, EARLIEST, LARGEST, LATEST, LONGEST_NAME, VERSION, pack
+from railgun.wire.outside import (
+    COST,
+    EARLIEST,
+    LARGEST,
+    LATEST,
+    LONGEST_NAME,
+    VERSION,
+    pack,
+    unpack,
+)
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 
@@ -59,11 +68,8 @@ Item: TypeAlias = tuple[int, Payload] | tuple[int, Payload, str | None] | tuple[
 """An id and a payload; then a key and a time (µs), if they are wanted."""
 
 
-class Chunk(list[Item]):
-    """Items that an async iterable brings together."""
-
-
-Items: TypeAlias = Iterable[Item] | AsyncIterable[Item] | AsyncIterable[Chunk]
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item] | AsyncIterable[list[Item]]
+"""An async iterable may bring lists of items: what is in one is sent together."""
 
 PIECE: Final = 64 << 10  # bytes that are sent at once
 MOST: Final = 4_000  # messages in a piece
@@ -76,7 +82,8 @@ HELLO: Final = 10.0
 CHUNK: Final = 1_000  # items that are taken at once from who brings them quickly
 QUICK: Final = 0.002  # seconds
 HUGE: Final = 512 << 10  # bytes
-AHEAD: Final = 16  # pieces that wait to be sent
+AHEAD: Final = 16  # pieces of a stream that wait to be sent, if there are few streams
+ROOM: Final = 64 << 20  # bytes of pieces that wait, of all streams together
 
 
 @dataclass(slots=True)
@@ -109,6 +116,7 @@ class Stream:
         self.next = 0  # of these, the first that has not been sent
         self.waiting = Waiting()
         self.ending: Callable[[], bool] | None = None  # whether its end is to be said
+        self.changed: asyncio.Future[None] | None = None  # who waits for this stream
         self.feeding = False
         self.first: int | None = None  # the first id that was given to be sent
         self.floor = NONE  # what the flow had when it was granted last
@@ -176,7 +184,8 @@ class Connector:
             "instance": f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}",
             **({} if source is None else {"source": source}),
         }
-        self._on_ack = on_ack
+        self.on_ack = on_ack
+        """Called with a stream and an id: all up to it is acknowledged."""
         self._sender = Sender()
         self._streams: dict[str, Stream] = {}
         self._ready: deque[Stream] = deque()  # have something to send
@@ -188,7 +197,8 @@ class Connector:
         self._next_address = ""
         self._lost: asyncio.Event
         self._failed: Exception | None = None  # why the connection closed
-        self._changed: list[asyncio.Future[None]] = []
+        self._changed: asyncio.Future[None] | None = None  # who waits for anything
+        self._unsealed: dict[str, Stream] = {}  # have messages that are not a piece yet
         self._error: Exception | None = None
         self._cause: Exception | None = None  # why there is no connection
         self._task: asyncio.Task[None] | None = None
@@ -239,8 +249,7 @@ class Connector:
                 raise NoFlowError(
                     f"no connection to {self._flow.where} within {self._timeout:.0f} s{why}"
                 )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._change(), left)
+            await asyncio.wait([self._change()], timeout=left)
 
     async def close(self) -> None:
         """Let go of the connection; what is not acknowledged may or may not be taken."""
@@ -260,6 +269,16 @@ class Connector:
         found = self._stream(stream)
         await self._until(lambda: found.is_open, found)
         return None if found.sent.at == NONE else found.sent.at
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._opened
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing can be sent any more, if that is so; what is wrong with one stream is raised where it is used."""
+        return self._error
 
     def acked(self, stream: str) -> int | None:
         """The id up to which all messages are in a committed snapshot; None: none is known to be."""
@@ -282,7 +301,7 @@ class Connector:
         if found.feeding:
             self._check_free(found)
         if self._kept >= self._keep or found.error is not None or self._error is not None:
-            await self._until(lambda: self._kept < self._keep, found)
+            await self._until(lambda: self._kept < self._keep, found, room=True)
         self._add(found, id, payload, key, time)
         if found.waiting.size >= PIECE:
             self._seal(found)
@@ -296,6 +315,46 @@ class Connector:
         """Wait until all that was sent is acknowledged."""
         self._seal_all()
         await self._until(lambda: all(s.sent.acked >= s.last for s in self._streams.values()))
+
+    async def wait(self, stream: str, id: int) -> None:
+        """Wait until this message, and all before it, are acknowledged."""
+        found = self._stream(stream)
+        await self._until(lambda: found.sent.acked >= id, found)
+
+    def skip(self, stream: str, id: int) -> bool:
+        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here."""
+        found = self._stream(stream)
+        self._seal(found)
+        for at, piece in enumerate(found.kept):
+            if id > piece.last:
+                continue
+            ids, times, keys, payloads = unpack(piece.blob)
+            rows = [row for row, known in enumerate(ids.tolist()) if known != id]
+            if len(rows) == len(payloads):
+                return False
+            self._kept -= len(piece.blob)
+            if rows:
+                found.kept[at] = Piece(
+                    int(ids[rows[-1]]),
+                    pack(
+                        ids[rows],
+                        [payloads[row] for row in rows],
+                        None if times is None else times[rows].tolist(),
+                        None if keys is None else [keys[row] for row in rows],
+                    ),
+                )
+                self._kept += len(found.kept[at].blob)
+            else:
+                del found.kept[at]
+                found.next -= found.next > at
+            if found.last == id:
+                found.last = found.kept[-1].last if found.kept else found.sent.acked
+            if isinstance(found.error, RefusedError) and found.error.id == id:
+                found.error = None
+            self._notify(found)
+            self._wake(found)
+            return True
+        return False
 
     async def end(self, stream: str) -> None:
         """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
@@ -321,7 +380,7 @@ class Connector:
             async for some in _chunks(source):
                 self._add_all(found, some)
                 self._pump()
-                await self._until(lambda: self._kept < self._keep, found)
+                await self._until(lambda: self._kept < self._keep, found, room=True)
             if end:
                 await self._finish(found)
         finally:
@@ -341,7 +400,7 @@ class Connector:
                 found.last = at
                 items = source(None if at == NONE else at)
                 bringing = self._loop.create_task(self._bring(found, grant, items))
-                bringing.add_done_callback(lambda _: self._wake())
+                bringing.add_done_callback(lambda _: self._wake(found))
                 try:
                     await self._until(
                         lambda g=grant, b=bringing: b.done() or found.grants != g,  # type: ignore[misc]
@@ -368,7 +427,11 @@ class Connector:
                     return False
                 self._add_all(found, some)
                 self._pump()
-                await self._until(lambda: len(found.kept) < AHEAD or found.grants != grant, found)
+                most = max(1, min(AHEAD, ROOM // PIECE // len(self._streams)))
+                await self._until(
+                    lambda most=most: len(found.kept) < most or found.grants != grant,  # type: ignore[misc]
+                    found,
+                )
         return found.grants == grant
 
     async def _finish(self, found: Stream, grant: int | None = None, *, end: bool = True) -> bool:
@@ -415,7 +478,7 @@ class Connector:
             raise FeedError(f"this connector is {'closed' if self._closed else 'not open'}")
         found = self._streams.get(name)
         if found is None:
-            _check_name(name)
+            check_name(name)
             found = self._streams[name] = Stream(self._sender.stream(name))
         if not found.wanted:
             found.wanted = True
@@ -450,6 +513,7 @@ class Connector:
                 f"{LARGEST - HEADROOM - 32:,} are the most"
             )
         found.give(id, id)
+        self._unsealed[found.name] = found
         waiting = found.waiting
         if waiting.size + size > LARGEST - HEADROOM:
             self._seal(found)
@@ -523,7 +587,8 @@ class Connector:
 
     def _seal_all(self) -> None:
         self._sealing = False
-        for found in self._streams.values():
+        unsealed, self._unsealed = self._unsealed, {}
+        for found in unsealed.values():
             self._seal(found)
         self._pump()
 
@@ -556,7 +621,7 @@ class Connector:
                 ready.append(found)
             elif found.ending is not None and found.ending() and not found.waiting.ids:
                 self._eos(found)
-                self._wake()
+                self._wake(found)
 
     def _eos(self, found: Stream) -> None:
         """Say that a stream ends."""
@@ -578,7 +643,7 @@ class Connector:
         else:
             found.kept.popleft()
             self._kept -= len(piece.blob)
-            self._wake()
+            self._wake(found)
 
     def _send(self, command: Message) -> None:
         if self._connection is not None and self._opened:
@@ -596,10 +661,13 @@ class Connector:
 
     # ------------------------------------------------------------ waiting
 
-    async def _until(self, done: Callable[[], bool], found: Stream | None = None) -> None:
+    async def _until(
+        self, done: Callable[[], bool], found: Stream | None = None, room: bool = False
+    ) -> None:
+        """Wait for something of a stream; or of any (`room`: whatever is wrong with others)."""
         while not done():
             self._check(found)
-            await self._change()
+            await asyncio.wait([self._change(None if room else found)])
         self._check(found)
 
     def _check(self, found: Stream | None = None) -> None:
@@ -610,15 +678,26 @@ class Connector:
         if self._closed:
             raise FeedError("this connector is closed")
 
-    def _change(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._changed.append(future)
+    def _change(self, found: Stream | None = None) -> asyncio.Future[None]:
+        """Done with the next change of a stream, or of anything. Many wait for it: none may cancel it."""
+        future = self._changed if found is None else found.changed
+        if future is None:
+            future = self._loop.create_future()
+            if found is None:
+                self._changed = future
+            else:
+                found.changed = future
         return future
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, []
-        for future in changed:
-            if not future.done():
+    def _wake(self, found: Stream | None = None) -> None:
+        """Something has changed: of a stream, or of all. Of thousands of streams only the one's waiters are woken."""
+        streams = self._streams.values() if found is None else (found,)
+        waited = [self._changed, *(one.changed for one in streams)]
+        self._changed = None
+        for one in streams:
+            one.changed = None
+        for future in waited:
+            if future is not None and not future.done():
                 future.set_result(None)
 
     # ------------------------------------------------------------ the connection
@@ -800,7 +879,7 @@ class Connector:
             found.next = 0
             self._skip(found)
         self._want(found)
-        self._wake()
+        self._wake(found)
 
     def _acked(self, number: int, por: int) -> None:
         sent = self._sender.numbers.get(number)
@@ -812,12 +891,12 @@ class Connector:
             self._kept -= len(piece.blob)
             found.next = max(0, found.next - 1)
             found.base = max(found.base, piece.last)
-        if self._on_ack is not None:
+        if self.on_ack is not None:
             try:
-                self._on_ack(sent.name, por)
+                self.on_ack(sent.name, por)
             except Exception as error:  # whoever waits is to hear of it
                 self._give_up(error)
-        self._wake()
+        self._wake(found)
 
     def _refused(self, told: c.Refused) -> None:
         error = RefusedError(
@@ -832,7 +911,8 @@ class Connector:
         self._wake()
 
 
-def _check_name(name: Any) -> None:
+def check_name(name: Any) -> None:
+    """Refuse what cannot be the name of a stream."""
     try:
         plain = isinstance(name, str) and 0 < len(name.encode()) <= LONGEST_NAME
     except UnicodeEncodeError:
@@ -873,11 +953,11 @@ class Taking:
         self._many = 1
         self._error: Exception | None = None
 
-    def take(self) -> Chunk:
+    def take(self) -> list[Item]:
         """Some; none: it has come to its end. What it raises comes after what it brought before."""
         if self._error is not None:
             raise self._error
-        some, began = Chunk(), time.perf_counter()
+        some, began = list[Item](), time.perf_counter()
         try:
             some.extend(islice(self._iterator, self._many))
         except Exception as error:
@@ -894,8 +974,12 @@ class Taking:
 async def _chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
     """What an iterable brings, some at a time; of an async one, one at a time."""
     if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item if isinstance(item, Chunk) else (item,)
+        try:
+            async for item in items:
+                yield item if isinstance(item, list) else (item,)
+        finally:
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
         return
     taking = Taking(items)
     while some := taking.take():

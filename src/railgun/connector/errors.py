@@ -13,6 +13,14 @@ class NoFlowError(FeedError):
     """There is no such flow, or it does not take streams, or nobody answers."""
 
 
+class TokenError(FeedError):
+    """A job does not accept the token."""
+
+
+class SourceError(FeedError):
+    """A flow has no such source, or several."""
+
+
 class RefusedError(FeedError):
     """A worker has ended the session: `code` says what for; `stream` and `id`: for which message."""
 

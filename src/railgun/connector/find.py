@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 
 from railgun.client.registry import Registry
-from railgun.connector.errors import FeedError, NoFlowError
+from railgun.connector.errors import FeedError, NoFlowError, SourceError, TokenError
 
 TIMEOUT = 5.0
 
@@ -64,7 +64,12 @@ class Flow:
             raise NoFlowError(
                 f"no job {self.where!r} runs on this machine: start it, or say where its workers are (host:port)"
             )
-        return self._ask(entry.url, entry.token)
+        try:
+            return self._ask(entry.url, entry.token)
+        except (
+            TokenError
+        ) as error:  # the file was of a job that has ended: the next look finds another
+            raise NoFlowError(str(error)) from error
 
     def _ask(self, url: str, token: str) -> Found:
         request = urllib.request.Request(
@@ -75,18 +80,18 @@ class Flow:
                 sources = json.load(answer)["sources"]
         except urllib.error.HTTPError as error:
             if error.code == 401:
-                raise FeedError(f"{url} does not accept this token") from error
+                raise TokenError(f"{url} does not accept this token") from error
             raise NoFlowError(f"{url} answers {error.code}: {error.reason}") from error
         except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
             raise NoFlowError(f"nobody answers at {url}: {error}") from error
         named = {told["name"]: told for told in sources.values()}
         if not named:
-            raise FeedError(f"{self.where} has no source that programs push to: Connectors(...)")
+            raise SourceError(f"{self.where} has no source that programs push to: Connectors(...)")
         if self.source is None and len(named) > 1:
-            raise FeedError(f"{self.where} has several sources, say which: {', '.join(named)}")
+            raise SourceError(f"{self.where} has several sources, say which: {', '.join(named)}")
         name = self.source if self.source is not None else next(iter(named))
         if name not in named:
-            raise FeedError(f"{self.where} has no source {name!r}, but {', '.join(named)}")
+            raise SourceError(f"{self.where} has no source {name!r}, but {', '.join(named)}")
         told = named[name]
         if not told["workers"]:
             raise NoFlowError(f"{self.where} starts: no worker listens yet")

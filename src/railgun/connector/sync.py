@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from railgun.connector.client import Chunk, Connector, Item, Payload, Taking
+from railgun.connector.client import Connector, Item, Payload, Taking
 from railgun.connector.errors import FeedError
 
 R = TypeVar("R")
@@ -179,13 +179,15 @@ class SyncConnector:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[Chunk]:
+async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[list[Item]]:
     """What an iterable brings, read by a thread of its own: it may wait as long as it likes."""
     loop = asyncio.get_running_loop()
     taking = Taking(items)
-    asked: queue.SimpleQueue[asyncio.Future[Chunk] | None] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
 
-    def answer(future: asyncio.Future[Chunk], some: Chunk, error: Exception | None) -> None:
+    def answer(
+        future: asyncio.Future[list[Item]], some: list[Item], error: Exception | None
+    ) -> None:
         if not future.done():
             if error is None:
                 future.set_result(some)
@@ -194,7 +196,7 @@ async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[Chunk]:
 
     def run() -> None:
         while (future := asked.get()) is not None:
-            some, error = Chunk(), None
+            some, error = list[Item](), None
             try:
                 some = taking.take()
             except Exception as raised:
@@ -208,7 +210,7 @@ async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[Chunk]:
     threading.Thread(target=run, name="railgun-feed", daemon=True).start()
     try:
         while True:
-            future: asyncio.Future[Chunk] = loop.create_future()
+            future: asyncio.Future[list[Item]] = loop.create_future()
             asked.put(future)
             if not (some := await future):
                 return

@@ -1,0 +1,236 @@
+"""`railgun connector`: ready-made programs that push into a flow (`railgun.connector.tail`, `table`, `webhooks`).
+
+All of them tell once in a while how far they are, and end in order on SIGTERM or Ctrl-C. What they have not heard to
+be acknowledged is sent again by the next one: so they need not wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.client.registry import Registry
+from railgun.connector.client import Connector
+from railgun.connector.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
+from railgun.connector.progress import Progress
+from railgun.connector.table import Table, TableError, open_database
+from railgun.connector.tail import Tail
+from railgun.connector.webhooks import ListenError, Webhooks, open_to_all
+from railgun.wire.listening import is_loopback
+
+OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
+SELDOM: Final = 10.0  # elsewhere
+
+Work = Callable[[Connector, Progress], Coroutine[Any, Any, None]]
+
+
+def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Follow files."""
+
+    async def work(connector: Connector, progress: Progress) -> None:
+        def failed(stream: str, error: Exception) -> None:
+            out.warn(f"{stream}: {error}", stream=stream)
+
+        following = Tail(
+            connector, options.path, options.pattern, prefix=options.prefix, once=options.once,
+            poll=options.poll, progress=progress, on_error=failed,
+        )  # fmt: skip
+        await following.run()
+        for stream in following.unfinished:
+            out.warn(f"{stream}: its last line is not complete, and was left", stream=stream)
+
+    return run(options, out, "tail", work)
+
+
+def table(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Follow a table."""
+    columns = None if options.columns is None else options.columns.split(",")
+    try:
+        database = open_database(
+            options.database, options.table, options.id, columns, options.key, options.time
+        )
+    except TableError as error:
+        raise CommandError(USAGE, "usage", str(error)) from error
+
+    async def work(connector: Connector, progress: Progress) -> None:
+        following = Table(
+            connector, database, options.stream or options.table, key=options.key is not None,
+            time=options.time is not None, batch=options.batch, poll=options.poll, once=options.once,
+            patience=options.timeout, progress=progress, on_trouble=out.warn,
+        )  # fmt: skip
+        await following.run()
+
+    return run(options, out, "table", work)
+
+
+def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Receive webhooks."""
+    if (options.certificate is None) != (options.key is None):
+        raise CommandError(USAGE, "usage", "a certificate and its key belong together: give both")
+    tls: ssl.SSLContext | None = None
+    if options.certificate is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(options.certificate, options.key)
+        except OSError as error:
+            raise CommandError(
+                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+            ) from error
+    elif not is_loopback(options.host):
+        raise CommandError(USAGE, "no-tls", str(open_to_all(options.host)))
+    token = options.token if options.token is not None else os.environ.get("RAILGUN_WEBHOOK_TOKEN")
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise CommandError(USAGE, "token", "a token is text without spaces around it")
+
+    async def work(connector: Connector, progress: Progress) -> None:
+        hooks = Webhooks(
+            connector, options.host, options.port, token=token, tls=tls, early=options.early,
+            largest=options.largest, waiting=options.waiting, patience=options.patience, progress=progress,
+        )  # fmt: skip
+        connector.on_ack = hooks.acknowledged
+        await hooks.start()
+        try:
+            out.data(listening={"url": hooks.url})
+            out.line(f"listening on {hooks.url}; POST /STREAM", "green")
+            await asyncio.shield(hooks.failed)
+        except asyncio.CancelledError:
+            out.line("stopping: what waits is answered")
+            raise
+        finally:
+            await hooks.stop(options.drain)
+
+    return run(options, out, "http", work)
+
+
+# ---------------------------------------------------------------- what they have in common
+
+
+def run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+    """Connect to the flow, and work until that is done or a signal ends it."""
+    try:
+        return _on_loop(_run(options, out, name, work))
+    except FeedError as error:
+        raise command_error(error) from error
+
+
+def command_error(error: FeedError) -> CommandError:
+    """What a connector raises, with the exit code for it."""
+    kind = type(error).__name__.removesuffix("Error").lower()
+    if isinstance(error, RefusedError):
+        return CommandError(REFUSED, error.code.lower().replace("_", "-"), str(error))
+    if isinstance(error, TokenError | SourceError):
+        return CommandError(REFUSED, kind, str(error))
+    if isinstance(error, ListenError):
+        return CommandError(NO_NODE, "listen", str(error))
+    if isinstance(error, NoFlowError):
+        return CommandError(NO_JOB, "no-flow", str(error))
+    return CommandError(FAILED, kind, str(error))
+
+
+def _on_loop(work: Coroutine[Any, Any, int]) -> int:
+    """On the faster event loop, where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # as on Windows
+        return asyncio.run(work)
+    return int(uvloop.run(work))
+
+
+async def _run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+    progress = Progress()
+    try:
+        connector = Connector(
+            options.flow, source=options.source, token=_token(options), registry=options.registry,
+            timeout=options.timeout, program=f"railgun connector {name}", on_ack=progress.acknowledged,
+        )  # fmt: skip
+    except FeedError as error:  # an address or a secret that makes no sense
+        raise CommandError(USAGE, "usage", str(error)) from error
+    stopped = _on_signals()
+    opening = asyncio.ensure_future(connector.open())
+    reporting: asyncio.Task[None] | None = None
+    try:
+        if not await _unless(stopped, opening):
+            return DONE
+        out.data(connected={"flow": options.flow})
+        out.line(f"connected to {options.flow}; Ctrl-C stops", "green")
+        reporting = asyncio.create_task(_report(out, progress))
+        over = await _unless(stopped, asyncio.ensure_future(work(connector, progress)))
+    finally:
+        if reporting is not None:
+            reporting.cancel()
+        await connector.close()
+    out.data(stopped=not over, progress=progress.told(), streams_failed=progress.failed)
+    out.line(f"{'done' if over else 'stopped'}: {progress}")
+    return FAILED if progress.failed else DONE
+
+
+def _on_signals() -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C; a second one ends everything at once."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        stopped.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    for number in signals:
+        with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+            loop.add_signal_handler(number, stop)
+    return stopped
+
+
+async def _unless(stopped: asyncio.Event, work: asyncio.Future[None]) -> bool:
+    """Work until it is done: True; or until it is to stop, and has come to an end."""
+    waiting = asyncio.ensure_future(stopped.wait())
+    try:
+        both: list[asyncio.Future[Any]] = [work, waiting]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+    if work.cancelled():
+        return False
+    work.result()
+    return True
+
+
+async def _report(out: Output, progress: Progress) -> None:
+    """Tell how far it is, if there is news."""
+    before = ""
+    status = out.console.status("") if out.console.is_terminal and not out.as_json else None
+    with status or contextlib.nullcontext():
+        while True:
+            await asyncio.sleep(OFTEN if status is not None or out.as_json else SELDOM)
+            now = str(progress)
+            if now == before:
+                continue
+            before = now
+            if status is not None:
+                status.update(now)
+            else:
+                out.data(progress=progress.told())
+                out.line(now)
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    if options.token_file is None:
+        return os.environ.get("RAILGUN_TOKEN")
+    try:
+        return Path(options.token_file).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            USAGE, "token", f"there is no token in {options.token_file}: {error}"
+        ) from error
