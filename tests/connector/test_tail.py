@@ -141,13 +141,13 @@ def test_a_killed_connector_goes_on_where_the_flow_is(flow: Fed, tmp_path: Path)
     logs = tmp_path / "logs"
     logs.mkdir()
     for name in "abc":
-        lines = (b"%s %d %s\n" % (name.encode(), n, b"x" * (n % 90)) for n in range(100_000))
+        lines = (b"%s %d %s\n" % (name.encode(), n, b"x" * (n % 90)) for n in range(30_000))
         (logs / name).write_bytes(b"".join(lines))
     chance = Random(11)
-    for _ in range(6):
+    for _ in range(4):
         with running(flow.start("tail", str(logs), "--poll", "0.05")) as process:
-            count = flow.count() + chance.randrange(1, 20_000)
-            eventually(lambda count=count: flow.count() >= min(count, 290_000))  # type: ignore[misc]
+            count = flow.count() + chance.randrange(1, 8_000)
+            eventually(lambda count=count: flow.count() >= min(count, 85_000))  # type: ignore[misc]
             process.kill()
     code, told = flow.type("tail", str(logs), "--once")
     assert code == 0, told
@@ -199,19 +199,19 @@ def test_a_truncated_or_replaced_file_fails_and_others_go_on(flow: Fed, tmp_path
     assert "truncated" in told[-1]["streams_failed"]["cut"]
 
 
-def test_thousands_of_small_files(flow: Fed, tmp_path: Path) -> None:
+def test_many_small_files(flow: Fed, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
-    for n in range(4000):
+    for n in range(1500):
         (logs / f"{n}.log").write_bytes(b"".join(b"%d %d\n" % (n, k) for k in range(n % 5)))
     code, told = flow.type("tail", str(logs), "--once")
     assert code == 0, told
     flow.check(lines_of(logs))
-    assert told[-1]["progress"]["streams"] == 4000
+    assert told[-1]["progress"]["streams"] == 1500
     with running(flow.start("tail", str(logs))):
         (logs / "new.log").write_bytes(b"new\n")
         eventually(lambda: "new.log" in flow.payloads())
-        for n in range(0, 4000, 37):
+        for n in range(0, 1500, 37):
             with (logs / f"{n}.log").open("ab") as file:
                 file.write(b"later\n")
         want = lines_of(logs)
