@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from railgun.connector.sink_server import SinkServer
-from railgun.connector.targets import Records, Target
+from railgun.connector.sinks.server import SinkServer
+from railgun.connector.sinks.targets import Records, Target
 from railgun.connectors.outside import Outside
 from railgun.flow.sink import Place
 

@@ -15,10 +15,10 @@ import pytest
 from google.protobuf.message import Message
 from tests.connector.sinks import Served, Shelf, eventually, outside, place, served
 
-from railgun.connector import sink_server
-from railgun.connector.file_target import FileTarget
-from railgun.connector.sink_server import SinkServer
-from railgun.connector.targets import BadRecordError
+from railgun.connector.sinks import server as sink_server
+from railgun.connector.sinks.file_target import FileTarget
+from railgun.connector.sinks.server import SinkServer
+from railgun.connector.sinks.targets import BadRecordError
 from railgun.connectors.errors import ConnectorError, LostOutputError
 from railgun.connectors.outside import LONGEST, PIECE, Outside
 from railgun.flow.errors import may_pass
@@ -411,7 +411,7 @@ def test_a_full_disk_of_the_sink_sends_the_flow_back(
     writer = opened(flow)
     writer.write([1])
     with monkeypatch.context() as patch:
-        patch.setattr("railgun.connector.staged.os.pwrite", full)
+        patch.setattr("railgun.connector.sinks.staged.os.pwrite", full)
         with pytest.raises(ConnectorError, match=r"no space left.*NO_SPACE") as caught:
             writer.prepare(1)
     assert may_pass(caught.value)

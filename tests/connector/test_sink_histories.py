@@ -15,7 +15,7 @@ import pytest
 from tests.connector.sinks import Shelf
 
 from railgun.connector.errors import SinkError
-from railgun.connector.participant import Participant
+from railgun.connector.sinks.participant import Participant
 from railgun.wire.packed import pack
 
 STEPS = 120

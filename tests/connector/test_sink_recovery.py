@@ -9,11 +9,11 @@ import pytest
 from tests.connector.sinks import Shelf, new
 
 from railgun.connector.errors import LostError, SinkError
-from railgun.connector.file_target import FileTarget
-from railgun.connector.journal import Journal, read
-from railgun.connector.participant import Participant
-from railgun.connector.staged import Given, Log
-from railgun.connector.targets import TargetError
+from railgun.connector.sinks.file_target import FileTarget
+from railgun.connector.sinks.journal import Journal, read
+from railgun.connector.sinks.participant import Participant
+from railgun.connector.sinks.staged import Given, Log
+from railgun.connector.sinks.targets import TargetError
 from railgun.wire.packed import pack
 
 
@@ -304,8 +304,8 @@ def test_a_record_is_a_line_unless_bytes_are_raw(tmp_path: Path) -> None:
 
 
 def test_a_journal_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railgun.connector.file_target._LINES", 10)
-    monkeypatch.setattr("railgun.connector.file_target.REMEMBERED", 5)
+    monkeypatch.setattr("railgun.connector.sinks.file_target._LINES", 10)
+    monkeypatch.setattr("railgun.connector.sinks.file_target.REMEMBERED", 5)
     target = FileTarget(tmp_path / "out.txt")
     target.open()
     for n in range(50):

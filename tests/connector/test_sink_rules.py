@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.connector.sinks import Shelf, new
 
-from railgun.connector import participant as module
 from railgun.connector.errors import LostError, MisuseError, SinkError
-from railgun.connector.participant import Participant
-from railgun.connector.targets import BadRecordError, TargetError
+from railgun.connector.sinks import participant as module
+from railgun.connector.sinks.participant import Participant
+from railgun.connector.sinks.targets import BadRecordError, TargetError
 from railgun.wire.packed import pack
 
 
@@ -368,7 +368,7 @@ def test_a_ledger_that_cannot_be_written_promises_nothing(
     good = sent(part, b"1", 1)
     bad = sent(part, b"2")
     with monkeypatch.context() as patch:
-        patch.setattr("railgun.connector.journal.os.fsync", _full)
+        patch.setattr("railgun.connector.sinks.journal.os.fsync", _full)
         for action in (
             lambda: part.prepare(bad, 1, 5, 1),
             lambda: part.commit(good),

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.connector.sinks import Served, Shelf, eventually, new, outside, place, served
 
-from railgun.connector import sink_server
 from railgun.connector.errors import SinkError
-from railgun.connector.sink_server import SinkServer
+from railgun.connector.sinks import server as sink_server
+from railgun.connector.sinks.server import SinkServer
 from railgun.connectors.outside import Outside, _Link
 from railgun.flow.sink import TwoPhaseWriter
 from railgun.wire import connection as connection_module

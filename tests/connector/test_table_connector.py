@@ -19,7 +19,7 @@ import pytest
 from tests.connector import postgres
 from tests.connector.ready import Fed, eventually, fed, running, stop
 
-from railgun.connector.table import Database, TableError, as_json, as_time, open_database
+from railgun.connector.ready.table import Database, TableError, as_json, as_time, open_database
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from tests.connector.sinks import new, outside, place, served
 
-from railgun.connector.databases import APPLIED
 from railgun.connector.errors import SinkError
-from railgun.connector.staged import Given
-from railgun.connector.table_target import TableTarget
-from railgun.connector.targets import BadRecordError, TargetError
+from railgun.connector.sinks.databases import APPLIED
+from railgun.connector.sinks.staged import Given
+from railgun.connector.sinks.table_target import TableTarget
+from railgun.connector.sinks.targets import BadRecordError, TargetError
 from railgun.connectors.errors import ConnectorError
 from railgun.flow.sink import TwoPhaseWriter
 
@@ -174,7 +174,7 @@ def test_two_rows_of_one_transaction_that_exclude_each_other_are_found(
 def test_only_the_last_transactions_are_remembered(
     target: TableTarget, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railgun.connector.table_target.REMEMBERED", 3)
+    monkeypatch.setattr("railgun.connector.sinks.table_target.REMEMBERED", 3)
     database.ask("CREATE TABLE totals (n BIGINT)")
     target.open()
     for n in range(10):

@@ -12,7 +12,7 @@ import pytest
 from tests.connector.ready import Fed, eventually, fed, running, stop
 
 from railgun.connector import Connector
-from railgun.connector.tail import LONGEST, TailError, read
+from railgun.connector.ready.tail import LONGEST, TailError, read
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from tests.connector.ready import DEADLINE, Fed, eventually, fed, running, stop
 
 from railgun.connector import Connector
-from railgun.connector.webhooks import ListenError, Webhooks
+from railgun.connector.ready.webhooks import ListenError, Webhooks
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
-from railgun.connector.file_target import FileTarget
-from railgun.connector.sink_server import SinkServer
-from railgun.connector.table_target import TableTarget
-from railgun.connector.targets import Target
+from railgun.connector.sinks.file_target import FileTarget
+from railgun.connector.sinks.server import SinkServer
+from railgun.connector.sinks.table_target import TableTarget
+from railgun.connector.sinks.targets import Target
 from railgun.core.errors import RailgunError
 
 EVERY: Final = 1.0  # seconds between two lines on how far it is

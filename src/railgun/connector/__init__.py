@@ -15,11 +15,11 @@ if TYPE_CHECKING:
         RewindError,
         TooLargeError,
     )
-    from railgun.connector.file_target import FileTarget
-    from railgun.connector.sink_server import SinkServer
+    from railgun.connector.sinks.file_target import FileTarget
+    from railgun.connector.sinks.server import SinkServer
+    from railgun.connector.sinks.table_target import TableTarget
+    from railgun.connector.sinks.targets import BadRecordError, Records, Target, TargetError
     from railgun.connector.sync import SyncConnector
-    from railgun.connector.table_target import TableTarget
-    from railgun.connector.targets import BadRecordError, Records, Target, TargetError
 
 __all__ = [
     "BadRecordError",
@@ -40,12 +40,12 @@ __all__ = [
 
 _NAMES = {
     "client": ("Connector",),
-    "errors": ("FeedError", "NoFlowError", "RefusedError", "RewindError", "TooLargeError"),
-    "file_target": ("FileTarget",),
-    "sink_server": ("SinkServer",),
     "sync": ("SyncConnector",),
-    "table_target": ("TableTarget",),
-    "targets": ("BadRecordError", "Records", "Target", "TargetError"),
+    "errors": ("FeedError", "NoFlowError", "RefusedError", "RewindError", "TooLargeError"),
+    "sinks.file_target": ("FileTarget",),
+    "sinks.server": ("SinkServer",),
+    "sinks.table_target": ("TableTarget",),
+    "sinks.targets": ("BadRecordError", "Records", "Target", "TargetError"),
 }
 _WHERE = {name: f"railgun.connector.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -54,6 +54,8 @@ class SyncConnector:
 
     def open(self) -> None:
         """Connect; raises `NoFlowError` if that does not succeed in time."""
+        if self._thread.ident is not None:
+            raise FeedError("a connector is opened once: make another one")
         self._thread.start()
         try:
             self._do(self._connector.open())

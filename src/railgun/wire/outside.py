@@ -27,6 +27,8 @@ from railgun.wire.records import BatchError
 VERSION: Final = 1
 LARGEST: Final = 1 << 20
 """Bytes of a frame."""
+MOST: Final = 5_000
+"""Messages of a batch: each may be one that cannot be decoded, which takes its time."""
 LONGEST_NAME: Final = 1_000
 """Bytes of a stream's name."""
 COST: Final = 64
@@ -81,8 +83,8 @@ def unpack(blob: bytes | bytearray | memoryview) -> Pushed:
     """A batch again."""
     try:
         count, flags = _HEAD.unpack_from(blob)
-        if not count or flags & ~(TIMES | KEYS):
-            raise BatchError(f"a batch of {count} messages, with flags {flags}")
+        if not 0 < count <= MOST or flags & ~(TIMES | KEYS):
+            raise BatchError(f"a batch of {count} messages (1 to {MOST}), with flags {flags}")
         at = _HEAD.size
         ids = np.frombuffer(blob, "<i8", count, at)
         at += 8 * count

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from railgun.connector.client import HEADROOM, ROOM, Connector
 from railgun.connector.errors import FeedError
-from railgun.connector.progress import Progress
+from railgun.connector.ready.progress import Progress
 from railgun.wire.outside import LARGEST
 
 POLL: Final = 0.5  # seconds between two looks

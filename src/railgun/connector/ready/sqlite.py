@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from railgun.connector.table import Database, GoneError, TableError, named
+from railgun.connector.ready.table import Database, GoneError, TableError, named
 
 BUSY: Final = 5.0  # seconds that a query waits for a writer
 _PASSES: Final = (

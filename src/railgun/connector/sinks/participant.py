@@ -65,9 +65,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
-from railgun.connector.journal import Journal
-from railgun.connector.staged import Log
-from railgun.connector.targets import REMEMBERED, Target, TargetError
+from railgun.connector.sinks.journal import Journal
+from railgun.connector.sinks.staged import Log
+from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
 from railgun.connectors.staging import sync_directory
 from railgun.core.errors import RailgunError
 

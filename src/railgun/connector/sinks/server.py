@@ -47,8 +47,8 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from railgun.connector.errors import MisuseError, SinkError
-from railgun.connector.participant import Participant
-from railgun.connector.targets import Target
+from railgun.connector.sinks.participant import Participant
+from railgun.connector.sinks.targets import Target
 from railgun.connectors.sink_address import ADDRESS, DATA, SECRET
 from railgun.core.errors import RailgunError
 from railgun.snapshots.errors import LockedError

@@ -19,8 +19,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from railgun.connector.journal import Journal
-from railgun.connector.targets import REMEMBERED, BadRecordError, Records, Target, TargetError
+from railgun.connector.sinks.journal import Journal
+from railgun.connector.sinks.targets import REMEMBERED, BadRecordError, Records, Target, TargetError
 from railgun.connectors.staging import sync_directory
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import FileLock
@@ -32,7 +32,7 @@ class FileTarget(Target):
     """One file. `raw`: records as they are, without an end of line after each.
 
     >>> import tempfile
-    >>> from railgun.connector.staged import Given
+    >>> from railgun.connector.sinks.staged import Given
     >>> target = FileTarget(Path(tempfile.mkdtemp()) / "out.jsonl")
     >>> target.open()
     >>> target.apply("t1", Given([b'{"a":1}', b'{"a":2}'])); target.apply("t1", Given([b'{"a":1}', b'{"a":2}']))

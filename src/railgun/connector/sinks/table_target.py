@@ -25,15 +25,15 @@ import json
 import re
 from typing import Any, Final
 
-from railgun.connector.databases import (
+from railgun.connector.errors import SinkError
+from railgun.connector.sinks.databases import (
     RefusedError,
     Transaction,
     open_database,
     quoted,
     quoted_table,
 )
-from railgun.connector.errors import SinkError
-from railgun.connector.targets import REMEMBERED, BadRecordError, Records, Target
+from railgun.connector.sinks.targets import REMEMBERED, BadRecordError, Records, Target
 
 SOME: Final = 500  # rows inserted together
 _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
@@ -43,7 +43,7 @@ class TableTarget(Target):
     """A table of a database.
 
     >>> import os, tempfile
-    >>> from railgun.connector.staged import Given
+    >>> from railgun.connector.sinks.staged import Given
     >>> url = f"sqlite:///{tempfile.mkdtemp()}/totals.db"
     >>> target = TableTarget(url, "totals")
     >>> target.open()

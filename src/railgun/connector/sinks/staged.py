@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from railgun.connector.errors import LostError
-from railgun.connector.journal import line, read
+from railgun.connector.sinks.journal import line, read
 from railgun.wire.packed import unpack
 
 _HEAD: Final = struct.Struct("<IIQ")

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from railgun.connector.table import Database, GoneError, TableError, named
+from railgun.connector.ready.table import Database, GoneError, TableError, named
 
 CONNECT: Final = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,

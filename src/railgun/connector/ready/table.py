@@ -33,7 +33,7 @@ from typing import Any, Final, TypeVar
 
 from railgun.connector.client import Connector
 from railgun.connector.errors import FeedError
-from railgun.connector.progress import Progress
+from railgun.connector.ready.progress import Progress
 
 POLL: Final = 1.0  # seconds until the next look at a table that had nothing new
 BATCH: Final = 1_000  # rows that are read at once
@@ -273,11 +273,11 @@ def open_database(
     """A table of the database at a URL: `sqlite:///path`, or `postgresql://…`."""
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
-        from railgun.connector.sqlite import Sqlite
+        from railgun.connector.ready.sqlite import Sqlite
 
         return Sqlite(rest[1:], table, id, columns, key, time)
     if scheme in ("postgresql", "postgres"):
-        from railgun.connector.postgres import Postgres
+        from railgun.connector.ready.postgres import Postgres
 
         return Postgres(url, table, id, columns, key, time)
     raise TableError(

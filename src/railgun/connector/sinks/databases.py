@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 from railgun.connector.errors import SinkError
-from railgun.connector.targets import TargetError
+from railgun.connector.sinks.targets import TargetError
 
 if TYPE_CHECKING:
     import psycopg

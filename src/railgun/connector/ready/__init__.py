@@ -1,0 +1,1 @@
+"""Ready-made connectors: files that grow, tables of databases, webhooks."""
