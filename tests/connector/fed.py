@@ -32,14 +32,20 @@ def fed_flow(out: Path, **options: Any) -> Flow:
 
 @contextmanager
 def fed_job(
-    tmp: Path, workers: int = 2, every: float = 0.25, *, spark: Any = None, **options: Any
+    tmp: Path,
+    workers: int = 2,
+    every: float = 0.25,
+    *,
+    spark: Any = None,
+    fresh: bool = False,
+    **options: Any,
 ) -> Iterator[Job]:
     with run(
         fed_flow(tmp / "out", **options),
         workers,
         launcher=SubprocessLauncher() if spark is None else None,
         spark=spark,
-        snapshots=Snapshots(str(tmp / "snapshots"), every=every),
+        snapshots=Snapshots(str(tmp / "snapshots"), every=every, fresh=fresh),
         registry=tmp / "jobs",
         by_value=[sys.modules[__name__]],
     ) as job:

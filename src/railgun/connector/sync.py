@@ -13,6 +13,7 @@ from railgun.connector.client import Connector, Item, Payload, Taking
 from railgun.connector.errors import FeedError
 
 R = TypeVar("R")
+PATIENCE: Final = 2.0
 TOGETHER: Final = 500  # messages that are handed over at once
 
 
@@ -66,11 +67,20 @@ class SyncConnector:
     def close(self) -> None:
         """Let go of the connection; what is not acknowledged may or may not be taken."""
         if self._thread.is_alive():
-            self._do(self._connector.close())
+            self._do(self._shut())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         if not self._loop.is_closed():
             self._loop.close()
+
+    async def _shut(self) -> None:
+        await self._connector.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for patience in (PATIENCE, None):  # who waits hears that it is closed
+            if left:
+                _, left = await asyncio.wait(left, timeout=patience)
+            for task in left:
+                task.cancel()
 
     def send(
         self,
@@ -82,8 +92,7 @@ class SyncConnector:
         time: int | None = None,
     ) -> None:
         """Send a message; waits while there is no room. What is wrong with one may be raised by a later call."""
-        if self._error is not None:
-            raise self._error
+        self._check()
         if not self._thread.is_alive():
             raise FeedError("this connector is closed, or not open")
         with self._lock:
@@ -129,8 +138,13 @@ class SyncConnector:
     async def _all_handed(self) -> None:
         while self._handing:
             await asyncio.sleep(0.001)
-        if self._error is not None:
-            raise self._error
+        self._check()
+
+    def _check(self) -> None:
+        """Raise what was wrong with an earlier message, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def end(self, stream: str) -> None:
         """A stream is complete, for now: wait until all of it is acknowledged."""
