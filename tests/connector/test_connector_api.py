@@ -33,6 +33,12 @@ def kill(job: Job) -> None:
     os.kill(job.status()["workers"][0]["pid"], signal.SIGKILL)
 
 
+def records(job: Job) -> int:
+    """How many have come into the flow."""
+    stages = job.status()["workers"][0].get("stages", {})
+    return int(stages.get("in", {}).get("records", 0))
+
+
 def test_who_relies_on_a_position_that_is_lost_again_is_told(tmp_path: Path) -> None:
     """The flow has more than any snapshot has, a program goes on after that, and the flow goes back."""
 
@@ -43,7 +49,7 @@ def test_who_relies_on_a_position_that_is_lost_again_is_told(tmp_path: Path) -> 
             await asyncio.to_thread(job.snapshot)
             for number, payload in items("a", 100, 49):
                 await c.send("a", number, payload)
-            await until(lambda: job.status()["workers"][0]["stages"]["in"]["records"] == 100, "all")
+            await until(lambda: records(job) == 100, "all of them")
             await c.close()
         async with connector(tmp_path) as c:
             assert await c.position("a") == 99

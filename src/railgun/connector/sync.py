@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from railgun.connector.client import Connector, Item, Payload, Taking
+from railgun.connector.client import Connector
 from railgun.connector.errors import FeedError
+from railgun.connector.items import Item, Payload, Taking
 
 R = TypeVar("R")
 PATIENCE: Final = 2.0

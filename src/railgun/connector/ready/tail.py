@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from railgun.connector.client import HEADROOM, ROOM, Connector
+from railgun.connector.client import ROOM, Connector
 from railgun.connector.errors import FeedError
 from railgun.connector.ready.progress import Progress
+from railgun.connector.stream import HEADROOM
 from railgun.wire.outside import LARGEST
 
 POLL: Final = 0.5  # seconds between two looks

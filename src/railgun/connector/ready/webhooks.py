@@ -31,9 +31,10 @@ from typing import Final
 
 from aiohttp import web
 
-from railgun.connector.client import Connector, check_name
+from railgun.connector.client import Connector
 from railgun.connector.errors import FeedError, RefusedError, TooLargeError
 from railgun.connector.ready.progress import Progress
+from railgun.connector.stream import check_name
 from railgun.core.sources.messages import LAST_ID, NONE
 from railgun.wire.http import Handler, HttpPort, answer, bears, refusal
 from railgun.wire.listening import is_loopback
