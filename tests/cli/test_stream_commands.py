@@ -579,4 +579,4 @@ def test_the_command_line_loads_neither_node_nor_client() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "railgun.cli.arguments" in loaded
-    assert not {"asyncio", "google.protobuf", "railgun.node", "railgun.client"} & loaded
+    assert not {"asyncio", "google.protobuf", "railgun.node", "railgun.client.client"} & loaded

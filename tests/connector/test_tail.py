@@ -159,11 +159,11 @@ def test_a_flow_that_goes_back_gets_the_lines_again(flow: Fed, tmp_path: Path) -
     logs = tmp_path / "logs"
     logs.mkdir()
     for name in ("a", "b"):
-        (logs / name).write_bytes(b"".join(b"%d\n" % n for n in range(50_000)))
+        (logs / name).write_bytes(b"".join(b"%d\n" % n for n in range(10_000)))
     with running(flow.start("tail", str(logs), "--poll", "0.05")):
-        for turn in range(3):
+        for turn in range(2):
             with (logs / "a").open("ab") as file:
-                file.write(b"".join(b"%d %d\n" % (turn, n) for n in range(20_000)))
+                file.write(b"".join(b"%d %d\n" % (turn, n) for n in range(5_000)))
             count = flow.count()
             eventually(lambda count=count: flow.count() > count)  # type: ignore[misc]
             flow.kill_worker()
