@@ -144,13 +144,11 @@ class Connector:
     async def close(self) -> None:
         """Let go of the connection; what is not acknowledged may or may not be taken."""
         self._closed = True
+        self._line.end()
+        self._wake()
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        self._line.leave()
-        self._wake()
+            await asyncio.wait([self._task])
         await asyncio.sleep(0)
 
     async def position(self, stream: str) -> int | None:
@@ -474,8 +472,7 @@ class Connector:
     def _give_up(self, error: Exception) -> None:
         """Nothing can be sent any more."""
         self._error = error
-        self._line.over = True
-        self._line.leave()
+        self._line.end()
         self._wake()
 
     def _handle(self, command: Message) -> None:

@@ -47,7 +47,7 @@ class Flow:
     def check(self) -> None:
         """Refuse what can never be found."""
         if ":" in self.where and "://" not in self.where:
-            _addresses(self.where)
+            addresses_of(self.where)
             _secret(self.secret)
 
     async def find(self) -> Found:
@@ -55,7 +55,7 @@ class Flow:
         if "://" in self.where:
             return await asyncio.to_thread(self._ask, self.where, self.token or "")
         if ":" in self.where:
-            return Found(_addresses(self.where), _secret(self.secret))
+            return Found(addresses_of(self.where), _secret(self.secret))
         return await asyncio.to_thread(self._look_up)
 
     def _look_up(self) -> Found:
@@ -95,13 +95,20 @@ class Flow:
         told = named[name]
         if not told["workers"]:
             raise NoFlowError(f"{self.where} starts: no worker listens yet")
-        return Found(_addresses(",".join(told["workers"])), bytes.fromhex(told["secret"]))
+        return Found(addresses_of(",".join(told["workers"])), bytes.fromhex(told["secret"]))
 
 
-def _addresses(told: str) -> tuple[tuple[str, int], ...]:
+def addresses_of(told: str) -> tuple[tuple[str, int], ...]:
+    """Addresses, as people write them: `host:port`, several with commas; an IPv6 one may be in brackets.
+
+    >>> addresses_of("10.0.0.7:7300, [::1]:7301")
+    (('10.0.0.7', 7300), ('::1', 7301))
+    """
     found = []
     for one in told.split(","):
         host, _, port = one.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
         if not port.isdigit() or not host or not 0 < int(port) < 1 << 16:
             raise FeedError(f"{one!r} is no address: host:port")
         found.append((host, int(port)))

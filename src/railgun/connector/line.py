@@ -15,7 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from railgun.connector.errors import FeedError, NoFlowError, RefusedError
-from railgun.connector.find import Flow, Found
+from railgun.connector.find import Flow, Found, addresses_of
 from railgun.wire.commands import Blob, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
@@ -73,6 +73,11 @@ class Line:
         if self.connection is not None:
             self.connection.close()
 
+    def end(self) -> None:
+        """Let go of this connection; no other one is to follow."""
+        self.over = True
+        self.leave()
+
     async def run(self) -> None:
         """Be connected, one connection after the other."""
         pause = PAUSES[0]
@@ -105,10 +110,9 @@ class Line:
         """One connection, to the address we were sent to, or to any; returns when it is lost."""
         addresses = list(found.addresses)
         random.shuffle(addresses)
-        host, _, port = self.elsewhere.rpartition(":")
-        self.elsewhere = ""
-        if host and port.isdigit():
-            addresses.insert(0, (host, int(port)))
+        elsewhere, self.elsewhere = self.elsewhere, ""
+        with contextlib.suppress(FeedError):
+            addresses[:0] = addresses_of(elsewhere)
         failed: Exception = NoFlowError("there is no address")
         for address in addresses:
             try:
@@ -148,8 +152,10 @@ class Line:
         """Until the connection is lost; a worker that says nothing for long is asked."""
         self._heard = asyncio.get_running_loop().time()
         while not lost.is_set():
+            # Not `wait_for`: in Python 3.11 that hears no cancellation in the moment in which the connection is lost.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lost.wait(), SILENT[0] / 2)
+                async with asyncio.timeout(SILENT[0] / 2):
+                    await lost.wait()
             silent = asyncio.get_running_loop().time() - self._heard
             if silent > SILENT[1]:
                 return
