@@ -28,15 +28,15 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from google.protobuf.message import Message
 
 from railgun.connector.errors import FeedError, NoFlowError, RefusedError, RewindError
 from railgun.connector.find import Flow
-from railgun.connector.items import Item, Items, Payload, chunks, key_of, time_of
+from railgun.connector.items import Item, Items, Payload, chunks, parts
 from railgun.connector.line import Line
-from railgun.connector.stream import ASK_AGAIN, PIECE, Kept, Stream, check_name
+from railgun.connector.stream import ASK_AGAIN, PIECE, Kept, Piece, Stream, check_name
 from railgun.core.sources.messages import NONE
 from railgun.core.sources.sender import Phase, Sender
 from railgun.wire.outside import COST, VERSION
@@ -53,7 +53,8 @@ class Connector:
 
     `flow`: the name of a job on this machine; or the URL of a job's HTTP API, with its `token`; or `host:port` of a
     worker (several: with commas), with the `secret` of the source. `source`: its name, if the flow has several.
-    `keep`: bytes of messages that are kept until they are acknowledged. `on_ack` is called with a stream and an id.
+    `keep`: bytes of messages that are kept until they are acknowledged. `on_ack` is called with a stream and an id,
+    `on_passed` with a stream and ids of messages that were passed over; both in the event loop, so they must not wait.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Connector:
         keep: int = KEEP,
         program: str = "connector",
         on_ack: Callable[[str, int], None] | None = None,
+        on_passed: Callable[[str, list[int]], None] | None = None,
     ) -> None:
         self._flow = Flow(flow, source, token, secret, registry)
         self._flow.check()
@@ -86,6 +88,8 @@ class Connector:
         self._line = Line(self._flow, who, self._handle, self._lost, self._give_up)
         self.on_ack = on_ack
         """Called with a stream and an id: all up to it is acknowledged."""
+        self.on_passed = on_passed
+        """Called with a stream and ids that were given here, and not sent: the flow had them, from somebody else."""
         self._sender = Sender()
         self._streams: dict[str, Stream] = {}
         self._ready: deque[Stream] = deque()  # have something to send
@@ -154,7 +158,8 @@ class Connector:
     async def position(self, stream: str) -> int | None:
         """After which id the flow wants a stream to go on; None: from its start."""
         found = self._stream(stream)
-        await self._until(lambda: found.is_open, found)
+        known = (Phase.OPEN, Phase.ENDED)
+        await self._until(lambda: found.sent.phase in known, found)
         return None if found.sent.at == NONE else found.sent.at
 
     @property
@@ -186,26 +191,47 @@ class Connector:
         key: str | None = None,
         time: int | None = None,
     ) -> None:
-        """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely."""
+        """Send a message. Returns at once while there is room to keep it; it goes with those that follow closely.
+
+        If it raises, or is cancelled, the message was not taken.
+        """
         found = self._streams.get(stream)
-        if found is None or not found.wanted or self._closed:
-            found = self._stream(stream)
-        if found.feeding:
-            self._check_free(found)
-        if self._kept.size >= self._keep or found.error is not None or self._error is not None:
-            await self._until(lambda: self._kept.size < self._keep, found, room=True)
-        found.add(id, payload, key, time)
-        if found.waiting.size >= PIECE:
+        if found is not None and found.waiting.size >= PIECE:
             found.seal()
             self._want(found)
             await asyncio.sleep(0)
-        else:
-            self._seal_soon(found)
+        if found is None or not found.wanted or self._closed:
+            found = self._stream(stream)
+        if found.busy:
+            self._check_free(found)
+        if self._kept.size >= self._keep or found.error is not None or self._error is not None:
+            await self._make_room(found)
+            self._check_free(self._stream(stream))
+        found.add(id, payload, key, time)
+        self._seal_soon(found)
 
     async def flush(self) -> None:
-        """Wait until all that was sent is acknowledged."""
+        """Wait until all that was sent up to now is acknowledged.
+
+        What is wrong with a stream is raised after the others are done: the first error, with notes of the rest.
+        """
         self._seal_all()
-        await self._until(lambda: all(s.sent.acked >= s.last for s in self._streams.values()))
+        errors: list[Exception] = []
+        for found, last in [(found, found.last) for found in self._streams.values()]:
+            try:
+                await self._until(
+                    lambda found=found, last=last: found.sent.acked >= min(last, found.last),  # type: ignore[misc]
+                    found,
+                )
+            except Exception as error:
+                self._check()
+                errors.append(error)
+        if errors:
+            for other in errors[1:]:
+                note = f"and {type(other).__name__}: {other}"
+                if note not in getattr(errors[0], "__notes__", ()):
+                    errors[0].add_note(note)
+            raise errors[0]
 
     async def wait(self, stream: str, id: int) -> None:
         """Wait until this message, and all before it, are acknowledged."""
@@ -213,12 +239,15 @@ class Connector:
         await self._until(lambda: found.sent.acked >= id, found)
 
     def skip(self, stream: str, id: int) -> bool:
-        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here."""
+        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here.
+
+        What a function brings is not kept: feed one that brings it right, or leaves it out.
+        """
         found = self._stream(stream)
         if not found.leave_out(id):
             return False
         if isinstance(found.error, RefusedError) and found.error.id == id:
-            found.error = None
+            found.go_on()
         self._notify(found)
         self._want(found)
         self._wake(found)
@@ -228,7 +257,11 @@ class Connector:
         """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
         found = self._stream(stream)
         self._check_free(found)
-        await self._finish(found)
+        found.busy = "ended"
+        try:
+            await self._finish(found)
+        finally:
+            found.busy = ""
 
     async def feed(
         self, stream: str, source: Items | Callable[[int | None], Items], *, end: bool = True
@@ -236,11 +269,12 @@ class Connector:
         """Send all that an iterable brings, or a function of the id after which to go on (None: from the start).
 
         Items are `(id, payload)`, or with a key and a time. With a function nothing is kept here: when the flow goes
-        back, it is called again. Returns when all is acknowledged; `end=False`: when all was sent.
+        back, it is called again; and it brings all that the flow does not have, so a stream that stands still, for
+        something was wrong with it, goes on. Returns when all is acknowledged; `end=False`: when all was sent.
         """
         found = self._stream(stream)
         self._check_free(found)
-        found.feeding = True
+        found.busy = "fed"
         try:
             if callable(source):
                 await self._replay(found, source, end)
@@ -248,17 +282,21 @@ class Connector:
             async for some in chunks(source):
                 self._add_all(found, some)
                 self._pump()
-                await self._until(lambda: self._kept.size < self._keep, found, room=True)
+                await self._make_room(found)
             if end:
                 await self._finish(found)
         finally:
-            found.feeding = False
+            found.busy = ""
 
     async def _replay(
         self, found: Stream, source: Callable[[int | None], Items], end: bool
     ) -> None:
         """Send what a function brings, again and again, until the flow wants nothing else any more."""
-        if found.kept or found.waiting.ids:
+        if found.error is not None:
+            found.go_on()
+            found.drop()
+            self._notify(found)
+        elif found.kept or found.waiting.ids:
             await self._until(lambda: found.sent.acked >= found.last, found)
         found.keeps = False
         try:
@@ -278,13 +316,17 @@ class Connector:
                     if not bringing.done():
                         bringing.cancel()
                         await asyncio.wait([bringing])
+                    if not bringing.cancelled():
+                        bringing.exception()  # whether it is raised here, or what else is wrong
                 whole = not bringing.cancelled() and bringing.result()
                 if whole and await self._finish(found, grant, end=end):
                     return
         finally:
+            # What was not sent is forgotten; what was cannot be sent again.
             found.keeps = True
-            found.base = max(found.base, found.sent.at)
             found.drop()
+            found.base = found.sent.at
+            found.last = min(found.last, found.sent.at)
 
     async def _bring(self, found: Stream, grant: int, items: Items) -> bool:
         """Send these, all of them; False: the flow wants something else meanwhile."""
@@ -321,16 +363,16 @@ class Connector:
             await self._until(is_over, found)
         finally:
             found.ending = None
-        if not is_done():
-            return False
-        if end:
-            found.wanted = False
-            self._sender.refused(found.sent)  # it is not ours any more
-        return True
+            done = is_done()
+            if found.sent.phase is Phase.ENDED:  # it is not ours any more
+                self._sender.refused(found.sent)
+                found.wanted = not done  # who stops to wait may go on with it
+                self._notify(found)
+        return done
 
     def _check_free(self, found: Stream) -> None:
-        if found.feeding:
-            raise FeedError(f"{found.name!r} is being fed: one at a time")
+        if found.busy:
+            raise FeedError(f"{found.name!r} is being {found.busy}: one at a time")
 
     # ------------------------------------------------------------ messages
 
@@ -351,9 +393,15 @@ class Connector:
             if len(items) > 1:
                 found.add_all(items)
             else:
-                found.add(items[0][0], items[0][1], key_of(items[0]), time_of(items[0]))
+                found.add(*parts(items[0]))
         finally:
             self._seal_soon(found)
+
+    def _hand(self, found: Stream, piece: Piece) -> int:
+        """Messages that were packed elsewhere, whatever is wrong with their stream; how many."""
+        count = found.take_over(piece)
+        self._seal_soon(found)
+        return count
 
     def _seal_soon(self, found: Stream) -> None:
         """At the end of this turn, what waits becomes a piece."""
@@ -368,6 +416,7 @@ class Connector:
         for found in unsealed.values():
             found.seal()
             self._want(found)
+            self._tell_passed(found)
         self._pump()
 
     def _want(self, found: Stream) -> None:
@@ -424,20 +473,22 @@ class Connector:
 
     # ------------------------------------------------------------ waiting
 
+    async def _make_room(self, found: Stream) -> None:
+        await self._until(lambda: self._kept.size < self._keep, found, room=True)
+
     async def _until(
         self, done: Callable[[], bool], found: Stream | None = None, room: bool = False
     ) -> None:
-        """Wait for something of a stream; or of any (`room`: whatever is wrong with others)."""
+        """Wait for something of a stream, and raise what is wrong with it; `room`: for something of any."""
         while not done():
             self._check(found)
             await asyncio.wait([self._change(None if room else found)])
         self._check(found)
 
     def _check(self, found: Stream | None = None) -> None:
-        streams = [found] if found is not None else self._streams.values()
-        for error in (self._error, *(one.error for one in streams)):
-            if error is not None:
-                raise error
+        error = self._error or (found.error if found is not None else None)
+        if error is not None:
+            raise error
         if self._closed:
             raise FeedError("this connector is closed")
 
@@ -518,32 +569,48 @@ class Connector:
         known = found.sent.acked
         self._sender.granted(found.sent, por)
         found.grants += 1
-        found.floor = por
-        if not found.keeps:
-            found.drop()
-        elif not found.rewind(por):
+        if not found.granted(por):
             after = "from its start" if por == NONE else f"after {por}"
             why = "it began with an older snapshot" if por < known else "it has gone back"
-            found.error = RewindError(
-                f"the flow wants {found.name!r} {after}: {why}. What is here begins after {found.base}; "
+            begins = found.base if found.base > por or found.first is None else found.first - 1
+            error = RewindError(
+                f"the flow wants {found.name!r} {after}: {why}. What is here begins after {begins}; "
                 "send all of it again, by another connector, or feed a function"
             )
+            found.drop()
+            found.stop(error)
             found.wanted = False
             self._eos(found)  # others may send it
+            self._sender.refused(found.sent)
+            self._wake()  # there is more room
+        self._tell_passed(found)
         self._want(found)
         self._wake(found)
+
+    def _tell_passed(self, found: Stream) -> None:
+        """Messages were passed over; said before they are acknowledged."""
+        passed, found.passed = found.passed, []
+        if passed and self.on_passed is not None:
+            self._call(self.on_passed, found.name, [id_ for ids in passed for id_ in ids.tolist()])
+
+    def _call(self, theirs: Callable[..., None], *told: Any) -> None:
+        try:
+            theirs(*told)
+        except Exception as error:  # whoever waits is to hear of it
+            self._give_up(error)
 
     def _acked(self, number: int, por: int) -> None:
         sent = self._sender.numbers.get(number)
         if sent is None or not self._sender.acknowledged(sent, por):
             return
         found = self._streams[sent.name]
+        if self.on_passed is not None:
+            found.seal()
+            self._want(found)
+            self._tell_passed(found)
         found.acknowledged(por)
         if self.on_ack is not None:
-            try:
-                self.on_ack(sent.name, por)
-            except Exception as error:  # whoever waits is to hear of it
-                self._give_up(error)
+            self._call(self.on_ack, sent.name, por)
         self._wake(found)
 
     def _refused(self, told: c.Refused) -> None:
@@ -554,6 +621,6 @@ class Connector:
         if found is None:
             self._give_up(error)
         else:
-            found.error = error
+            found.stop(error)
             self._line.leave()
             self._wake()

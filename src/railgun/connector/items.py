@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeAlias
+
+from railgun.connector.errors import FeedError
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = tuple[int, Payload] | tuple[int, Payload, str | None] | tuple[Any, ...]
@@ -19,21 +22,38 @@ QUICK: Final = 0.002  # seconds
 HUGE: Final = 512 << 10  # bytes
 
 
-def key_of(item: Sequence[Any]) -> Any:
-    """The key of an item, if it has one."""
-    return item[2] if len(item) > 2 else None
+def parts(item: Any) -> tuple[Any, Any, Any, Any]:
+    """Id, payload, key and time of an item; raises `FeedError` if it is none.
+
+    >>> parts((7, b"seven"))
+    (7, b'seven', None, None)
+    """
+    try:
+        count = len(item)
+        return item[0], item[1], item[2] if count > 2 else None, item[3] if count > 3 else None
+    except (TypeError, LookupError) as error:
+        raise FeedError(
+            f"what is sent is (id, payload), or (id, payload, key, time), not {item!r:.80}"
+        ) from error
 
 
-def time_of(item: Sequence[Any]) -> Any:
-    """The time of an item, if it has one."""
-    return item[3] if len(item) > 3 else None
+def iterated(items: Iterable[Item]) -> Iterator[Item]:
+    """What an iterable brings; raises `FeedError` if it is none."""
+    try:
+        return iter(items)
+    except TypeError as error:
+        if inspect.iscoroutine(items):
+            items.close()
+        raise FeedError(
+            f"what is fed is an iterable of (id, payload), or what yields them, not {items!r:.80}"
+        ) from error
 
 
 class Taking:
     """Takes items from an iterable, some at a time: as many as it brings quickly, and not too large."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self._iterator = iter(items)
+        self._iterator = iterated(items)
         self._many = 1
         self._error: Exception | None = None
 
@@ -49,7 +69,10 @@ class Taking:
                 raise
             self._error = error
         quick = time.perf_counter() - began < QUICK
-        size = sum(len(item[1]) for item in some if len(item) > 1 and hasattr(item[1], "__len__"))
+        try:
+            size = sum(len(item[1]) for item in some)
+        except (TypeError, LookupError):  # odd ones, which are told of where they are sent
+            size = 0
         many = 2 * self._many if quick and size < HUGE else self._many // 2
         self._many = max(1, min(many, CHUNK))
         return some
@@ -60,7 +83,10 @@ async def chunks(items: Items) -> AsyncGenerator[Sequence[Item], None]:
     if isinstance(items, AsyncIterable):
         try:
             async for item in items:
-                yield item if isinstance(item, list) else (item,)
+                if not isinstance(item, list):
+                    yield (item,)
+                elif item:
+                    yield item
         finally:
             if isinstance(items, AsyncGenerator):
                 await items.aclose()

@@ -11,12 +11,13 @@ from operator import countOf
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from railgun.connector.errors import FeedError, TooLargeError
-from railgun.connector.items import Item, Payload, key_of, time_of
+from railgun.connector.items import Item, Payload, parts
 from railgun.core.sources.messages import LAST_ID, NONE
 from railgun.core.sources.sender import Phase, Sent
-from railgun.wire.outside import EARLIEST, LARGEST, LATEST, LONGEST_NAME, pack, unpack
+from railgun.wire.outside import EARLIEST, LARGEST, LATEST, LONGEST_NAME, ids_of, pack, unpack
 
 PIECE: Final = 64 << 10  # bytes that are sent at once
 MOST: Final = 4_000  # messages in a piece
@@ -52,11 +53,15 @@ class Waiting:
 
 
 class Stream:
-    """A stream of this connector."""
+    """A stream of this connector.
+
+    One that has an `error` stands still. What it keeps takes no room from the others then: they go on.
+    """
 
     def __init__(self, sent: Sent, all_kept: Kept) -> None:
         self.sent = sent
-        self.all_kept = all_kept
+        self.all_kept = all_kept  # by all that go on
+        self.room = all_kept  # where what this one keeps counts
         self.last = NONE  # the last id that was given to be sent
         self.keeps = True  # whether what is sent is kept until it is acknowledged
         self.kept: deque[Piece] = deque()  # not acknowledged
@@ -64,10 +69,15 @@ class Stream:
         self.waiting = Waiting()
         self.ending: Callable[[], bool] | None = None  # whether its end is to be said
         self.changed: asyncio.Future[None] | None = None  # who waits for this stream
-        self.feeding = False
+        self.busy = ""  # what is being done with it, which nobody else may do meanwhile
         self.first: int | None = None  # the first id that was given to be sent
         self.floor = NONE  # what the flow had when it was granted last
         self.base = NONE  # up to here nothing can be sent again
+        self.own = NONE  # the highest id that was sent from here
+        self._told = NONE  # up to here it was looked for such
+        self.passed: list[
+            NDArray[np.int64]
+        ] = []  # ids that were given, and that the flow had from others
         self.wanted = False  # whether it is to be open
         self.queued = False  # whether it is among those that have something to send
         self.grants = 0
@@ -122,31 +132,45 @@ class Stream:
 
     def add_all(self, items: Sequence[Item]) -> None:
         """As `add` for each, and sealed; those that are plain ids and bytes are not looked at one by one."""
-        ids, payloads = [item[0] for item in items], [item[1] for item in items]
         count = len(items)
-        plain = (
-            countOf(map(len, items), 2) == count
-            and countOf(map(type, ids), int) == count
-            and countOf(map(type, payloads), bytes) == count
-            and self.last < ids[0]
-            and max(ids) == ids[-1] <= LAST_ID
-        )
-        sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.zeros(1)
-        numbers = np.array(ids, np.int64) if plain else np.zeros(1)
+        try:
+            ids, payloads = [item[0] for item in items], [item[1] for item in items]
+            plain = (
+                countOf(map(len, items), 2) == count
+                and countOf(map(type, ids), int) == count
+                and countOf(map(type, payloads), bytes) == count
+                and self.last < ids[0]
+                and max(ids) == ids[-1] <= LAST_ID
+            )
+            sizes = np.fromiter(map(len, payloads), np.int64, count) if plain else np.zeros(1)
+            numbers = np.array(ids if plain else [0], np.int64)
+        except (TypeError, LookupError, OverflowError):  # something odd is among them
+            plain = False
         if not plain or sizes.max() > PIECE or bool((numbers[1:] <= numbers[:-1]).any()):
             try:
                 for item in items:
-                    self.add(item[0], item[1], key_of(item), time_of(item))
+                    self.add(*parts(item))
             finally:
                 self.seal()
             return
         self.seal()
-        before = numbers[numbers <= self.floor]
-        self._give(int(before[-1]) if len(before) else ids[0], ids[-1])
+        self._give_all(numbers)
         pieces = (np.cumsum(sizes + OVERHEAD) // PIECE).astype(np.int64)
         stops = [*(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), count]
         for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
             self._keep(Piece(ids[stop - 1], pack(numbers[begin:stop], payloads[begin:stop])))  # type: ignore[arg-type]
+
+    def take_over(self, piece: Piece) -> int:
+        """A piece of another one, of messages that come after all of this one; how many."""
+        ids = ids_of(piece.blob)
+        self.seal()
+        self._give_all(ids)
+        self._keep(piece)
+        return len(ids)
+
+    def _give_all(self, ids: NDArray[np.int64]) -> None:
+        before = ids[ids <= self.floor]
+        self._give(int(before[-1] if len(before) else ids[0]), int(ids[-1]))
 
     def _give(self, first: int, last: int) -> None:
         """Messages are given, from `first` to `last`; `first` is the last one that the flow has, if it is among them.
@@ -178,14 +202,27 @@ class Stream:
 
     def _keep(self, piece: Piece) -> None:
         self.kept.append(piece)
-        self.all_kept.size += len(piece.blob)
+        self.room.size += len(piece.blob)
+        if self.is_open and self.sent.at > self.own:
+            self._note_passed(piece)
         if self.is_open and piece.last <= self.sent.at:
             self._pass()
+            self.acknowledged(self.sent.acked)
 
     def _pass(self) -> None:
         """Pass over what the flow has already."""
-        while self.next < len(self.kept) and self.kept[self.next].last <= self.sent.at:
+        while self.has_more and self.kept[self.next].last <= self.sent.at:
             self.next += 1
+
+    def _note_passed(self, piece: Piece) -> bool:
+        """Note which of these the flow has from others; whether there may be more in the next piece."""
+        if piece.last > self._told:
+            ids = ids_of(piece.blob)
+            passed = ids[(ids > max(self.own, self._told)) & (ids <= self.sent.at)]
+            if len(passed):
+                self.passed.append(passed)
+                self._told = int(passed[-1])
+        return piece.last <= self.sent.at
 
     # ------------------------------------------------------------ what becomes of it
 
@@ -197,39 +234,68 @@ class Stream:
     def take(self) -> Piece:
         """The next piece, which is kept, if that is to be."""
         piece = self.kept[self.next]
+        self.own = max(self.own, piece.last)
         if self.keeps:
             self.next += 1
         else:
-            self._forget_first()
+            self.forget_first()
         return piece
 
-    def rewind(self, por: int) -> bool:
-        """Go on after that id, in what is kept; False: that is not enough."""
+    def granted(self, por: int) -> bool:
+        """The flow wants it after that id (`sent.at`); False: what is kept is not enough."""
+        before, self.floor = self.floor, por
+        if not self.keeps:
+            self.drop()
+            return True
         if por < self.base:
             return False
-        if self.first is not None and self.first > por > self.base:
+        if self.first is not None and por < self.first:
+            # Gaps are fine: what is here follows what the flow has, now and whenever it comes back to that. But if
+            # it had messages that are here, and wants some before them that it had as well, these are not here.
+            if por != self.base and before >= self.first:
+                return False
             self.base = por
         self.next = 0
+        if por > self.own:
+            for piece in self.kept:
+                if not self._note_passed(piece):
+                    break
         self._pass()
         return True
 
     def acknowledged(self, por: int) -> None:
         """What is safe need not be kept."""
         while self.keeps and self.kept and self.kept[0].last <= por:
-            self.base = max(self.base, self._forget_first().last)
+            self.base = max(self.base, self.forget_first().last)
             self.next = max(0, self.next - 1)
 
-    def _forget_first(self) -> Piece:
+    def forget_first(self) -> Piece:
+        """Keep the first piece no longer."""
         piece = self.kept.popleft()
-        self.all_kept.size -= len(piece.blob)
+        self.room.size -= len(piece.blob)
         return piece
 
     def drop(self) -> None:
         """Forget what waits to be sent."""
         while self.kept:
-            self._forget_first()
+            self.forget_first()
         self.next = 0
         self.waiting = Waiting()
+
+    def stop(self, error: Exception) -> None:
+        """It stands still, until `go_on`."""
+        self.go_on()
+        self.error = error
+        own = Kept(sum(len(piece.blob) for piece in self.kept))
+        self.all_kept.size -= own.size
+        self.room = own
+
+    def go_on(self) -> None:
+        """What was wrong with it is mended."""
+        if self.error is not None:
+            self.error = None
+            self.all_kept.size += self.room.size
+            self.room = self.all_kept
 
     def leave_out(self, id: int) -> bool:
         """Forget one message; False: it is not here."""
@@ -241,7 +307,7 @@ class Stream:
             rows = [row for row, known in enumerate(ids.tolist()) if known != id]
             if len(rows) == len(payloads):
                 return False
-            self.all_kept.size -= len(piece.blob)
+            self.room.size -= len(piece.blob)
             if rows:
                 blob = pack(
                     ids[rows],
@@ -250,7 +316,7 @@ class Stream:
                     None if keys is None else [keys[row] for row in rows],
                 )
                 self.kept[at] = Piece(int(ids[rows[-1]]), blob)
-                self.all_kept.size += len(blob)
+                self.room.size += len(blob)
             else:
                 del self.kept[at]
                 self.next -= self.next > at

@@ -1,21 +1,29 @@
-"""SyncConnector: a `Connector` for programs without an event loop. It works in a thread of its own."""
+"""SyncConnector: a `Connector` for programs without an event loop. It works in a thread of its own.
+
+`send` looks at a message, and packs it with others, where it is called; the connector's thread takes what is packed. So
+what is wrong with a message is raised where it is sent, and what is not raised is taken, as with `Connector`: whatever
+other threads send, and whatever becomes wrong with its stream meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from railgun.connector.client import Connector
 from railgun.connector.errors import FeedError
-from railgun.connector.items import Item, Payload, Taking
+from railgun.connector.items import Item, Payload, Taking, iterated, parts
+from railgun.connector.stream import Kept, Stream, check_name
+from railgun.core.sources.sender import Sent
 
 R = TypeVar("R")
 PATIENCE: Final = 2.0
-TOGETHER: Final = 500  # messages that are handed over at once
+MOST: Final = 10_000  # messages that wait to be handed over
 
 
 class SyncConnector:
@@ -23,6 +31,9 @@ class SyncConnector:
 
     with SyncConnector("orders") as c:
         c.send("gateway-7", 0, b'{"price": 3}')
+
+    Threads may share one. `on_ack` and `on_passed` are called in the connector's thread: they must not wait, and of the
+    connector they may ask only what is known at once (`acked`, `connected`).
     """
 
     def __init__(self, flow: str, **options: Any) -> None:
@@ -31,10 +42,12 @@ class SyncConnector:
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="railgun-connector", daemon=True
         )
-        self._waiting: list[tuple[str, int, Payload, str | None, int | None]] = []
-        self._handing = False
         self._lock = threading.Lock()
-        self._error: Exception | None = None
+        self._given: dict[str, Stream] = {}  # holds what is not handed over
+        self._fresh: dict[str, Stream] = {}  # of these, who got something
+        self._handing = False
+        self._sent = self._handed = 0  # messages, so far
+        self._step = asyncio.Event()  # for a moment, when something was handed over
         self._room = threading.Event()
         self._room.set()
 
@@ -49,7 +62,7 @@ class SyncConnector:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and self._thread.is_alive():
                 self.flush()
         finally:
             self.close()
@@ -92,69 +105,107 @@ class SyncConnector:
         key: str | None = None,
         time: int | None = None,
     ) -> None:
-        """Send a message; waits while there is no room. What is wrong with one may be raised by a later call."""
-        self._check()
-        if not self._thread.is_alive():
-            raise FeedError("this connector is closed, or not open")
+        """Send a message; waits while there is no room. If it raises, the message was not taken."""
+        self._check_thread()
         with self._lock:
-            self._waiting.append((stream, id, payload, key, time))
+            given = self._fresh.get(stream) or self._give(stream)
+            self._check(given)
+            given.add(id, payload, key, time)
+            self._fresh[stream] = given
+            self._sent += 1
             handing, self._handing = self._handing, True
-            full = len(self._waiting) >= 20 * TOGETHER
+            full = self._sent - self._handed >= MOST
             if full:
                 self._room.clear()
         if not handing:
-            self._loop.call_soon_threadsafe(self._hand_over)
+            self._loop.call_soon_threadsafe(self._begin)
         if full:
             self._room.wait()
 
-    def _hand_over(self) -> None:
-        self._handed = self._loop.create_task(self._send_waiting())
+    def _give(self, name: str) -> Stream:
+        given = self._given.get(name)
+        if given is None:
+            check_name(name)
+            given = self._given[name] = Stream(Sent(name, 0), Kept())
+        return given
 
-    async def _send_waiting(self) -> None:
-        send = self._connector.send
-        while True:
+    def _check(self, given: Stream) -> None:
+        """Raise what is wrong with a stream."""
+        if given.busy:
+            raise FeedError(f"{given.name!r} is being {given.busy}: one at a time")
+        self._connector._check(found := self._connector._streams.get(given.name))
+        if found is not None and not given.waiting.ids and not given.kept:
+            given.last = found.last
+
+    def _begin(self) -> None:
+        self._handing_over = self._loop.create_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Let the connector take what was given, until there is no more."""
+        while self._handing:
             with self._lock:
-                some, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
-                if not some:
-                    self._handing = False
-                    self._room.set()
-                    return
-            for stream, id_, payload, key, time in some:
-                try:
-                    await send(stream, id_, payload, key=key, time=time)
-                except Exception as error:  # of this message; the others go their way
-                    self._error = self._error or error
-                    self._room.set()
-            if len(self._waiting) < 10 * TOGETHER:
-                self._room.set()
+                some, self._fresh = self._fresh, {}
+                for given in some.values():
+                    given.seal()
+            try:
+                for name, given in some.items():
+                    await self._hand(self._connector._stream(name), given)
+            except (
+                Exception
+            ):  # it is closed, or has an error, which all hear of who ask for anything
+                break
+            with self._lock:
+                self._handing = bool(self._fresh)
+        self._handing = False
+        self._tell_step()
+        self._room.set()
 
-    def flush(self) -> None:
-        """Wait until all that was sent is acknowledged."""
-        self._do(self._flush())
+    async def _hand(self, found: Stream, given: Stream) -> None:
+        while given.kept:
+            try:
+                await self._connector._make_room(found)
+            except Exception:
+                self._connector._check()  # if only this stream stands still, it may go on some time: it is kept
+            with self._lock:
+                self._handed += self._connector._hand(found, given.forget_first())
+                if self._sent - self._handed < MOST // 2:
+                    self._room.set()
+            self._tell_step()
 
-    async def _flush(self) -> None:
-        await self._all_handed()
-        await self._connector.flush()
+    def _tell_step(self) -> None:
+        self._step.set()
+        self._step.clear()
 
     async def _all_handed(self) -> None:
-        while self._handing:
-            await asyncio.sleep(0.001)
-        self._check()
+        """What was sent up to now."""
+        wanted = self._sent
+        while self._handing and self._handed < wanted:
+            await self._step.wait()
 
-    def _check(self) -> None:
-        """Raise what was wrong with an earlier message, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    async def _after(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        await self._all_handed()
+        return await work()
+
+    def flush(self) -> None:
+        """Wait until all that was sent up to now is acknowledged; raises as `Connector.flush` does."""
+        self._do(self._after(self._connector.flush))
+
+    def wait(self, stream: str, id: int) -> None:
+        """Wait until this message, and all before it, are acknowledged."""
+        self._do(self._after(lambda: self._connector.wait(stream, id)))
+
+    def skip(self, stream: str, id: int) -> bool:
+        """Go on without a message that the flow has refused (`RefusedError`); False: it is not kept here."""
+
+        async def skip() -> bool:
+            return self._connector.skip(stream, id)
+
+        return self._do(self._after(skip))
 
     def end(self, stream: str) -> None:
-        """A stream is complete, for now: wait until all of it is acknowledged."""
-
-        async def end() -> None:
-            await self._all_handed()
-            await self._connector.end(stream)
-
-        self._do(end())
+        """A stream is complete, for now: wait until all of it is acknowledged. Another connector may go on with it."""
+        with self._alone(stream, "ended"):
+            self._do(self._after(lambda: self._connector.end(stream)))
 
     def feed(
         self,
@@ -165,41 +216,81 @@ class SyncConnector:
     ) -> None:
         """Send all that an iterable brings, or a function of the id after which to go on; see `Connector.feed`.
 
-        What a function returns is read by other threads, one item after the other.
+        A function is called, and what it returns is read, by other threads, one item after the other.
         """
         if callable(source):
-            self._do(self._connector.feed(stream, lambda after: _elsewhere(source(after)), end=end))
+            feed = self._connector.feed
+            with self._alone(stream, "fed"):
+                self._do(
+                    self._after(
+                        lambda: feed(stream, lambda after: _elsewhere(source, after), end=end)
+                    )
+                )
             return
-        for item in source:
-            self.send(
-                stream,
-                item[0],
-                item[1],
-                key=item[2] if len(item) > 2 else None,
-                time=item[3] if len(item) > 3 else None,
-            )
+        for item in iterated(source):
+            id_, payload, key, time = parts(item)
+            self.send(stream, id_, payload, key=key, time=time)
         if end:
             self.end(stream)
+
+    @contextlib.contextmanager
+    def _alone(self, stream: str, busy: str) -> Iterator[None]:
+        """No other thread sends this stream meanwhile."""
+        self._check_thread()
+        with self._lock:
+            given = self._give(stream)
+            if given.busy:
+                raise FeedError(f"{stream!r} is being {given.busy}: one at a time")
+            given.busy = busy
+        try:
+            yield
+        finally:
+            given.busy = ""
 
     def position(self, stream: str) -> int | None:
         """After which id the flow wants a stream to go on; None: from its start."""
         return self._do(self._connector.position(stream))
 
     def acked(self, stream: str) -> int | None:
-        """The id up to which all messages are in a committed snapshot."""
+        """The id up to which all messages are in a committed snapshot; None: none is known to be."""
         return self._connector.acked(stream)
 
-    def _do(self, work: Coroutine[Any, Any, R]) -> R:
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connector.connected
+
+    @property
+    def connections(self) -> int:
+        """How many there were so far."""
+        return self._connector.connections
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing can be sent any more, if that is so."""
+        return self._connector.error
+
+    def _check_thread(self) -> None:
         if not self._thread.is_alive():
+            how = "not open" if self._thread.ident is None else "closed"
+            raise FeedError(f"this connector is {how}")
+        if threading.get_ident() == self._thread.ident:
+            raise FeedError("on_ack and on_passed must not wait: let another thread do that")
+
+    def _do(self, work: Coroutine[Any, Any, R]) -> R:
+        try:
+            self._check_thread()
+        except FeedError:
             work.close()
-            raise FeedError("this connector is closed")
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[list[Item]]:
-    """What an iterable brings, read by a thread of its own: it may wait as long as it likes."""
+async def _elsewhere(
+    source: Callable[[int | None], Iterable[Item]], after: int | None
+) -> AsyncIterator[list[Item]]:
+    """What a function brings, called and read by a thread of its own: it may wait as long as it likes."""
     loop = asyncio.get_running_loop()
-    taking = Taking(items)
     asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
 
     def answer(
@@ -212,9 +303,11 @@ async def _elsewhere(items: Iterable[Item]) -> AsyncIterator[list[Item]]:
                 future.set_exception(error)
 
     def run() -> None:
+        taking: Taking | None = None
         while (future := asked.get()) is not None:
             some, error = list[Item](), None
             try:
+                taking = taking or Taking(source(after))
                 some = taking.take()
             except Exception as raised:
                 error = raised

@@ -79,6 +79,15 @@ def _ends(column: Sequence[bytes]) -> bytes:
     return np.cumsum(np.fromiter(map(len, column), np.int64, len(column))).astype("<u4").tobytes()
 
 
+def ids_of(blob: bytes) -> NDArray[np.int64]:
+    """The ids of a batch that was packed here.
+
+    >>> ids_of(pack([1, 2], [b"a", b"bc"])).tolist()
+    [1, 2]
+    """
+    return np.frombuffer(blob, "<i8", _HEAD.unpack_from(blob)[0], _HEAD.size)
+
+
 def unpack(blob: bytes | bytearray | memoryview) -> Pushed:
     """A batch again."""
     try:
