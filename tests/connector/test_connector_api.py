@@ -59,19 +59,19 @@ def test_who_relies_on_a_position_that_is_lost_again_is_told(tmp_path: Path) -> 
                 await asyncio.wait_for(c.flush(), 30)
             await c.close()
         async with connector(tmp_path) as c:  # who has all of it sends all of it
-            await c.feed("a", items("a", 120))
+            await with_snapshots(job, c.feed("a", items("a", 120)))
 
     with fed_job(tmp_path, 1, every=600.0) as job:
-        asyncio.run(asyncio.wait_for(with_snapshots(job, main(job)), 90))
+        asyncio.run(asyncio.wait_for(main(job), 90))
         job.stop()
     check(tmp_path / "out", {"a": 120})
 
 
 async def with_snapshots(job: Job, work: Any) -> None:
-    """Snapshots are rare here; what waits for one at the end gets it."""
+    """Snapshots are rare here; what waits for one gets it."""
     task = asyncio.create_task(work)
     while not task.done():
-        done, _ = await asyncio.wait([task], timeout=3)
+        done, _ = await asyncio.wait([task], timeout=0.5)
         if not done:
             job._controller.snapshot()
     await task

@@ -11,8 +11,8 @@ to then it may be asked for again, so it is kept. Rules:
    its streams, and sends each from the point the flow names.
 2. What is sent and not acknowledged is kept in memory, up to `keep` bytes; then `send` waits. `feed` with a function
    keeps nothing: it calls the function again, with the id after which to go on, as soon as the flow names another.
-3. An id that the flow has already is not sent. That is how a program that was restarted goes on: it sends
-   everything again, or asks (`position`) where to begin.
+3. An id that the flow has already is not sent (`on_passed` tells which). That is how a program that was restarted goes
+   on: it sends everything again, or asks (`position`) where to begin.
 4. What cannot pass (a wrong secret, a payload that the flow refuses) is raised by whatever waits; what may pass is
    waited for, with longer and longer pauses. What is wrong with one stream stops that stream only.
 """
