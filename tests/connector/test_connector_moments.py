@@ -287,6 +287,9 @@ def test_a_refused_stream_is_mended_by_a_function() -> None:
             await c.feed("a", lambda after: [n for n in numbers(0, 4) if n[0] > (after or 0)])
             with pytest.raises(RefusedError):
                 await c.feed("a", [(4, b"4"), (5, b"x"), (6, b"6")])
+            with pytest.raises(RefusedError):
+                await c.feed("a", left := iter(numbers(7, 9)))
+            assert next(left) == (7, b"7")  # nothing was taken
             await c.feed("a", lambda after: [n for n in numbers(0, 9) if n[0] > (after or 0)])
             assert [id_ for id_, _ in made.came["a"]] == list(range(9))
 
@@ -422,16 +425,20 @@ def test_what_cannot_be_fed_is_told() -> None:
 def test_a_message_whose_sending_is_cancelled_was_not_taken() -> None:
     async def main() -> None:
         async with worker() as (made, where), client(where) as c:
+            taken: list[int] = []
 
-            async def both() -> None:
-                await c.send("a", 0, bytes(70_000))
-                await c.send("a", 1, b"1")  # which waits until the other is on its way
+            async def send() -> None:
+                for n in range(len(taken), 3):
+                    await c.send(
+                        "a", n, bytes(70_000)
+                    )  # which waits until the one before is on its way
+                    taken.append(n)
 
-            sending = asyncio.create_task(both())
+            sending = asyncio.create_task(send())
             await asyncio.sleep(0)
             await cancelled(sending)
-            await c.send("a", 1, b"one")
+            await send()
             await c.flush()
-            assert made.came["a"][1:] == [(1, b"one")]
+            assert [id_ for id_, _ in made.came["a"]] == [0, 1, 2]
 
     acted(main())

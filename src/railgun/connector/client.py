@@ -279,6 +279,7 @@ class Connector:
             if callable(source):
                 await self._replay(found, source, end)
                 return
+            self._check(found)
             async for some in chunks(source):
                 self._add_all(found, some)
                 self._pump()
