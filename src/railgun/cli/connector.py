@@ -19,7 +19,7 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
-from railgun.connector.client import Connector
+from railgun.connector.client import KEEP, Connector
 from railgun.connector.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.connector.ready.progress import Progress
 from railgun.connector.ready.table import Table, TableError, open_database
@@ -108,16 +108,16 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         finally:
             await hooks.stop(options.drain)
 
-    return run(options, out, "http", work)
+    return run(options, out, "http", work, keep=2 * options.waiting)
 
 
 # ---------------------------------------------------------------- what they have in common
 
 
-def run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+def run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP) -> int:
     """Connect to the flow, and work until that is done or a signal ends it."""
     try:
-        return _on_loop(_run(options, out, name, work))
+        return _on_loop(_run(options, out, name, work, keep))
     except FeedError as error:
         raise command_error(error) from error
 
@@ -145,12 +145,13 @@ def _on_loop(work: Coroutine[Any, Any, int]) -> int:
     return int(uvloop.run(work))
 
 
-async def _run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int) -> int:
     progress = Progress()
     try:
         connector = Connector(
             options.flow, source=options.source, token=_token(options), registry=options.registry,
-            timeout=options.timeout, program=f"railgun connector {name}", on_ack=progress.acknowledged,
+            timeout=options.timeout, keep=keep, program=f"railgun connector {name}",
+            on_ack=progress.acknowledged,
         )  # fmt: skip
     except FeedError as error:  # an address or a secret that makes no sense
         raise CommandError(USAGE, "usage", str(error)) from error
