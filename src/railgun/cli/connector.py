@@ -125,8 +125,9 @@ def run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: i
 def command_error(error: FeedError) -> CommandError:
     """What a connector raises, with the exit code for it."""
     kind = type(error).__name__.removesuffix("Error").lower()
-    if isinstance(error, RefusedError):
-        return CommandError(REFUSED, error.code.lower().replace("_", "-"), str(error))
+    if isinstance(error, RefusedError):  # all that is sent, or one stream
+        exit_code = FAILED if error.stream else REFUSED
+        return CommandError(exit_code, error.code.lower().replace("_", "-"), str(error))
     if isinstance(error, TokenError | SourceError):
         return CommandError(REFUSED, kind, str(error))
     if isinstance(error, ListenError):
