@@ -38,11 +38,14 @@ def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
     async def work(connector: Connector, progress: Progress) -> None:
         def failed(stream: str, error: Exception) -> None:
-            out.warn(f"{stream}: {error}", stream=stream)
+            warn(stream, str(error))
+
+        def warn(stream: str, text: str) -> None:
+            out.warn(f"{stream}: {text}", stream=stream)
 
         following = Tail(
             connector, options.path, options.pattern, prefix=options.prefix, once=options.once,
-            poll=options.poll, progress=progress, on_error=failed,
+            poll=options.poll, progress=progress, on_error=failed, on_warning=warn,
         )  # fmt: skip
         await following.run()
         for stream in following.unfinished:
