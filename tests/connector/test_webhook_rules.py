@@ -217,6 +217,23 @@ async def test_nobody_hears_200_for_what_others_may_have_overtaken() -> None:
             assert await h.code("/a/7") == (409, "PASSED_OVER")  # it is no duplicate
 
 
+@runs
+async def test_what_is_passed_over_while_it_is_handed_over_is_not_200() -> None:
+    async with hooked() as h:
+        h.actor.room.clear()
+        tasks = [asyncio.create_task(h.post(path)) for path in ("/a/7", "/b")]
+        hooks = h.hooks._hooks
+        await until(lambda: len(hooks) == 2 and all(hook.waiting for hook in hooks.values()))
+        h.hooks.passed("a", [6, 7])
+        h.hooks.passed("b", [0])
+        h.hooks.passed("unknown", [0])
+        h.actor.room.set()
+        await until(lambda: len(h.actor.sent) == 2)
+        await h.actor.safe_up_to(h.hooks, "a", 7)
+        await h.actor.safe_up_to(h.hooks, "b", 0)
+        assert [status for status, _ in await asyncio.gather(*tasks)] == [409, 503]
+
+
 # ---------------------------------------------------------------- limits
 
 

@@ -364,10 +364,29 @@ class Webhooks(HttpPort):
         hook.refused.pop(id_, None)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_heard)
+        # It waits from now on: what becomes of it may be heard before it is handed over whole.
+        before, hook.last = hook.last, id_
+        size = len(body) + OVERHEAD
+        hook.waiting[id_] = Handed(future, size, drawn)
+        self._held += size
+        try:
+            await self._send(hook, id_, body)
+        except BaseException:
+            if hook.last == id_:
+                hook.last = before
+            if hook.waiting.pop(id_, None) is not None:
+                self._held -= size
+            raise
+        self.progress.took(hook.name, id_, 1)
+        if hook.watch is None:
+            hook.watch = asyncio.get_running_loop().create_task(self._watch(hook))
+        return id_, True, future
+
+    async def _send(self, hook: Hook, id_: int, body: bytes) -> None:
         while True:
             try:
                 await self.connector.send(hook.name, id_, body)
-                break
+                return
             except TooLargeError as error:
                 raise _WrongError(413, "TOO_LARGE", str(error)) from error
             except RefusedError as error:
@@ -377,14 +396,6 @@ class Webhooks(HttpPort):
             except FeedError as error:
                 self._trouble(hook, error)
                 raise
-        hook.last = id_
-        size = len(body) + OVERHEAD
-        hook.waiting[id_] = Handed(future, size, drawn)
-        self._held += size
-        self.progress.took(hook.name, id_, 1)
-        if hook.watch is None:
-            hook.watch = asyncio.get_running_loop().create_task(self._watch(hook))
-        return id_, True, future
 
     def _again(self, hook: Hook, id_: int) -> asyncio.Future[None] | None:
         """An id that is not above all others: what to wait for, if it came before."""
