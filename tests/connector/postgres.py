@@ -76,6 +76,28 @@ class Server:
                 self.process.wait(DEADLINE)
             self.process = None
 
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[Server]:
+        """Another server, which follows this one."""
+        directory = self.directory / "other"
+        directory.mkdir()
+        if self.user:
+            shutil.chown(directory, self.user["user"])
+        subprocess.run(
+            [
+                self.programs / "pg_basebackup", "-D", directory / "data", "-d", self.url, "-R",
+                "--checkpoint=fast", "--no-sync",
+            ],
+            check=True, cwd=directory, **self.user,
+        )  # fmt: skip
+        made = Server(self.programs, directory, _free_port(), self.user)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+            shutil.rmtree(directory)
+
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
@@ -95,9 +117,7 @@ def server() -> Iterator[Server]:
             ],
             check=True, cwd=directory, stdout=subprocess.DEVNULL, **user,
         )  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        made = Server(programs, directory, port, user)
+        made = Server(programs, directory, _free_port(), user)
         try:
             made.start()
             yield made
@@ -105,6 +125,11 @@ def server() -> Iterator[Server]:
             made.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def _programs() -> Path:

@@ -100,13 +100,13 @@ class Fed:
 
 
 @contextlib.contextmanager
-def fed(directory: Path, name: str = "fed", **source: Any) -> Iterator[Fed]:
+def fed(directory: Path, name: str = "fed", every: float = 0.3, **source: Any) -> Iterator[Fed]:
     """A flow that connectors feed."""
     flow = Flow(name)
     told = flow.source(Connectors("feed", decode="message", **source), name="feed")
     told.map(as_row, name="rows").sink(Files(directory / "out"), name="out")
     launcher = SubprocessLauncher()
-    snapshots = Snapshots(str(directory / "snapshots"), every=0.3)
+    snapshots = Snapshots(str(directory / "snapshots"), every=every)
     with run(
         flow, 1, launcher=launcher, snapshots=snapshots, registry=directory / "registry"
     ) as job:

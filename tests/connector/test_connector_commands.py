@@ -17,7 +17,9 @@ import pytest
 from tests.connector.ready import DEADLINE, RAILGUN, Fed, eventually, fed, running, stop
 from tests.connector.test_webhooks import call, listening
 
+from railgun.cli.connector import command_error
 from railgun.client.registry import Registry
+from railgun.connector.errors import RefusedError
 
 SECRET = "ab" * 16
 
@@ -169,3 +171,11 @@ def test_the_health_of_webhooks(flow: Fed) -> None:
         status, told = call(f"{url}/health")
         assert (status, told["connected"]) == (200, True)
         assert stop(process)[0] == 0
+
+
+def test_a_refused_message_is_a_stream_that_cannot_go_on() -> None:
+    """Exit code 8 is for a program that the flow does not take at all."""
+    message = command_error(RefusedError("BAD_PAYLOAD", "cannot be decoded", "t", 3))
+    assert (message.code, message.kind) == (1, "bad-payload")
+    program = command_error(RefusedError("BAD_SECRET", "another secret"))
+    assert (program.code, program.kind) == (8, "bad-secret")

@@ -80,8 +80,13 @@ def test_values_as_json() -> None:
         "at": "2026-01-02T03:04:05.000006+00:00", "length": 3600.001, "list": [1, "2.0"],
     }  # fmt: skip
     assert as_json(["a", "b"], [float("nan"), float("-inf")]) == b'{"a":"NaN","b":"-Infinity"}'
+    deep = {"a": [{"b": float("inf")}, float("nan")], "c": Decimal("NaN")}
+    assert as_json(["j"], [deep]) == b'{"j":{"a":[{"b":"Infinity"},"NaN"],"c":"NaN"}}'
     with pytest.raises(TableError, match="type object"):
         as_json(["a"], [object()])
+    for bad in ("\ud800", {"a": ["\ud800"]}):
+        with pytest.raises(TableError, match=r"as JSON in UTF-8 .*--columns"):
+            as_json(["a"], [bad])
 
 
 def test_times() -> None:
@@ -118,15 +123,30 @@ def test_sqlite_refuses_what_cannot_be_followed(tmp_path: Path) -> None:
     ):
         with pytest.raises(TableError, match=match), opened(url, *given):
             pass
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        for table, ids in {
+            "reals": "1.0), (2.0",
+            "texts": "1), (2), ('z'",
+            "parts": "1), (2.5",
+        }.items():
+            db.execute(f"CREATE TABLE {table} (id {'REAL' * (table == 'reals')} UNIQUE)")
+            db.execute(f"INSERT INTO {table} VALUES ({ids})")
+    for table in ("reals", "texts", "parts"):
+        with (
+            opened(url, table, "id") as database,
+            pytest.raises(TableError, match=f"{table}: an id is a whole number from 0 on, not"),
+        ):
+            database.last()
     (tmp_path / "b.db").write_bytes(b"this is something else" * 100)
     with (
         pytest.raises(TableError, match="not a database"),
         opened(f"sqlite:///{tmp_path / 'b.db'}", "t", "id"),
     ):
         pass
-    for url in ("mysql://h/d", "sqlite://", "x"):
-        with pytest.raises(TableError, match="not known"):
+    for url in ("mysql://h/d", "sqlite://", "x", "host=h password=hidden-word"):
+        with pytest.raises(TableError, match="not known") as told:
             open_database(url, "t", "id")
+        assert "hidden" not in str(told.value)
 
 
 def test_a_table_of_sqlite_is_followed_while_it_grows(flow: Fed, tmp_path: Path) -> None:
@@ -203,6 +223,10 @@ def test_postgres_refuses_what_cannot_be_followed(
     connection.execute("CREATE TABLE loose (id int, n int)")
     connection.execute("CREATE TABLE cached (id serial PRIMARY KEY)")
     connection.execute("ALTER SEQUENCE cached_id_seq CACHE 20")
+    connection.execute("CREATE SEQUENCE shared CACHE 5")
+    connection.execute("CREATE TABLE sharing (id int PRIMARY KEY DEFAULT 1 + nextval('shared'))")
+    connection.execute("CREATE TABLE numbers (id numeric PRIMARY KEY)")
+    connection.execute("INSERT INTO numbers VALUES (1), (2.5)")
     connection.execute("CREATE VIEW seen AS SELECT * FROM good")
     connection.execute('CREATE SCHEMA "a b"')
     connection.execute('CREATE TABLE "a b"."t""t" (id int PRIMARY KEY)')
@@ -212,9 +236,15 @@ def test_postgres_refuses_what_cannot_be_followed(
     connection.execute('DROP SCHEMA "a b" CASCADE')
     with opened(server.url, "good", "id") as database:
         assert (database.rows(None, 10), database.last()) == ([], None)
+    with (
+        opened(server.url, "numbers", "id") as database,
+        pytest.raises(TableError, match="a whole number from 0 on"),
+    ):
+        database.last()
     for given, match in (
         (("loose", "id"), "not unique"),
-        (("cached", "id"), "CACHE 1"),
+        (("cached", "id"), "ALTER SEQUENCE cached_id_seq CACHE 1"),
+        (("sharing", "id"), "ALTER SEQUENCE shared CACHE 1"),
         (("seen", "id"), "no table"),
         (("nothing", "id"), "has no table"),
         (("good", "nope"), "no column 'nope' for --id"),
@@ -226,8 +256,25 @@ def test_postgres_refuses_what_cannot_be_followed(
         opened(server.url.replace("secret", "hidden-word"), "good", "id"),
     ):
         pass
+    for bad in ("%zz@h/db", "@[::1]x/db", "@h:99x/db", "@x@h/db", "/1@h/db"):
+        with pytest.raises(TableError, match="no URL of a database") as told:
+            open_database(f"postgresql://u:hidden-word{bad}", "t", "id")
+        assert "hidden" not in str(told.value)
+        assert told.value.__suppress_context__ or told.value.__context__ is None
     assert "password authentication failed" in str(wrong.value)
     assert "hidden-word" not in str(wrong.value)
+
+
+def test_a_server_that_follows_another_is_refused(
+    server: postgres.Server, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute("CREATE TABLE t (id serial PRIMARY KEY)")
+    with (
+        server.followed() as other,
+        pytest.raises(TableError, match="follows another server"),
+        opened(other.url, "t", "id"),
+    ):
+        pass
 
 
 def test_rows_wait_for_those_with_lower_ids(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from io import FileIO
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.connector.ready import Fed, eventually, fed, running, stop
 
 from railgun.connector import Connector
-from railgun.connector.ready.tail import LONGEST, TailError, read
+from railgun.connector.ready import tail
+from railgun.connector.ready.tail import LONGEST, Look, Tail, TailError
 
 
 @pytest.fixture
@@ -32,6 +36,11 @@ def lines_of(directory: Path) -> dict[str, list[bytes]]:
 
 
 # ---------------------------------------------------------------- reading
+
+
+def read(path: Path, position: int, block: int, inode: tuple[int, int] | None) -> Look:
+    with FileIO(path) as file:
+        return tail.read(file, str(path), position, block, inode)
 
 
 def test_the_id_of_a_line_is_where_its_newline_stands(tmp_path: Path) -> None:
@@ -79,6 +88,185 @@ def test_a_line_has_a_longest(tmp_path: Path) -> None:
     path.write_bytes(b"x" * (LONGEST + 1))
     with pytest.raises(TailError, match="more than"):
         read(path, 0, 1000, None)
+
+
+# ---------------------------------------------------------------- names
+
+
+class Taker:
+    """In the place of a connector: takes what it is given."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.got: dict[str, list[bytes]] = {}
+        self.again: set[str] = set()  # streams of which all is wanted once more, at their end
+
+    async def feed(self, stream: str, source: Any) -> None:
+        async for some in source(None):
+            self.got.setdefault(stream, []).extend(line for _, line in some)
+        if stream in self.again:
+            self.again.remove(stream)
+            await self.feed(stream, source)
+
+
+class Following:
+    """Files that are followed, and what comes of it."""
+
+    def __init__(self, directory: Path, pattern: str = "*", **options: Any) -> None:
+        self.taker = Taker()
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.tail = Tail(
+            self.taker,  # type: ignore[arg-type]
+            directory, pattern, poll=0.005,
+            on_error=lambda stream, error: self.errors.append(f"{stream}: {error}"),
+            on_warning=lambda stream, text: self.warnings.append(f"{stream}: {text}"), **options,
+        )  # fmt: skip
+        self.failed = self.tail.progress.failed
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await asyncio.sleep(0.002)
+
+    async def got(self, **want: list[bytes]) -> None:
+        """Wait for these lines of `stream_log`."""
+        named = {name.replace("_", "."): lines for name, lines in want.items()}
+        await self.until(lambda: self.taker.got == named)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def both() -> None:
+            following = asyncio.create_task(self.tail.run())
+            try:
+                await asyncio.wait_for(work(), 20)
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+        asyncio.run(both())
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_a_renamed_file_is_the_stream_it_was(tmp_path: Path) -> None:
+    """And a new file under its old name is not: nothing is sent twice, and what is not sent is told."""
+    old, new = tmp_path / "a.log", tmp_path / "a.log.1"
+    old.write_bytes(b"1\n2\n")
+    following = Following(tmp_path)
+
+    async def work() -> None:
+        await following.got(a_log=[b"1", b"2"])
+        append(old, b"3\n")
+        old.rename(new)
+        old.write_bytes(b"another\n")
+        append(new, b"4\n")
+        await following.got(a_log=[b"1", b"2", b"3", b"4"])
+        await following.until(lambda: "a.log" in following.failed and bool(following.warnings))
+        append(new, b"5\n")  # by who has it open still
+        await following.got(a_log=[b"1", b"2", b"3", b"4", b"5"])
+        new.unlink()
+        await following.until(lambda: following.tail._tasks["a.log"].done())
+
+    following.run(work)
+    [error], [warning] = following.errors, following.warnings
+    assert f"{old} is another file now" in error
+    assert f"{new} is the same file" in warning
+    assert not following.tail._inodes
+
+
+def test_what_was_appended_before_a_file_went_is_sent(tmp_path: Path) -> None:
+    logs, away = tmp_path / "logs", tmp_path / "away"
+    logs.mkdir()
+    for name in ("deleted", "moved", "half"):
+        (logs / f"{name}.log").write_bytes(b"1\n")
+    following = Following(logs, "*.log")
+    following.taker.again.add("deleted.log")
+
+    async def work() -> None:
+        await following.got(deleted_log=[b"1"], moved_log=[b"1"], half_log=[b"1"])
+        append(logs / "deleted.log", b"2\n")
+        (logs / "deleted.log").unlink()
+        append(logs / "moved.log", b"2\n")
+        (logs / "moved.log").rename(away)
+        append(logs / "half.log", b"2\nhal")
+        (logs / "half.log").unlink()
+        both = [b"1", b"2"]
+        # Of the deleted one all is wanted again: it is there until it is acknowledged.
+        await following.got(deleted_log=both + both, moved_log=both, half_log=both)
+        append(away, b"3\n")
+        await following.got(deleted_log=both + both, moved_log=[*both, b"3"], half_log=both)
+        await following.until(lambda: len(following.tail.files) == 1)
+
+    following.run(work)
+    assert following.failed.keys() == {"half.log"}
+    assert "deleted before all of it was sent" in following.failed["half.log"]
+
+
+def test_a_file_with_two_names_is_one_stream(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_bytes(b"1\n")
+    (tmp_path / "current.log").symlink_to(tmp_path / "one.log")
+    following = Following(tmp_path)
+
+    async def work() -> None:
+        await following.got(one_log=[b"1"])
+        (tmp_path / "two.log").write_bytes(b"2\n")
+        (tmp_path / "link").symlink_to(tmp_path / "two.log")
+        (tmp_path / "link").replace(tmp_path / "current.log")
+        await following.got(one_log=[b"1"], two_log=[b"2"])
+        await following.until(lambda: len(following.warnings) >= 2)
+
+    following.run(work)
+    assert not following.failed
+
+
+def test_files_beyond_those_that_can_be_open(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_bytes(b"1\n")
+    following = Following(tmp_path)
+    following.tail._may_be_open = 1
+
+    async def work() -> None:
+        await following.got(a_log=[b"1"], b_log=[b"1"])
+        assert len(following.tail._open) == 1
+        [closed] = set(following.tail.files.values()) - following.tail._open
+        await following.until(lambda: closed.looked == 2)
+        for name in ("a.log", "b.log"):
+            (tmp_path / name).rename(tmp_path / f"{name}.1")
+        await following.until(lambda: len(following.warnings) == 2)
+        listed = tail.Listed("x", closed.size + 1, closed.mtime + 1, closed.inode)
+        assert not closed.may_be(listed)  # an inode that is used again
+        for name in ("a.log", "b.log"):
+            append(tmp_path / f"{name}.1", b"2\n")
+        await following.got(a_log=[b"1", b"2"], b_log=[b"1", b"2"])
+
+    following.run(work)
+    assert not following.failed
+
+
+def test_what_cannot_be_read_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "a.log").write_bytes(b"1\n")
+    following = Following(tmp_path)
+    real, trouble = tail.read, [True]
+
+    def read(*given: Any) -> Look:
+        if trouble:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*given)
+
+    monkeypatch.setattr(tail, "read", read)
+    monkeypatch.setattr(tail, "PAUSES", (0.001, 0.01))
+
+    async def work() -> None:
+        await following.until(lambda: "a.log" in following.failed)
+        trouble.clear()
+        await following.got(a_log=[b"1"])
+
+    following.run(work)
+    assert not following.failed
+    [error] = following.errors
+    assert "cannot be read: Input/output error" in error
 
 
 # ---------------------------------------------------------------- real flows

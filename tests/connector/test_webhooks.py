@@ -105,7 +105,7 @@ def test_ids_of_callers(flow: Fed) -> None:
             for bad in (
                 "/a/x",
                 "/a/-1",
-                "/a/9223372036854775808",
+                "/a/9223372036854775807",
                 f"/{'n' * 1001}",
                 "/a?wait=long",
             ):
@@ -208,6 +208,32 @@ def test_a_refused_message_is_422_and_the_stream_goes_on(tmp_path: Path) -> None
             launcher.close()
 
 
+def test_200_is_in_the_flow_also_if_two_programs_send_a_stream(flow: Fed) -> None:
+    async def work() -> None:
+        told: dict[int, bytes] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            (a, to_a), (b, to_b) = [await stack.enter_async_context(hooks(flow)) for _ in range(2)]
+            assert await post(to_a, "/s", b"first") == (200, {"id": 0})
+            bodies = {b"from b": (b, to_b), b"from a": (a, to_a)}
+            tasks = {asyncio.create_task(post(to_b, "/s", b"from b")): b"from b"}
+            await asyncio.sleep(0)
+            a.connector._line.leave()  # its connection is lost
+            tasks[asyncio.create_task(post(to_a, "/s", b"from a"))] = b"from a"
+            while tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    status, answer = task.result()
+                    body = tasks.pop(task)
+                    assert (status, answer["id"] not in told) == (200, True)
+                    told[answer["id"]] = body
+                    await bodies[body][0].stop(20)  # so the other one gets the stream
+                    await bodies[body][0].connector.close()
+        want = [b"first", *(told[id_] for id_ in sorted(told))]
+        await asyncio.to_thread(flow.check, {"s": want})
+
+    asyncio.run(work())
+
+
 def test_retries_through_kills_of_connector_and_worker(flow: Fed) -> None:
     """A caller that sends each message until it hears 200, whatever is killed meanwhile."""
     chance = Random(5)
@@ -261,6 +287,19 @@ def test_retries_through_kills_of_connector_and_worker(flow: Fed) -> None:
                 process.kill()
     want = {stream: [f"{stream} {n}".encode() for n in range(12)] for stream in streams}
     flow.check(want)
+
+
+def test_patience_and_drain_of_the_command(tmp_path: Path) -> None:
+    """No snapshot comes, so nothing is acknowledged."""
+    with fed(tmp_path, every=1000.0) as flow:
+        words = ("http", "--port", "0", "--patience", "0.2", "--drain", "0.1")
+        with running(flow.start(*words)) as process:
+            url = listening(process)
+            status, told = call(f"{url}/a/1", b"1")
+            assert (status, "within 0.2 s" in told["error"]["message"]) == (503, True)
+            assert call(f"{url}/a/1?wait=no", b"1") == (202, {"id": 1, "duplicate": True})
+            code, answers = stop(process)
+    assert (code, answers[-1]["progress"]["acknowledged"]) == (0, 0)
 
 
 def test_the_end_answers_what_waits(flow: Fed) -> None:

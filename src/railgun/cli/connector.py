@@ -19,7 +19,7 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
-from railgun.connector.client import Connector
+from railgun.connector.client import KEEP, Connector
 from railgun.connector.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.connector.ready.progress import Progress
 from railgun.connector.ready.table import Table, TableError, open_database
@@ -38,11 +38,14 @@ def tail(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
     async def work(connector: Connector, progress: Progress) -> None:
         def failed(stream: str, error: Exception) -> None:
-            out.warn(f"{stream}: {error}", stream=stream)
+            warn(stream, str(error))
+
+        def warn(stream: str, text: str) -> None:
+            out.warn(f"{stream}: {text}", stream=stream)
 
         following = Tail(
             connector, options.path, options.pattern, prefix=options.prefix, once=options.once,
-            poll=options.poll, progress=progress, on_error=failed,
+            poll=options.poll, progress=progress, on_error=failed, on_warning=warn,
         )  # fmt: skip
         await following.run()
         for stream in following.unfinished:
@@ -108,16 +111,16 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         finally:
             await hooks.stop(options.drain)
 
-    return run(options, out, "http", work)
+    return run(options, out, "http", work, keep=2 * options.waiting)
 
 
 # ---------------------------------------------------------------- what they have in common
 
 
-def run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+def run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int = KEEP) -> int:
     """Connect to the flow, and work until that is done or a signal ends it."""
     try:
-        return _on_loop(_run(options, out, name, work))
+        return _on_loop(_run(options, out, name, work, keep))
     except FeedError as error:
         raise command_error(error) from error
 
@@ -125,8 +128,9 @@ def run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
 def command_error(error: FeedError) -> CommandError:
     """What a connector raises, with the exit code for it."""
     kind = type(error).__name__.removesuffix("Error").lower()
-    if isinstance(error, RefusedError):
-        return CommandError(REFUSED, error.code.lower().replace("_", "-"), str(error))
+    if isinstance(error, RefusedError):  # all that is sent, or one stream
+        exit_code = FAILED if error.stream else REFUSED
+        return CommandError(exit_code, error.code.lower().replace("_", "-"), str(error))
     if isinstance(error, TokenError | SourceError):
         return CommandError(REFUSED, kind, str(error))
     if isinstance(error, ListenError):
@@ -145,12 +149,13 @@ def _on_loop(work: Coroutine[Any, Any, int]) -> int:
     return int(uvloop.run(work))
 
 
-async def _run(options: argparse.Namespace, out: Output, name: str, work: Work) -> int:
+async def _run(options: argparse.Namespace, out: Output, name: str, work: Work, keep: int) -> int:
     progress = Progress()
     try:
         connector = Connector(
             options.flow, source=options.source, token=_token(options), registry=options.registry,
-            timeout=options.timeout, program=f"railgun connector {name}", on_ack=progress.acknowledged,
+            timeout=options.timeout, keep=keep, program=f"railgun connector {name}",
+            on_ack=progress.acknowledged,
         )  # fmt: skip
     except FeedError as error:  # an address or a secret that makes no sense
         raise CommandError(USAGE, "usage", str(error)) from error

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from railgun.connector.ready.table import Database, GoneError, TableError, named
+from railgun.connector.ready.table import Database, GoneError, TableError, named, whole
 
 CONNECT: Final = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
@@ -44,10 +44,17 @@ _UNIQUE: Final = """
     SELECT 1 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
     WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AND a.attname = %s
 """
-_SEQUENCE: Final = """
-    SELECT s.seqcache, pg_get_serial_sequence(%s, %s) FROM pg_sequence s
-    WHERE s.seqrelid = pg_get_serial_sequence(%s, %s)::regclass
+_OWN: Final = "SELECT pg_get_serial_sequence(%s, %s)"
+_SEQUENCES: Final = """
+    SELECT s.seqcache, s.seqrelid::regclass::text FROM pg_sequence s
+    WHERE s.seqrelid = pg_get_serial_sequence(%s, %s)::regclass OR s.seqrelid IN (
+        SELECT d.refobjid FROM pg_attrdef a
+        JOIN pg_attribute c ON c.attrelid = a.adrelid AND c.attnum = a.adnum
+        JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid
+        WHERE d.refclassid = 'pg_class'::regclass AND a.adrelid = to_regclass(%s) AND c.attname = %s
+    )
 """
+"""Those that a column's ids are drawn from, by its default: its own, or one that it shares."""
 _WRITERS: Final = """
     WITH RECURSIVE family(oid) AS (
         SELECT to_regclass(%s)::oid
@@ -83,10 +90,13 @@ class Postgres(Database):
         self._psycopg, self._sql = psycopg, sql
         try:
             given = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
-            raise TableError(f"this is no URL of a database: {error}") from error
+        except psycopg.ProgrammingError:  # which tells the password
+            raise _no_url() from None
+        host, port = str(given.get("host", "localhost")), str(given.get("port", 5432))
+        if "@" in host or not port.replace(",", "").isdecimal():  # a part of the password
+            raise _no_url()
         self.settings: dict[str, Any] = {**CONNECT, **given}
-        self.where = f"{given.get('host', 'localhost')}:{given.get('port', 5432)}"
+        self.where = f"{host}:{port}"
         self.table, self.id, self.columns, self.key, self.time = table, id, columns, key, time
         self._name = sql.Identifier(*table.split(".", 1))
         self._connection: Any = None
@@ -131,13 +141,12 @@ class Postgres(Database):
 
     def _check_id(self) -> None:
         given = (self._regclass, self.id)
-        sequences = self._all(_SEQUENCE, *given, *given)
-        if not sequences and not self._all(_UNIQUE, *given):
+        if self._all(_OWN, *given) == [(None,)] and not self._all(_UNIQUE, *given):
             raise TableError(
                 f"{self.table}.{self.id} is not unique: of rows with the same id only one would be sent. Make it the "
                 "primary key, or give it a unique index"
             )
-        for cache, name in sequences:
+        for cache, name in self._all(_SEQUENCES, *given, *given):
             if cache > 1:
                 raise TableError(
                     f"{name} gives each session {cache} ids at a time: ids do not tell the order of rows then. "
@@ -164,7 +173,7 @@ class Postgres(Database):
         with self._told():
             query = sql.SQL("SELECT max({}) FROM {}").format(sql.Identifier(self.id), self._name)
             [(last,)] = self._all(query)
-        return last if isinstance(last, int) else None
+        return whole(self.table, last)
 
     def rows(self, after: int | None, most: int) -> list[tuple[Any, ...]]:
         """Rows after an id, as far as all are visible that will ever be."""
@@ -223,6 +232,13 @@ class Postgres(Database):
             raise GoneError(f"{self.where}: {_line(error)}") from error
         except self._psycopg.Error as error:
             raise TableError(f"{self.where}: {_line(error)}") from error
+
+
+def _no_url() -> TableError:
+    return TableError(
+        "this is no URL of a database: postgresql://user@host:5432/database, and in a password %40 for @, %2F for /, "
+        "%3A for :, %25 for %. Better give no password here, but PGPASSWORD"
+    )
 
 
 def _line(error: Exception) -> str:

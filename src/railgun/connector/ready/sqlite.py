@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from railgun.connector.ready.table import Database, GoneError, TableError, named
+from railgun.connector.ready.table import Database, GoneError, TableError, named, whole
 
 BUSY: Final = 5.0  # seconds that a query waits for a writer
 _PASSES: Final = (
@@ -105,7 +105,7 @@ class Sqlite(Database):
         """The highest id there is."""
         with self._told():
             [(last,)] = self._all(f"SELECT max({quoted(self.id)}) FROM {quoted(self.table)}")
-        return last if isinstance(last, int) else None
+        return whole(self.table, last)
 
     def rows(self, after: int | None, most: int) -> list[tuple[Any, ...]]:
         """Rows after an id."""

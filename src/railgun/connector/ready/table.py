@@ -66,7 +66,7 @@ class Database(ABC):
 
     @abstractmethod
     def last(self) -> int | None:
-        """The highest id there is."""
+        """The highest id there is; raises `TableError` if that is no whole number."""
 
     @abstractmethod
     def rows(self, after: int | None, most: int) -> list[tuple[Any, ...]]:
@@ -89,21 +89,30 @@ def as_json(names: Sequence[str], row: Sequence[Any]) -> bytes:
     """
     fields = dict(zip(names, row, strict=True))
     try:
-        return json.dumps(
-            fields, default=_plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
-    except ValueError:  # a number that JSON has not
-        told = {name: _finite(value) for name, value in fields.items()}
-        return json.dumps(
-            told, default=_plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
+        try:
+            return _dumped(fields)
+        except ValueError:  # a number that JSON has not, most likely
+            return _dumped(_finite(fields))
+    except ValueError as error:
+        raise TableError(
+            f"it cannot be told as JSON in UTF-8 ({error}): mend it, or leave its column out (--columns)"
+        ) from error
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(
+        value, default=_plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case list() | tuple():
+            return [_finite(one) for one in value]
+        case dict():
+            return {name: _finite(one) for name, one in value.items()}
     return value
 
 
@@ -215,7 +224,7 @@ class Table:
     def _item(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         id_ = row[0]
         if type(id_) is not int or id_ < 0:
-            raise TableError(f"{self.stream}: an id is a whole number from 0 on, not {id_!r}")
+            raise TableError(f"{self.stream}: an id is a whole number from 0 on, not {id_!r:.80}")
         names = self.database.names
         try:
             payload = as_json(names, row[1 : 1 + len(names)])
@@ -253,6 +262,13 @@ class Table:
                 return done
 
 
+def whole(table: str, last: Any) -> int | None:
+    """The highest id of a table, if it has rows."""
+    if last is None or type(last) is int:
+        return last
+    raise TableError(f"{table}: an id is a whole number from 0 on, not {last!r:.80}")
+
+
 def named(what: str, told: str, known: Sequence[str], table: str) -> str:
     """A column that there is."""
     if told not in known:
@@ -280,7 +296,8 @@ def open_database(
         from railgun.connector.ready.postgres import Postgres
 
         return Postgres(url, table, id, columns, key, time)
+    told = repr(scheme) if scheme != url else "this"  # which may have a password in it
     raise TableError(
-        f"{scheme or url!r} is not known: sqlite:///path/file.db (four slashes for a path from the root), or "
+        f"{told} is not known: sqlite:///path/file.db (four slashes for a path from the root), or "
         "postgresql://user@host/database"
     )
