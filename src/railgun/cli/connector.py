@@ -99,7 +99,7 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             connector, options.host, options.port, token=token, tls=tls, early=options.early,
             largest=options.largest, waiting=options.waiting, patience=options.patience, progress=progress,
         )  # fmt: skip
-        connector.on_ack = hooks.acknowledged
+        connector.on_ack, connector.on_passed = hooks.acknowledged, hooks.passed
         await hooks.start()
         try:
             out.data(listening={"url": hooks.url})
