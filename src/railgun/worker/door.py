@@ -158,6 +158,8 @@ class Door:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or tried >= LISTEN[1]:
                     raise
+                if not tried:
+                    _LOG.warning("%s: port %d is taken; trying again", self.source, port)
             tried += LISTEN[0]
             await asyncio.sleep(LISTEN[0])
         self._server = await self.loop.create_server(self._accept, sock=listening, backlog=1024)
