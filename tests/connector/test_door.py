@@ -4,163 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.message import Message
+from tests.connector.at_door import Caller, behind, frame, run, settle
 
-from railgun.connectors import Connectors
-from railgun.flow.operators.operator import Operator, Setting
-from railgun.flow.operators.reading import Clock
-from railgun.flow.operators.receiving import Receiving
-from railgun.wire import control, outside
-from railgun.wire.commands import FrameReader, encode
-from railgun.wire.connection import Connection
+from railgun.wire import outside
+from railgun.wire.commands import encode
 from railgun.wire.hello import HelloError
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import BatchError
-from railgun.wire.rows import RowBatch
 from railgun.worker import door as module
-from railgun.worker.door import Door
-
-SECRET = bytes(32)
-
-
-class Seen(Operator):
-    """What comes behind the source."""
-
-    def __init__(self) -> None:
-        super().__init__(Setting("seen"))
-        self.values: list[Any] = []
-
-    def push(self, batch: RowBatch) -> None:
-        self.values += batch.values
-
-
-class Behind:
-    """A door, what is behind it, and a controller that grants whatever is asked for."""
-
-    def __init__(self, on_error: str = "stop") -> None:
-        self.source = Connectors("feed", decode="text", secret=SECRET)
-        self.letters: list[Any] = []
-        setting = Setting("in", on_error, self.letters.append)
-        self.receiving = Receiving(setting, self.source, Clock(), 0)
-        self.seen = Seen()
-        self.receiving.outs.append(self.seen)
-        self.told: list[Any] = []
-        self.door = Door(self.source, "in", self._tell, lambda: None)
-        self.address = self.door.open(asyncio.get_running_loop(), "127.0.0.1", 0)
-        self.door.attach(self.receiving, 1)
-
-    def _tell(self, report: Any) -> None:
-        self.told.append(report)
-        if isinstance(report, control.Asked):
-            granted = control.Granted(1, "in", report.stream, report.session, -1)
-            asyncio.get_running_loop().call_soon(self.door.hear, granted)
-
-    def read(self) -> list[Any]:
-        """Let the source be read; all that came so far."""
-        while self.receiving.read(0):
-            pass
-        return self.seen.values
-
-
-class Caller:
-    """The other end, frame by frame."""
-
-    every: ClassVar[list[Caller]] = []
-
-    def __init__(self) -> None:
-        self.every.append(self)
-        self.frames: asyncio.Queue[Message | None] = asyncio.Queue()
-        self.reader = FrameReader()
-        self.connection: Connection
-        self.error: Exception | None = None
-
-    async def dial(self, address: tuple[str, int], **who: Any) -> Caller:
-        told = {"version": outside.VERSION, "instance": os.urandom(4).hex(), **who}
-        opened = asyncio.get_running_loop().create_future()
-
-        def lost(connection: Connection, error: Exception | None) -> None:
-            self.error = error
-            self.frames.put_nowait(None)
-            if not opened.done():
-                opened.set_result(None)
-
-        def greeted(connection: Connection) -> None:
-            self.connection = connection
-            opened.set_result(None)
-
-        def received(connection: Connection, data: bytes) -> None:
-            for frame in self.reader.feed(data):
-                self.frames.put_nowait(frame.command)
-
-        self.transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(SECRET, greeted, received, lost, told), *address
-        )
-        await opened
-        return self
-
-    def send(self, command: Message, blob: bytes = b"") -> None:
-        self.connection.send(b"".join(encode(command, [blob] if blob else [])))
-
-    async def next(self) -> Message | None:
-        return await asyncio.wait_for(self.frames.get(), 10)
-
-    async def until(self, kind: Any) -> Any:
-        """The next frame of a kind; None if the connection ends before."""
-        while (frame := await self.next()) is not None:
-            if isinstance(frame, kind):
-                return frame
-        return None
-
-    async def opened(self, address: tuple[str, int], stream: str = "a") -> Caller:
-        """Connected, and a stream open, as number 1."""
-        await self.dial(address)
-        self.send(c.Notify(stream=1, name=stream))
-        answer = await self.until(c.NotifyAck)
-        assert answer.granted
-        return self
-
-    def messages(self, *ids: int, stream: int = 1, text: str = "x") -> None:
-        self.send(c.Messages(stream=stream), outside.pack(ids, [text.encode()] * len(ids)))
-
-
-@asynccontextmanager
-async def behind(on_error: str = "stop") -> AsyncIterator[Behind]:
-    made = Behind(on_error)
-    try:
-        yield made
-    finally:
-        made.door.close()
-        for caller in Caller.every:
-            caller.transport.abort()
-        Caller.every.clear()
-        await asyncio.sleep(0)
-
-
-async def settle() -> None:
-    """Let all that was sent over loopback arrive."""
-    for _ in range(20):
-        await asyncio.sleep(0.002)
-
-
-def run(work: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 30))
-
-
-def frame(size: int, kind: int, length: int, body: bytes = b"") -> bytes:
-    return struct.pack("<IIII", size, 0, kind, length) + body
-
 
 BAD: dict[str, tuple[Callable[[Caller], None], str]] = {
     "garbage": (lambda caller: caller.connection.send(os.urandom(64) + b"\xff" * 64), "BAD_FRAME"),
     "oversize": (lambda caller: caller.connection.send(frame(9 << 20, 54, 0)), "BAD_FRAME"),
+    "more than was agreed on": (lambda caller: caller.connection.send(frame(2 << 20, 54, 0)), "BAD_FRAME"),
     "no such command": (lambda caller: caller.connection.send(frame(12, 99, 0)), "BAD_FRAME"),
     "not protobuf": (lambda caller: caller.connection.send(frame(15, 52, 3, b"\xff\xff\xff")), "BAD_FRAME"),
     "a second hello": (lambda caller: caller.connection.send(b"RAILGUN1" + bytes(80)), "BAD_FRAME"),
@@ -174,6 +36,11 @@ BAD: dict[str, tuple[Callable[[Caller], None], str]] = {
     "ids that go down": (lambda caller: caller.messages(5, 4), "BAD_IDS"),
     "an id below 0": (lambda caller: caller.messages(-2), "BAD_IDS"),
     "an end beyond": (lambda caller: caller.send(c.Eos(stream=1, last=77)), "BAD_IDS"),
+    "an end before all": (lambda caller: caller.send(c.Eos(stream=1, last=-2)), "BAD_IDS"),
+    "a time that cannot be": (
+        lambda caller: caller.send(c.Messages(stream=1), outside.pack([5], [b"x"], [1 << 62])),
+        "BAD_TIME",
+    ),
     "no name": (lambda caller: caller.send(c.Notify(stream=3)), "BAD_NAME"),
     "a long name": (lambda caller: caller.send(c.Notify(stream=3, name="x" * 1001)), "BAD_NAME"),
     "a number with two names": (lambda caller: caller.send(c.Notify(stream=1, name="b")), "BAD_NAME"),
@@ -270,6 +137,9 @@ def test_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch)
         async with behind() as there:
             mute = await Caller().opened(there.address, "mute")
             alive = await Caller().opened(there.address, "alive")
+            mute.messages(1)
+            await settle()
+            there.read()
             asked = await alive.until(p.Ping)
             assert asked is not None
             while there.door.callers.keys() > {2}:
@@ -288,6 +158,9 @@ def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with behind() as there:
             slow = await Caller().opened(there.address)
+            slow.messages(1)
+            await settle()
+            there.read()
             slow.connection.transport.pause_reading()
             many = b"".join(encode(p.Ping(number=1))) * 10_000
             while there.door.callers:  # it fills what the system keeps, and then what we do

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -118,6 +120,64 @@ def test_a_stream_goes_on_at_the_same_worker_and_at_another(tmp_path: Path) -> N
         asyncio.run(main(job))
         job.stop()
     check(tmp_path / "out", {"a": 400, "b": 1, "c": 1})
+
+
+def test_a_stream_that_is_wanted_elsewhere_is_free_soon_however_rare_snapshots_are(
+    tmp_path: Path,
+) -> None:
+    async def main(job: Job) -> None:
+        await until(lambda: len(doors(job)) == 2, "two workers that listen")
+        first, second = doors(job)
+        one = Connector(first, secret=SECRET)
+        await one.open()
+        for number, payload in items("a", 50):
+            await one.send("a", number, payload)
+
+        def came() -> int:
+            stages = [one.get("stages", {}).values() for one in job.status()["workers"]]
+            return max((stage["records"] for known in stages for stage in known), default=0)
+
+        await until(lambda: came() == 50, "all of it is there")
+        await one.close()
+        async with Connector(second, secret=SECRET) as two:
+            assert await asyncio.wait_for(two.position("a"), 20) == 49
+            await two.close()
+
+    with fed_job(tmp_path, every=3600.0) as job:
+        asyncio.run(main(job))
+        job.stop()
+    check(tmp_path / "out", {"a": 50})
+
+
+def test_a_port_that_is_not_free_for_a_moment_when_a_worker_is_started_again(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def main(job: Job) -> None:
+        await until(lambda: len(doors(job)) == 1, "a worker that listens")
+        kill(job, 0)
+        held = []
+
+        def hold() -> bool:
+            with contextlib.suppress(OSError):
+                held.append(socket.create_server(("127.0.0.1", port)))
+            return bool(held) or bool(job.status()["failures"])
+
+        await until(hold, "the port is free")
+        await until(lambda: job.status()["failures"] == 1, "it is noticed")
+        await until(lambda: bool(job.status()["workers"][0]["pid"]), "a new one has called")
+        await asyncio.sleep(0.1)  # while it finds the port taken
+        for one in held:
+            one.close()
+        async with Connector(f"127.0.0.1:{port}", secret=SECRET) as c:
+            await c.feed("a", items("a", 10))
+
+    with fed_job(tmp_path, 1, port=port) as job:
+        asyncio.run(main(job))
+        job.stop()
+    check(tmp_path / "out", {"a": 10})
 
 
 def test_two_connectors_race_for_one_stream(tmp_path: Path) -> None:

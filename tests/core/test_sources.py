@@ -138,9 +138,18 @@ def test_an_end_between_begin_and_commit_waits_for_the_next_snapshot() -> None:
 
 def test_a_stream_of_which_nothing_came_is_given_back_too() -> None:
     table = opened()
-    table.closed(5)
+    table.end(5, "a", NONE)
     table.begin(1)
     assert table.settled(1, committed=True) == [Relinquish("a", NONE)]
+
+
+def test_a_lost_connection_gives_back_at_once_what_nothing_ever_came_of() -> None:
+    table = opened()
+    assert table.closed(5) == [Relinquish("a", NONE)]
+    assert not table.entries
+    table = opened(seen=3)  # of which something came, once: as with any other
+    assert table.closed(5) == []
+    assert table.entries["a"].state is State.DETACHED
 
 
 def test_only_news_are_acknowledged() -> None:
@@ -180,7 +189,7 @@ def test_a_rejected_stream_is_absent_again() -> None:
 
 
 def test_a_stream_that_is_wanted_elsewhere_hastens_the_snapshot_that_frees_it() -> None:
-    table = opened()
+    table = opened(seen=0)
     assert table.wanted("a") == []
     table.closed(5)
     assert table.wanted("a") == [Hasten()]

@@ -44,6 +44,7 @@ from railgun.wire.hello import HelloError
 from railgun.worker.spec import WorkerSpec
 
 TICK: Final = 0.1
+APART: Final = 1.0  # seconds between snapshots that are taken because somebody waits for one
 REMEMBERED: Final = 200  # events
 STUCK: Final = "frozen, or in a function that does not return"
 R = TypeVar("R")
@@ -149,6 +150,8 @@ class Controller:
         self._watchers: list[Callable[[Event], None]] = []
         self._port = 0
         self._server: asyncio.Server | None = None
+        self._hastened = 0.0  # when a snapshot was last taken because somebody waited
+        self._hastening: asyncio.TimerHandle | None = None
         self._over = threading.Event()
         self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -479,16 +482,21 @@ class Controller:
         else:
             connection.close()
 
-    def _loaded(self, worker: Worker, seen: Seen, error: str | None) -> None:
-        """A worker has the flow, and counts from now on; or it cannot have it."""
+    def _loaded(self, worker: Worker, seen: Seen, told: control.Loaded) -> None:
+        """A worker has the flow, and counts from now on; or it cannot have it.
+
+        What may pass is worth trying again when a flow restarts that had it once; people who start one want to know.
+        """
         incarnation = seen.spec.incarnation
         if not self.lifecycle.expects(worker, incarnation):
             return
-        if error is None:
+        if told.error is None:
             address = (seen.who["host"], seen.who["port"])
             self._obey(self.lifecycle.up(worker, incarnation, address, _now()))
+        elif told.passing and self.lifecycle.failed_times:
+            self._give_up(seen, told.error)
         else:
-            self._obey(self.lifecycle.unfit(worker, error, _now()))
+            self._obey(self.lifecycle.unfit(worker, told.error, _now()))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
@@ -506,9 +514,9 @@ class Controller:
 
     def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
         match message:
-            case control.Loaded(error, doors):
-                seen.doors = dict(doors)
-                self._loaded(worker, seen, error)
+            case control.Loaded():
+                seen.doors = dict(message.doors)
+                self._loaded(worker, seen, message)
             case control.Asked() | control.Relinquished():
                 self._fed(worker, seen, message)
             case control.Hastened(generation):
@@ -540,8 +548,14 @@ class Controller:
             self._hasten()
 
     def _hasten(self) -> None:
-        """Somebody waits for a snapshot."""
+        """Somebody waits for a snapshot: it is soon, but not one follows the other."""
+        if self._hastening is None:
+            wait = max(0.0, self._hastened + APART - time.monotonic())
+            self._hastening = self._loop.call_later(wait, self._snapshot_early)
+
+    def _snapshot_early(self) -> None:
         life = self.lifecycle
+        self._hastening, self._hastened = None, time.monotonic()
         if life.saving.on and not life.over and not life.saving.asked:
             self._obey(life.snapshot(_now()))
 

@@ -5,17 +5,19 @@ Part of the ledger: it goes along with generations, snapshots and workers as the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from railgun.core.placement import Worker
 from railgun.core.sources.messages import FromRegistry, Grant, Hasten, Owner, Reject, Want
-from railgun.core.sources.registry import Registry
+from railgun.core.sources.registry import Active, Registry
 from railgun.flow.plan import Plan
 from railgun.wire import control
 
 Positions: TypeAlias = Mapping[str, Mapping[str, int]]
 """By step: how far each stream is."""
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Feeds:
@@ -46,6 +48,9 @@ class Feeds:
         """A worker asks for a stream, or gives one back: what to say to whom, and whether a snapshot should be soon."""
         registry = self.registries[report.step]
         if isinstance(report, control.Relinquished):
+            known = registry.streams.get(report.stream)
+            if not isinstance(known, Active) or known.owner != owner:
+                _LOG.info("worker %s gives back %r, which it does not have", owner, report.stream)
             registry.relinquish(owner, report.generation, report.stream, report.por)
             return [], False
         told = registry.notify(owner, report.generation, report.stream, report.session)

@@ -87,6 +87,16 @@ class FrameReader:
         self._data = bytearray()
         self._need = _SIZE.size
 
+    @property
+    def begun(self) -> int:
+        """Bytes that are there of a frame that is not whole."""
+        return len(self._data)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that it takes to make it whole; of one whose size has not come, to know that."""
+        return max(0, self._need - len(self._data))
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
         whole: bytes | bytearray = data  # nothing is copied if they are whole as they came

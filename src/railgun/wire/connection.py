@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -25,6 +26,7 @@ from railgun.wire.pickling import dumps
 PATIENCE: Final = 10.0
 BUFFER: Final = 256 << 10
 STRANGERS: Final = 100  # who have not said hello, and are listened to
+SOON: Final = 1.0  # seconds in which a hello is mostly said; who takes longer gives way to others
 UNSENT: Final = 4 << 20  # bytes a Unix socket takes: by itself fewer than TCP does
 _LENGTH: Final = struct.Struct("<I")
 
@@ -96,6 +98,11 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection, after what was sent; `error` is what `closed` is told."""
         self._error = self._error or error
         self.transport.close()
+
+    def abort(self) -> None:
+        """End the connection now, whatever was sent; also one that is not quite there yet."""
+        if hasattr(self, "transport"):
+            self.transport.abort()
 
     # ------------------------------------------------------------ asyncio
 
@@ -174,15 +181,24 @@ class Gate:
 
     def __init__(self, most: int = STRANGERS) -> None:
         self.most = most
-        self._waiting: set[Connection] = set()
+        self._waiting: dict[Connection, float] = {}  # since when, the oldest first
 
     def admit(self, connection: Connection) -> asyncio.BaseProtocol:
-        """The connection; or, if too many wait already, one that ends at once."""
+        """The connection; or, if too many wait already, one that ends at once.
+
+        Who has waited for longer than a hello takes ends instead: silent ones must not keep others out. When many
+        come at one moment, those who came first are not disturbed.
+        """
+        now = time.monotonic()
         if len(self._waiting) >= self.most:
-            self._waiting = {one for one in self._waiting if not one.settled}
-            if len(self._waiting) >= self.most:
+            self._waiting = {one: since for one, since in self._waiting.items() if not one.settled}
+        if len(self._waiting) >= self.most:
+            oldest = next(iter(self._waiting))
+            if now - self._waiting[oldest] < SOON:
                 return _TurnedAway()
-        self._waiting.add(connection)
+            del self._waiting[oldest]
+            oldest.abort()
+        self._waiting[connection] = now
         return connection
 
 

@@ -98,6 +98,8 @@ class Loaded:
     error: str | None
     doors: tuple[tuple[str, tuple[str, int]], ...] = ()
     """Where it listens for connectors, by step."""
+    passing: bool = False
+    """Whether it may be otherwise the next time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -244,11 +245,10 @@ class _Process:
                 try:
                     self.plan = _load(plan)
                     self.store = SnapshotStore(*store) if store is not None else None
-                    doors = self._open_doors(self.plan)
                 except (FlowLoadError, SnapshotError) as error:
                     self._tell(control.Loaded(str(error)))
                 else:
-                    self._tell(control.Loaded(None, doors))
+                    self._do(self._open_doors(self.plan))
             case orders.Start():
                 self._start(order)
             case control.Load():
@@ -289,19 +289,26 @@ class _Process:
                 self.runtime.stop_sources()
                 self._after_work()
 
-    def _open_doors(self, plan: Plan) -> tuple[tuple[str, orders.Address], ...]:
-        """Listen for connectors, if the flow has sources for them; where."""
+    async def _open_doors(self, plan: Plan) -> None:
+        """Listen for connectors, if the flow has sources for them, and say where."""
         found = []
+        share = len(plan.pushed)
         for step, source in plan.pushed.items():
-            door = self.doors[step] = Door(source, step, self._tell, self._pump_soon)
+            door = self.doors[step] = Door(source, step, self._tell, self._pump_soon, share)
             try:
-                found.append((step, door.open(self.loop, self.host, self.spec.worker)))
+                found.append((step, await door.open(self.host, self.spec.worker)))
             except OSError as error:
                 port = (source.port or 0) + self.spec.worker
-                raise FlowLoadError(
-                    f"{source} cannot listen on {self.host}:{port}: {error.strerror or error}"
-                ) from error
-        return tuple(found)
+                why = f"{source} cannot listen on {self.host}:{port}: {error.strerror or error}"
+                taken = error.errno == errno.EADDRINUSE
+                self._tell(control.Loaded(why, passing=taken))
+                return
+        self._tell(control.Loaded(None, tuple(found)))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
 
     def _stop(self) -> None:
         runtime, self.runtime = self.runtime, None
@@ -328,9 +335,7 @@ class _Process:
         self.pressing = False
         links = self._links_of(order.generation)
         for worker, address in order.dial:
-            task = self.loop.create_task(self._dial(links, worker, address))
-            self._dialling.add(task)
-            task.add_done_callback(self._dialling.discard)
+            self._do(self._dial(links, worker, address))
         self._try_ready()
 
     def _links_of(self, generation: int) -> _Links:
@@ -409,9 +414,7 @@ class _Process:
                 self._ready(runtime, links)
                 return
             self.making = True
-            task = self.loop.create_task(self._fill(runtime, start, self.load, links))
-            self._dialling.add(task)
-            task.add_done_callback(self._dialling.discard)
+            self._do(self._fill(runtime, start, self.load, links))
 
     def _ready(self, runtime: Runtime, links: _Links) -> None:
         self.runtime = runtime

@@ -14,6 +14,7 @@ Its driver's duties:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -393,8 +394,9 @@ class Runtime:
         return {"stages": stages, "dead_letters": self.dead_letters, "errors": errors}
 
     def close(self) -> None:
-        """Let go of everything."""
-        for runner in self.stages:
-            runner.close()
-        if self._disk is not None:
-            self._disk.close()
+        """Let go of everything; a stage that raises keeps no other."""
+        with contextlib.ExitStack() as closing:  # the last one that is named is the first to go
+            if self._disk is not None:
+                closing.callback(self._disk.close)
+            for runner in reversed(self.stages):
+                closing.callback(runner.close)

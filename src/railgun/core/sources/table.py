@@ -5,7 +5,8 @@
 1. **A stream leaves only with a snapshot.** When its connector is done, or its connection is lost, it stays
    here, until a snapshot is committed that began after that. Left at once with what is acknowledged, messages would
    come twice; with what was seen, they would be lost when the flow goes back. A connector that comes back to
-   this worker meanwhile goes on after what was seen.
+   this worker meanwhile goes on after what was seen. Of a stream of which nothing ever came there is nothing to come
+   twice or to be lost: it is given back when its connection is lost.
 2. **What is granted too late is given back:** the connector that asked has gone, and nobody else would ever get it.
 3. **An id at or below `seen`** was applied before, and is dropped.
 4. **Acknowledged** is what a snapshot recorded, when that is committed. One that fails changes nothing.
@@ -23,7 +24,7 @@ Sessions are numbers that are never used again.
 | reject           | –                | refuse → absent    | –                    | –                           | –                     |
 | message          | error            | error              | apply if id > seen   | error                       | error                 |
 | end of stream    | error            | error              | → closing            | error                       | error                 |
-| connection lost  | –                | –                  | → detached           | –                           | –                     |
+| connection lost  | –                | –                  | → detached; nothing seen: give back → absent | –   | –                     |
 | snapshot begins  | –                | –                  | record               | record                      | record                |
 | it is committed  | –                | –                  | acknowledge          | if after ≤ n: acknowledge, relinquish → absent | if after ≤ n: relinquish → absent |
 | wanted elsewhere | –                | –                  | –                    | hasten                      | hasten                |
@@ -140,13 +141,19 @@ class Table:
         entry.state, entry.after = State.CLOSING, self.begun + 1
 
     def closed(self, session: int) -> list[FromTable]:
-        """The connection of a session is lost. Its streams stay, so there is nothing to tell."""
+        """The connection of a session is lost. Its streams stay, but for those of which nothing ever came."""
         gone = self.sessions.pop(session, None)
+        out: list[FromTable] = []
         for stream in gone.streams if gone is not None else ():
             entry = self.entries.get(stream)
-            if entry is not None and entry.session == session and entry.state is State.OPEN:
+            if entry is None or entry.session != session or entry.state is not State.OPEN:
+                continue
+            if entry.seen == NONE:
+                del self.entries[stream]
+                out.append(Relinquish(stream, NONE))
+            else:
                 self._detach(entry)
-        return []
+        return out
 
     def _detach(self, entry: Entry) -> None:
         entry.state, entry.after = State.DETACHED, self.begun + 1

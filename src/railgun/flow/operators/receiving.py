@@ -1,23 +1,26 @@
 """Receiving: the stage that begins a flow into which programs outside push. What it knows of streams is in its table.
 
-Messages wait in a queue until sources are read: so they rest with all other sources when there is too much to do, and
-those who send them have no more credits. What was applied is exactly what the table has seen; what waits when
-a session ends is dropped, and comes again.
+Messages wait, each session's in a queue of its own, until sources are read: so they rest with all other sources when
+there is too much to do, and those who send them have no more credits. What was applied is exactly what the table has
+seen; what waits when a session ends is dropped with it, and comes again. A message that cannot be decoded, or that the
+user's function of time raises for, is the fault of who sent it: that session ends, or the message is a dead letter.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.sources.messages import FromTable, SessionError
 from railgun.core.sources.table import Table
-from railgun.flow.operators.operator import Setting, shorten
+from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
 from railgun.flow.source import Pushed
 from railgun.wire import outside
@@ -25,7 +28,14 @@ from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
 from railgun.wire.rows import RowBatch, Times, joined_times
 
-FORGET: Final = 10_000  # streams whose times are remembered
+FORGET: Final = (
+    10_000  # streams whose times are remembered, before those are looked for that are idle
+)
+MANY: Final = 1_000  # streams; with more, how far time has come is not worked out all the time
+WORTH: Final = 10  # µs to go on with what was worked out, for each stream
+
+What: TypeAlias = bytes | bytearray | outside.Pushed | int
+"""What waits: a batch, what is left of one, or the last id of a stream that ends."""
 
 
 class Callers(Protocol):
@@ -63,22 +73,29 @@ class Receiving(Reading):
         self.dropped = 0  # messages that were applied before
         self.stopped = False
         self.timed_by_event = clock.time is not None or source.event_time
-        self._queue: deque[tuple[int, str, bytes | bytearray | int, int]] = deque()
+        self._queues: dict[int, deque[tuple[str, What, int]]] = {}  # by session, the next one first
         self._paces: dict[str, Pace] = {}
+        self._forget = FORGET
+        self._reached = LAST  # how far time had come
+        self._reached_until = MIN  # when that is to be worked out again
 
     # ------------------------------------------------------------ what connectors do
 
     def offer(self, session: int, stream: str, what: bytes | bytearray | int, size: int) -> bool:
         """A batch of messages, or the last id of a stream that ends; whether it is the first that waits."""
-        self._queue.append((session, stream, what, size))
-        return len(self._queue) == 1
+        if session not in self.table.sessions:
+            return False
+        first = not self._queues
+        self._queues.setdefault(session, deque()).append((stream, what, size))
+        return first
 
     def notify(self, session: int, stream: str) -> None:
         """A connector wants to send a stream."""
         self._do(self.table.notify(session, stream))
 
     def closed(self, session: int) -> None:
-        """A connection is lost."""
+        """A connection is lost, and what waits of it is dropped."""
+        self._queues.pop(session, None)
         self._do(self.table.closed(session))
 
     def granted(self, stream: str, session: int, por: int) -> None:
@@ -105,27 +122,28 @@ class Receiving(Reading):
     # ------------------------------------------------------------ reading
 
     def read(self, now: int, most: int = BATCH) -> int:
-        """Apply what waits, until there are enough records; how many there are."""
+        """Apply what waits, a batch of each session in turn, until that is enough; how many messages it was."""
         self.now = now
         together: list[list[Any]] = []
         times: list[tuple[Times | int, int]] = []
         rows = 0
-        while self._queue and rows < most:
-            session, stream, what, size = self._queue.popleft()
-            if session not in self.table.sessions:
-                continue
+        while self._queues and rows < most:
+            session, queue = next(iter(self._queues.items()))
+            stream, what, size = queue.popleft()
             try:
-                if isinstance(what, int):
-                    self.table.end(session, stream, what)
-                    batch = RowBatch([], now)
-                else:
-                    batch = self._take(session, stream, what)
+                batch, count, rest = self._apply(session, stream, what, most)
             except SessionError as error:
                 self._refuse(session, error)
+                rows += 1
                 continue
-            if self.callers is not None:
-                self.callers.took(session, size)
-            rows += max(1, len(batch))  # also what is dropped takes its time
+            rows += count  # also what is bad, or was there before, takes its time
+            if self._queues.pop(session, None) is not None:
+                if rest is not None:
+                    queue.appendleft((stream, rest, size))
+                elif self.callers is not None:
+                    self.callers.took(session, size)
+                if queue:
+                    self._queues[session] = queue  # behind the others
             self.records += len(batch)
             if len(batch):
                 together.append(batch.values)
@@ -136,100 +154,139 @@ class Receiving(Reading):
         return rows
 
     def _refuse(self, session: int, error: SessionError) -> None:
-        self.table.closed(session)
+        self.closed(session)
         if self.callers is not None:
             self.callers.refuse(session, error)
 
-    def _take(self, session: int, stream: str, blob: bytes | bytearray) -> RowBatch:
-        """The records of a batch that have not been applied before; from now on they have been."""
-        try:
-            pushed = outside.unpack(blob)
-        except BatchError as error:
-            raise SessionError("BAD_FRAME", str(error), stream) from error
-        times = pushed.times
-        if times is not None and not EARLIEST <= int(times.min()) <= int(times.max()) <= LATEST:
-            raise SessionError(
-                "BAD_TIME", f"a message of {stream!r} has an impossible time", stream
-            )
-        items: list[Any] = []
-        bad: list[int] = []  # rows that cannot be decoded
-        rest = pushed
-        while True:
-            try:
-                self.pushed.items(stream, rest, items)
-                break
-            except Exception as error:
-                row = len(items) + len(bad)
-                fault = self._fault(session, stream, pushed, row, error)
-                if fault is not None:
-                    return self._before_fault(session, stream, pushed, items, fault)
-                bad.append(row)
-                rest = _after(pushed, row + 1)
-                if not rest.payloads:
-                    break
-        before = self.table.message(session, stream, pushed.ids)
-        self.dropped += before
-        return self._records(stream, pushed, items, bad, before)
+    def _apply(
+        self, session: int, stream: str, what: What, most: int
+    ) -> tuple[RowBatch, int, outside.Pushed | None]:
+        """The records of what came, how many messages these were, and what is left for the next turn."""
+        if isinstance(what, int):
+            self.table.end(session, stream, what)
+            return RowBatch([], self.now), 1, None
+        pushed = what if isinstance(what, outside.Pushed) else _unpacked(stream, what)
+        rest = None
+        if len(pushed.ids) > most:
+            pushed, rest = _part(pushed, 0, most), _part(pushed, most)
+        return self._take(session, stream, pushed), len(pushed.ids), rest
 
-    def _fault(
-        self, session: int, stream: str, pushed: outside.Pushed, row: int, error: Exception
-    ) -> SessionError | None:
-        """A message cannot be decoded: it goes to the dead letters, or its session ends."""
-        id_, payload = int(pushed.ids[row]), pushed.payloads[row]
-        if self.setting.on_error == "stop" or self.setting.dead_letter is None:
-            what = f"message {id_} of {stream!r} cannot be decoded: {error!r:.300}; it is {shorten(payload)}"
-            return SessionError("BAD_PAYLOAD", what, stream, id_)
-        if id_ > self.table.check(session, stream, pushed.ids).seen:
-            self.raised_for(self.pushed.items, stream, payload, self.now, error)
-        return None
+    def _take(self, session: int, stream: str, pushed: outside.Pushed) -> RowBatch:
+        """The records of messages that have not been applied before; from now on they have been.
 
-    def _before_fault(
-        self,
-        session: int,
-        stream: str,
-        pushed: outside.Pushed,
-        items: list[Any],
-        fault: SessionError,
-    ) -> RowBatch:
-        """What came before a message that ends the session counts."""
-        good = len(items)
-        batch = RowBatch([], self.now)
+        If one of them ends the session, what came before it counts.
+        """
+        seen = self.table.check(session, stream, pushed.ids).seen
+        if pushed.ids[0] <= seen:
+            before = int(np.searchsorted(pushed.ids, seen, "right"))
+            self.dropped += before
+            pushed = _part(pushed, before)
+            if not pushed.payloads:
+                return RowBatch([], self.now)
+        batch, good, fault = self._records(stream, pushed)
         if good:
-            before = self.table.message(session, stream, pushed.ids[:good])
-            batch = self._records(stream, pushed, items, [], before)
-        self._refuse(session, fault)
+            self.table.message(session, stream, pushed.ids[:good])
+        if len(batch) and self.timed_by_event:
+            self._keep_pace(stream, batch)
+        if fault is not None:
+            self._refuse(session, fault)
         return batch
 
     def _records(
-        self, stream: str, pushed: outside.Pushed, items: list[Any], bad: list[int], before: int
-    ) -> RowBatch:
-        rows = np.arange(len(items) + len(bad))
-        if bad:
-            rows = np.delete(rows, bad)
-        keep = int(np.searchsorted(rows, before))
-        if keep:
-            rows, items = rows[keep:], items[keep:]
-        batch = RowBatch(items, self.now)
-        if not items or not self.timed_by_event:
-            return batch
-        if self.clock.time is not None:
-            batch = self.timed(batch)
-        elif pushed.times is not None:
-            batch.times = pushed.times[rows]
-        if len(batch):
-            self._keep_pace(stream, batch)
-        return batch
+        self, stream: str, pushed: outside.Pushed
+    ) -> tuple[RowBatch, int, SessionError | None]:
+        """Records with their times; of how many messages; and what is wrong with the next one, if that is the end."""
+        items: list[Any] = []
+        bad: list[int] = []  # rows that cannot be decoded
+        count = len(pushed.payloads)
+        rest, fault = pushed, None
+        while len(items) + len(bad) < count:
+            error: Exception = StopIteration("raised by the function itself")
+            try:
+                self.pushed.items(stream, rest, items)
+                if len(items) + len(bad) == count:
+                    break
+            except Exception as raised:
+                error = raised
+            row = len(items) + len(bad)
+            payload = pushed.payloads[row]
+            fault = self._fault(stream, pushed, row, "cannot be decoded", payload, error)
+            if fault is not None:
+                break
+            self.raised_for(self.pushed.items, stream, payload, self.now, error)
+            bad.append(row)
+            rest = _part(pushed, row + 1)
+        good = len(items) + len(bad)
+        if self.timed_by_event and items:
+            rows = np.delete(np.arange(good), bad)
+            if self.clock.time is not None:
+                batch, late = self._timed_by(self.clock.time, stream, pushed, rows, items)
+                return (batch, good, fault) if late is None else (batch, *late)
+            if pushed.times is not None:
+                return RowBatch(items, pushed.times[rows]), good, fault
+        return RowBatch(items, self.now), good, fault
+
+    def _timed_by(
+        self,
+        function: Callable[[Any], int],
+        stream: str,
+        pushed: outside.Pushed,
+        rows: NDArray[Any],
+        items: list[Any],
+    ) -> tuple[RowBatch, tuple[int, SessionError] | None]:
+        """Items with the times of the user's function; and the first row that is the end, with what is wrong."""
+        times: list[int] = []
+        bad: list[int] = []
+        left = iter(items)
+        end = None
+        while len(times) + len(bad) < len(items):
+            error: Exception = StopIteration("raised by the function itself")
+            try:
+                times.extend(map(self._time_of, left))
+                if len(times) + len(bad) == len(items):
+                    break
+            except Exception as raised:
+                error = raised
+            at = len(times) + len(bad)
+            row = int(rows[at])
+            fault = self._fault(stream, pushed, row, "has no time", items[at], error)
+            if fault is not None:
+                items, end = items[:at], (row, fault)
+                break
+            self.raised_for(function, stream, items[at], self.now, error)
+            bad.append(at)
+        return RowBatch(without(items, bad) if bad else items, np.array(times, np.int64)), end
+
+    def _fault(
+        self,
+        stream: str,
+        pushed: outside.Pushed,
+        row: int,
+        what: str,
+        record: Any,
+        error: Exception,
+    ) -> SessionError | None:
+        """What its session is told of a message that cannot be; None if such go to the dead letters."""
+        if self.setting.on_error != "stop" and self.setting.dead_letter is not None:
+            return None
+        id_ = int(pushed.ids[row])
+        text = f"message {id_} of {stream!r} {what}: {error!r:.300}; it is {shorten(record)}"
+        return SessionError("BAD_PAYLOAD", text, stream, id_)
 
     def _keep_pace(self, stream: str, batch: RowBatch) -> None:
         pace = self._paces.get(stream)
+        woke = pace is None or not self._is_awake(pace)
         if pace is None:
-            if len(self._paces) >= FORGET:
+            if len(self._paces) >= self._forget:
                 self._paces = {s: p for s, p in self._paces.items() if self._is_awake(p)}
+                self._forget = max(FORGET, 2 * len(self._paces))
             pace = self._paces[stream] = Pace()
-        self.woke = self.woke or not self._is_awake(pace)
         latest = batch.times if isinstance(batch.times, int) else int(batch.times.max())
         pace.reached = max(pace.reached, latest - self.clock.lateness)
         pace.heard = self.now
+        if woke:
+            self.woke = True
+            self._reached = min(self._reached, pace.reached)
 
     def _is_awake(self, pace: Pace) -> bool:
         return pace.heard > self.now - self.clock.idle_after
@@ -241,20 +298,24 @@ class Receiving(Reading):
         if not self.timed_by_event:
             return now
         self.now = now
-        awake = (pace.reached for pace in self._paces.values() if self._is_awake(pace))
-        return min(awake, default=LAST)
+        if now >= self._reached_until:
+            awake = (pace.reached for pace in self._paces.values() if self._is_awake(pace))
+            self._reached = min(awake, default=LAST)
+            many = len(self._paces) > MANY
+            self._reached_until = now + WORTH * len(self._paces) if many else MIN
+        return self._reached
 
     # ------------------------------------------------------------ the end
 
     def leave(self) -> None:
         """This worker is to leave: connectors go elsewhere."""
-        self._queue.clear()
+        self._queues.clear()
         self._do(self.table.drain())
 
     def stop(self) -> None:
         """Take nothing more; those who are connected will hear what of theirs is safe."""
         self.stopped = True
-        self._queue.clear()
+        self._queues.clear()
 
     def close(self) -> None:
         """The flow goes back, or ends."""
@@ -263,10 +324,22 @@ class Receiving(Reading):
             callers.let_go()
 
 
-def _after(pushed: outside.Pushed, row: int) -> outside.Pushed:
+def _unpacked(stream: str, blob: bytes | bytearray) -> outside.Pushed:
+    try:
+        pushed = outside.unpack(blob)
+    except BatchError as error:
+        raise SessionError("BAD_FRAME", str(error), stream) from error
+    times = pushed.times
+    if times is not None and not EARLIEST <= int(times.min()) <= int(times.max()) <= LATEST:
+        raise SessionError("BAD_TIME", f"a message of {stream!r} has an impossible time", stream)
+    return pushed
+
+
+def _part(pushed: outside.Pushed, begin: int, end: int | None = None) -> outside.Pushed:
+    rows = slice(begin, end)
     return outside.Pushed(
-        pushed.ids[row:],
-        None if pushed.times is None else pushed.times[row:],
-        None if pushed.keys is None else pushed.keys[row:],
-        pushed.payloads[row:],
+        pushed.ids[rows],
+        None if pushed.times is None else pushed.times[rows],
+        None if pushed.keys is None else pushed.keys[rows],
+        pushed.payloads[rows],
     )
