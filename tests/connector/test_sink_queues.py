@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,12 @@ from tests.connector.sinks import Shelf, new
 from railgun.connector.errors import LostError, SinkError
 from railgun.connector.sinks import ledger as ledgers
 from railgun.connector.sinks import participant as participants
+from railgun.connector.sinks.file_target import FileTarget
 from railgun.connector.sinks.ledger import Ledger
 from railgun.connector.sinks.participant import Participant
-from railgun.connector.sinks.targets import Records, TargetError
+from railgun.connector.sinks.staged import Absent, Given
+from railgun.connector.sinks.table_target import TableTarget
+from railgun.connector.sinks.targets import Records, Target, TargetError
 from railgun.wire.packed import pack
 
 
@@ -127,6 +131,27 @@ def test_a_log_that_is_cut_off_after_the_decision_is_not_half_applied(
         again.commit(txn)
     assert target.items == []
     again.ledger.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "table"])
+def test_a_target_that_is_asked_in_doubt_takes_nothing(kind: str, tmp_path: Path) -> None:
+    made: Target = FileTarget(tmp_path / "out.txt")
+    if kind == "table":
+        made = TableTarget(f"sqlite:///{tmp_path}/out.db", "out")
+    made.open()
+    known, unknown, records = new(), new(), Given([b'{"n":1}'])
+    made.check(records)
+    made.apply(known, records)
+    for txn, wanted in ((known, False), (unknown, True)):
+        unread = Absent(LostError("DAMAGED", "gone"))
+        with contextlib.suppress(LostError):
+            made.apply(txn, unread)
+        assert unread.wanted == wanted
+    made.apply(unknown, records)
+    unread = Absent(LostError("DAMAGED", "gone"))
+    made.apply(unknown, unread)
+    assert not unread.wanted
+    made.close()
 
 
 # ---------------------------------------------------------------- queues

@@ -161,7 +161,7 @@ def _opened(path: Path) -> tuple[list[Any], int, int]:
     together = entries[0][_FIRST] if entries and _FIRST in entries[0] else None
     if together is None or len(entries) - 1 < together or _promised(data, whole):
         raise SinkError(
-            "DAMAGED",
+            "BAD_JOURNAL",
             f"{path} is damaged at byte {whole:,}, and what follows was promised to somebody. Nothing was changed. Put "
             "a copy of the file in its place; or take the file away, if what it promises may be lost",
         )

@@ -144,7 +144,7 @@ class Ledger:
                 self.target = target
             case _:
                 raise SinkError(
-                    "DAMAGED", f"{self._journal.path} has an entry that makes no sense: {entry}"
+                    "BAD_JOURNAL", f"{self._journal.path} has an entry that makes no sense: {entry}"
                 )
 
     def _read_logs(self) -> None:
