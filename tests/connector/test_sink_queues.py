@@ -88,7 +88,7 @@ def test_a_log_is_kept_until_it_is_safe_that_it_is_not_needed(part: Participant)
     two = sent(part, b"2")
     assert not log_of(part, one).exists()
     part.commit(two)
-    part.ledger._rewrite()
+    part.ledger.close()
     assert not log_of(part, two).exists()
 
 

@@ -199,8 +199,8 @@ def test_a_ledger_that_is_torn_in_any_line_keeps_what_was_answered(tmp_path: Pat
     prepared_two = ledger.stat().st_size
     shutil.copytree(tmp_path / "sink" / "staged", tmp_path / "staged")
     part.commit(two)
-    part.close()
     whole = ledger.read_bytes()
+    part.close()
     decided = whole.index(b"\n", prepared_two) + 1
     ends = [at + 1 for at in range(first - 1, len(whole)) if whole[at : at + 1] == b"\n"]
     for cut in sorted({end + by for end in ends for by in (-1, 0, 1, 20)}):

@@ -124,7 +124,10 @@ class Ledger:
         return told + [f"transaction {txn.id} was prepared, and is damaged" for txn in damaged]
 
     def close(self) -> None:
-        """Leave everything as it is."""
+        """Leave everything as it is, but for what is not needed."""
+        with contextlib.suppress(OSError):
+            if self._spent:
+                self._rewrite()
         self._journal.close()
 
     def _replay(self, entry: dict[str, Any]) -> None:
