@@ -437,3 +437,50 @@ def test_an_address_and_a_secret_are_enough(tmp_path: Path) -> None:
         Outside("nowhere")
     with pytest.raises(ConnectorError, match="hexadecimal"):
         Outside("127.0.0.1:1", secret="xyz")
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_commit_whose_answer_is_lost_is_asked_for_again(
+    tmp_path: Path, shelf: Shelf, transactional: bool
+) -> None:
+    """At least once, and without snapshots: the transaction is committed, and nothing of it is there any more."""
+
+    class Cutting(SinkServer):
+        armed = True
+
+        async def done(self, frames: list[Frame]) -> tuple[list[Message], bool]:
+            answers = await super().done(frames)
+            if self.armed and any(isinstance(frame.command, s.Commit) for frame in frames):
+                self.armed = False
+                for connection in list(self._sessions):
+                    connection.transport.abort()
+            return answers
+
+    with served(tmp_path / "cut", shelf, kind=Cutting) as sink:
+        writer = outside(sink, mode="at-least-once").open(place(transactional=transactional))
+        writer.write([1])
+        writer.flush()
+        writer.write([2])
+        writer.flush()
+        writer.close()
+    assert numbers(shelf) == [1, 2]
+
+
+def test_time_in_which_a_sink_was_at_work_does_not_count_when_it_is_lost(
+    sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_server, "ALIVE", 0.02)
+    flow = outside(sink, timeout=0.4)
+    writer = opened(flow)
+    writer.write([1])
+    token = writer.prepare(1)
+
+    def slow() -> None:
+        shelf.before_apply = lambda: None
+        threading.Event().wait(0.6)
+        sink.cut()
+
+    shelf.before_apply = slow
+    flow.commit(token)
+    assert numbers(shelf) == [1]
+    writer.close()

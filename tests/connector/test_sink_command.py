@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.connector.sinks import DEADLINE, place
+from tests.connector.sinks import DEADLINE, Shelf, new, place
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE
 from railgun.cli.main import main
+from railgun.connector.sinks.participant import Participant
 from railgun.connectors.outside import Outside
 from railgun.flow.sink import TwoPhaseWriter
+from railgun.snapshots.lock import FileLock
+from railgun.wire.packed import pack
 
 RAILGUN = [sys.executable, "-m", "railgun", "sink"]
 
@@ -153,3 +156,39 @@ def test_a_directory_and_a_port_have_one_sink(
         )
         assert "written by another sink" in capsys.readouterr().err
         assert len(command.end()) == 1
+
+
+def test_people_can_see_what_waits_and_give_it_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path / "sink")]
+    assert main(["sink", "list", *data]) == USAGE
+    part = Participant(tmp_path / "sink", Shelf())
+    part.open()
+    txn, records = new(), pack([b"1", b"2"])
+    part.begin(txn, "demo", "out", 1, 0)
+    part.data(txn, 0, records)
+    part.prepare(txn, 7, len(records), 2)
+    part.close()
+    (tmp_path / "sink" / "staged" / f"{txn}.log").unlink()
+    capsys.readouterr()
+    assert main(["sink", "list", "--json", *data]) == DONE
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["target"] == "Shelf"
+    (one,) = listed["transactions"]
+    assert (one["id"], one["count"], one["snapshot"], one["damaged"]) == (txn, 2, 7, True)
+    assert main(["sink", "list", *data]) == DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == f"{txn} is damaged: 2 records of demo, out for snapshot 7"
+    assert main(["sink", "drop", new(), "--yes", *data]) == FAILED
+    assert main(["sink", "drop", txn, *data]) == USAGE
+    assert "lose 2 records of demo, out for snapshot 7 for good" in capsys.readouterr().err
+    assert main(["sink", "drop", txn, "--yes", *data]) == DONE
+    assert main(["sink", "moved", "--yes", *data]) == DONE
+    part = Participant(tmp_path / "sink", Shelf())
+    part.open()
+    part.commit(txn)
+    part.close()
+    lock = FileLock(tmp_path / "sink" / "lock")
+    assert main(["sink", "list", *data]) == NO_NODE
+    lock.release()

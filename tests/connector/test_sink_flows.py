@@ -104,6 +104,7 @@ def test_the_sink_is_killed_in_a_loop_and_fills_a_file(tmp_path: Path) -> None:
             kill_in_a_loop(sink, lambda: out.stat().st_size)
             drained(job)
         check(in_file(out))
+        sink.stop()
         assert list((sink.data / "staged").iterdir()) == [], "nothing is left over"
         sink.stop()
         check(in_file(out))
@@ -176,6 +177,7 @@ def test_workers_and_the_sink_die_and_the_flow_is_scaled(tmp_path: Path) -> None
             kill_in_a_loop(sink, lambda: out.stat().st_size, 2)
             drained(job)
             check(in_file(out), in_order=False)  # a key that moves may change places in a snapshot
+            sink.stop()
             assert list((sink.data / "staged").iterdir()) == []
         finally:
             sink.kill()

@@ -10,7 +10,7 @@ from tests.connector.sinks import Shelf, new
 
 from railgun.connector.errors import LostError, SinkError
 from railgun.connector.sinks.file_target import FileTarget
-from railgun.connector.sinks.journal import Journal, read
+from railgun.connector.sinks.journal import Journal
 from railgun.connector.sinks.participant import Participant
 from railgun.connector.sinks.staged import Given, Log
 from railgun.connector.sinks.targets import TargetError
@@ -47,6 +47,7 @@ def sent(part: Participant, items: list[bytes], snapshot: int = 1, *, worker: in
 def test_a_journal_that_is_torn_at_any_byte_has_the_entries_before(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal, _ = Journal.open(path)
+    first = path.stat().st_size
     entries = [{"n": n, "text": "ä\n" * n} for n in range(5)]
     ends = []
     for entry in entries:
@@ -54,27 +55,94 @@ def test_a_journal_that_is_torn_at_any_byte_has_the_entries_before(tmp_path: Pat
         ends.append(path.stat().st_size)
     journal.close()
     whole = path.read_bytes()
-    for cut in range(len(whole) + 1):
+    for cut in range(first, len(whole) + 1):
         path.write_bytes(whole[:cut])
         expected = sum(end <= cut for end in ends)
         journal, found = Journal.open(path)
         assert found == entries[:expected]
         journal.add({"more": True})
         journal.close()
-        assert read(path.read_bytes())[0] == [*entries[:expected], {"more": True}]
+        assert Journal.open(path)[1] == [*entries[:expected], {"more": True}]
 
 
-def test_a_journal_with_a_changed_byte_ends_before_it(tmp_path: Path) -> None:
+def test_a_journal_with_a_changed_byte_before_what_was_promised_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "journal"
     journal, _ = Journal.open(path)
-    journal.add({"n": 1}, {"n": 2})
+    journal.add({"n": 1})
+    journal.add({"n": 2})
+    last = path.stat().st_size
+    journal.add({"n": 3})
     journal.close()
     whole = path.read_bytes()
     for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        journal, found = Journal.open(path)
-        journal.close()
-        assert found == [{"n": 1}, {"n": 2}][: at * 2 // len(whole)]
+        changed = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+        path.write_bytes(changed)
+        if at < last:
+            with pytest.raises(SinkError, match="is damaged at byte"):
+                Journal.open(path)
+            assert path.read_bytes() == changed
+        else:  # as if it had never been written whole
+            assert Journal.open(path)[1] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_journal_that_was_written_anew_is_never_taken_for_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal, _ = Journal.open(path)
+    journal.rewrite([{"n": 1}, {"n": 2}])
+    journal.close()
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(SinkError, match="is damaged at byte"):
+            Journal.open(path)
+
+
+def test_of_entries_that_were_not_synced_a_power_cut_may_lose_any(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal, _ = Journal.open(path)
+    journal.add({"n": 1})
+    safe = path.stat().st_size
+    journal.add({"n": 2}, sync=False)
+    middle = path.stat().st_size
+    journal.add({"n": 3}, sync=False)
+    torn = tmp_path / "torn"
+    whole = path.read_bytes()
+    torn.write_bytes(whole[:safe] + bytes(middle - safe) + whole[middle:])
+    again, found = Journal.open(torn)
+    again.close()
+    assert (found, again.cut) == ([{"n": 1}], len(whole) - safe)
+    journal.add({"n": 4})
+    journal.add({"n": 5})  # 2 and 3 were safe before this one was written
+    journal.close()
+    whole = path.read_bytes()
+    torn.write_bytes(whole[:safe] + bytes(middle - safe) + whole[middle:])
+    with pytest.raises(SinkError, match="is damaged at byte"):
+        Journal.open(torn)
+
+
+def test_a_journal_that_could_not_be_written_anew_takes_nothing_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    journal, _ = Journal.open(path)
+    journal.add({"n": 1})
+
+    def fail(directory: Path) -> None:
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("railgun.connector.sinks.journal.sync_directory", fail)
+        with pytest.raises(OSError, match="too many"):
+            journal.rewrite([{"n": 1}])
+    assert journal.broken
+    with pytest.raises(OSError, match="open it anew"):
+        journal.add({"n": 2})
+    journal.rewrite([{"n": 1}])
+    journal.add({"n": 3})
+    journal.close()
+    assert Journal.open(path)[1] == [{"n": 1}, {"n": 3}]
 
 
 def test_a_log_that_is_torn_at_any_byte_has_the_batches_before(tmp_path: Path) -> None:
@@ -119,21 +187,25 @@ def test_a_log_with_a_changed_byte_ends_before_it(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the whole
 
 
-def test_a_ledger_that_is_torn_at_any_byte_keeps_what_was_answered(tmp_path: Path) -> None:
+def test_a_ledger_that_is_torn_in_any_line_keeps_what_was_answered(tmp_path: Path) -> None:
     """The ledger grows by promises; whatever is cut off, those before it hold, and commits have no second effect."""
     shelf = Shelf()
     part = opened(tmp_path / "sink", shelf)
     ledger = tmp_path / "sink" / "ledger"
+    first = ledger.stat().st_size
     one = sent(part, [b"1", b"2", b"3"], 1)
     prepared_one = ledger.stat().st_size
     two = sent(part, [b"4"], 2)
     prepared_two = ledger.stat().st_size
     shutil.copytree(tmp_path / "sink" / "staged", tmp_path / "staged")
     part.commit(two)
-    part.close()
     whole = ledger.read_bytes()
+    part.close()
     decided = whole.index(b"\n", prepared_two) + 1
-    for cut in range(len(whole) + 1):
+    ends = [at + 1 for at in range(first - 1, len(whole)) if whole[at : at + 1] == b"\n"]
+    for cut in sorted({end + by for end in ends for by in (-1, 0, 1, 20)}):
+        if not first <= cut <= len(whole):
+            continue
         again = tmp_path / "again"
         shutil.rmtree(again, ignore_errors=True)
         again.mkdir()

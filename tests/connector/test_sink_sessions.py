@@ -333,3 +333,76 @@ def test_one_sink_works_in_a_directory_and_its_secret_is_its_own(
     works(sink, shelf)
     sink.stop()
     assert not (sink.data / "sink.json").exists()
+
+
+def test_a_command_that_is_too_long_is_refused(sink: Served, shelf: Shelf, link: _Link) -> None:
+    frame = b"".join(encode(s.Begin(txn=new(), flow="x" * 1_000_000, step="out", generation=1)))
+    with contextlib.suppress(OSError):
+        raw(link).sendall(frame)
+    failed = link.answer()
+    assert (failed.code, failed.text) == (
+        "BAD_FRAME",
+        "Begin of 1,000,045 bytes: 32,768 are the most",
+    )
+    works(sink, shelf)
+
+
+def test_strangers_are_let_in_in_small_numbers(sink: Served, shelf: Shelf) -> None:
+    sink.server._gate.most = 5
+    with contextlib.ExitStack() as strangers:
+        for _ in range(5):
+            made = strangers.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
+            assert made.recv(100), "a hello"
+        more = strangers.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
+        more.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            assert more.recv(100) == b"", "turned away"
+    works(sink, shelf)
+
+
+def test_a_text_that_is_longer_than_a_frame_is_shortened(sink: Served, link: _Link) -> None:
+    def refuse() -> None:
+        raise ValueError("x" * (2 * LARGEST))
+
+    shelf = sink.target
+    assert isinstance(shelf, Shelf)
+    txn, data = new(), pack([b"1"])
+    shelf.before_check = refuse
+    link.send(s.Begin(txn=txn, flow="demo", step="out", generation=1))
+    link.send(s.Data(txn=txn), data)
+    link.send(s.Prepare(txn=txn, snapshot=1, end=len(data), count=1))
+    assert [link.answer().end for _ in range(2)] == [0, len(data)]
+    vote = link.answer()
+    assert not vote.yes
+    assert len(vote.text) < 3000
+    link.send(s.Prepare(txn=txn, snapshot=1, end=len(data), count=1))
+    assert link.answer().text == vote.text
+    kept = sink.server.participant._refused
+    assert [type(one) for told in kept.values() for one in told] == [str, str], "no tracebacks"
+
+
+def test_a_session_that_cannot_answer_ends(
+    sink: Served, shelf: Shelf, link: _Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink.server, "_answer", lambda frame, heard: None)
+        link.send(p.Ping(number=1))
+        with pytest.raises(ConnectionResetError):  # and no silence
+            link.answer()
+    works(sink, shelf)
+
+
+def test_more_is_left_over_than_fits_into_an_answer(
+    sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_server, "MOST_LISTED", 2)
+    flow = outside(sink)
+    for _ in range(5):
+        writer = flow.open(place())
+        assert isinstance(writer, TwoPhaseWriter)
+        writer.write([1])
+        writer.prepare(1)
+        writer.close()
+    flow.recover("demo", "out", 2, [])
+    assert sink.server.participant.txns == {}

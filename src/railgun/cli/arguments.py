@@ -271,7 +271,7 @@ def add_sinks(commands: Any) -> None:
     """`sink`: what flows write to, outside of them."""
     what = "run a sink that flows write to (Outside), exactly once, until SIGTERM or Ctrl-C"
     among = commands.add_parser("sink", help=what, description=what).add_subparsers(
-        required=True, metavar="TARGET"
+        required=True, metavar="COMMAND"
     )
     made = []
     for name, what in (
@@ -303,6 +303,21 @@ def add_sinks(commands: Any) -> None:
         "url", metavar="URL", help="sqlite:///FILE, or postgresql://USER@HOST/DATABASE"
     )
     table.add_argument("table", metavar="TABLE", help="made of the first records, if there is none")
+    for name, function, what in (
+        ("list", "list_", "what waits in the directory of a sink that does not run"),
+        ("drop", "drop", "give a transaction up: its records are lost, and its flow goes on"),
+        ("moved", "moved", "the target has another name now: let the next sink say which"),
+    ):
+        one = among.add_parser(name, help=what, description=what)
+        one.set_defaults(command=_later("railgun.cli.sink_data", function), registry=None)
+        one.add_argument("--json", action="store_true", help="one JSON object a line")
+        one.add_argument(
+            "--data", metavar="DIR", default="railgun-sink", help="where it works (railgun-sink)"
+        )
+        if name != "list":
+            one.add_argument("--yes", action="store_true", help="do not ask")
+        if name == "drop":
+            one.add_argument("id", metavar="ID", help="of the transaction, as `list` shows it")
 
 
 def add_connectors(commands: Any) -> None:

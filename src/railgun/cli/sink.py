@@ -22,7 +22,8 @@ from railgun.core.errors import RailgunError
 
 EVERY: Final = 1.0  # seconds between two lines on how far it is
 _CODES: Final = {
-    "NO_TLS": USAGE, "BAD_URL": USAGE, "BAD_TABLE": USAGE, "NO_DRIVER": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE,
+    "NO_TLS": USAGE, "BAD_URL": USAGE, "BAD_TABLE": USAGE, "NO_DRIVER": USAGE, "OTHER_TARGET": USAGE,
+    "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ Rules:
 2. When the connection is lost, the sink is asked how many bytes of the transaction it has, and gets the rest. What it
    had said it has is not kept here: if it comes back with less, the flow goes back to its last snapshot.
 3. A sink that is not there (yet) is waited for, with pauses that grow, for `timeout` seconds; one that is slow, but
-   says that it is at work, as long as it takes.
+   says that it is at work, as long as it takes. Time in which it was at work does not count.
 4. To *prepare* is to wait for the vote. A "no", or a sink that is not there for too long, is an error caused by an
    `OSError`: the flow goes back to its last snapshot, and tries again.
 5. To *commit* is to say so and wait until it is done. The sink commits what is prepared for earlier snapshots first:
@@ -115,9 +115,12 @@ class Outside(TwoPhaseSink[Any]):
         with _Asking(f"{self}, recovery", self) as asking:
             for txn, _ in known:
                 asking.ask(s.Commit(txn=txn), s.Done)
-            listed = asking.ask(s.List(flow=flow, step=step, generation=generation), s.Listed)
-            for one in listed.transactions:
-                asking.ask(s.Abort(txn=one.txn), s.Done)
+            which = s.List(flow=flow, step=step, generation=generation)
+            while listed := asking.ask(
+                which, s.Listed
+            ).transactions:  # so many as go into an answer
+                for one in listed:
+                    asking.ask(s.Abort(txn=one.txn), s.Done)
 
 
 def _parts(token: Token) -> tuple[str, tuple[int, int]]:
@@ -138,6 +141,8 @@ class _Link:
     def __init__(self, address: SinkAddress, timeout: float) -> None:
         self._reader = FrameReader()
         self._answers: deque[Any] = deque()
+        self.heard = 0.0
+        """When the sink has answered last, or has said that it is at work."""
         self._socket = socket.create_connection((address.host, address.port), timeout)
         try:
             tls = address.tls()
@@ -160,7 +165,10 @@ class _Link:
         return data
 
     def _take(self, data: bytes) -> None:
-        self._answers.extend(frame.command for frame in self._reader.feed(data))
+        found = [frame.command for frame in self._reader.feed(data)]
+        if found:
+            self.heard = time.monotonic()
+            self._answers.extend(found)
 
     def send(self, command: Message, data: bytes = b"") -> None:
         """Send a frame."""
@@ -229,11 +237,15 @@ class _Asking:
         """Do something over a connection; on another one if it is lost."""
         deadline, pause = time.monotonic() + self.sink.timeout, _FIRST
         while True:
+            begun = time.monotonic()
             try:
                 if self.link is None:
                     self.link = self.connect()
+                    begun = time.monotonic()
                 return work(self.link)
             except (OSError, FrameError, HelloError) as error:
+                if self.link is not None:
+                    deadline += max(0.0, self.link.heard - begun)  # so long it was at work
                 self.close()
                 if isinstance(error, HelloError) and error.code in _LASTING:
                     raise ConnectorError(f"{self.who}: {error}") from error
@@ -278,11 +290,16 @@ class _Sending(_Asking):
         self._had = 0  # bytes it has said it has
         self._sent = 0  # over this connection
         self._owed = 0  # answers
+        self._voted = False
         self._spare = link
 
     def connect(self) -> _Link:
         """A connection on which the transaction goes on."""
         link, self._spare = self._spare or super().connect(), None
+        if (
+            self._voted
+        ):  # nothing more is sent; it may be committed by now, and then nothing of it is there
+            return link
         try:
             link.send(self._begin)
             here = self.expect(link, s.Have).end
@@ -341,6 +358,7 @@ class _Sending(_Asking):
             if error.__cause__ is None:
                 error.__cause__ = ConnectionError(vote.text)
             raise error
+        self._voted = True
 
     def rest(self) -> _Link | None:
         """The connection, for the next transaction."""

@@ -10,7 +10,7 @@ A transaction goes through these states::
 
 | | unknown | open | prepared | decided | committed |
 |---|---|---|---|---|---|
-| begin | → open | where it ends | where it ends | where it ends | where it ends |
+| begin | → open | where it ends | where it ends | where it ends | 0 |
 | data | error | taken | dropped | dropped | dropped |
 | prepare | no | yes → prepared, or no → unknown | yes, if it is the same | yes | yes |
 | commit | error: lost | error: lost | → decided → committed | → committed | nothing to do |
@@ -18,11 +18,10 @@ A transaction goes through these states::
 
 Rules:
 
-1. Everything that was promised is in the ledger (a journal) before the answer goes out: a vote, a decision, the abort
-   of something prepared. The bytes of a transaction are in a log of its own, synced before the vote. Whatever is torn
-   after a crash was not promised.
+1. What is on disk when, so that promises hold, is told in `ledger.py`.
 2. `commit`: first the decision is written down, then the target applies it, then that it did. What was decided when a
-   process died is applied by the next one, in the same order, before anything else is.
+   process died is applied by the next one, in the same order, before anything else of its flow and step is. What the
+   target refuses waits, and whatever its flow and step commits later waits behind it; others go on.
 3. A committed transaction is remembered, so that a commit may come again, from any process. Of each step the last
    `KEPT` are: the tokens of one snapshot are far fewer, and a commit is repeated only as long as its token is in
    the latest snapshots. One that was forgotten is reported lost, never applied twice.
@@ -52,6 +51,10 @@ Rules:
 7. Those that go first do so by their turns, and within one in the order of their votes.
 8. What belongs to no snapshot (`alone`) has no order and is not listed. If its writer never comes back it is thrown
    away after a day.
+9. **Doubt.** A call of the target that failed, or a process that died in it, leaves open whether the target has the
+   transaction. The target knows, but remembers only the last `REMEMBERED`, of all flows. So before that many are
+   applied it is asked, with records that cannot be read: if it does not want to read them, it has the transaction. This
+   is also how one is found whose file is gone, because it was applied.
 """
 
 from __future__ import annotations
@@ -60,51 +63,21 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
-from railgun.connector.sinks.journal import Journal
-from railgun.connector.sinks.staged import Log
+from railgun.connector.sinks.ledger import Ledger, Step, Txn
+from railgun.connector.sinks.staged import Absent
 from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
-from railgun.connectors.staging import sync_directory
 from railgun.core.errors import RailgunError
 
-KEPT: Final = 50_000
 REFUSED: Final = 1000
 GAP: Final = 1 << 20  # turns between two snapshots
-DAY: Final = 86_400.0
-_LONGEST_NAME: Final = 1000
-_LINES: Final = 20_000  # of a ledger, until it is written anew; more if it has to be long
+LONGEST_NAME: Final = 1000
+LONGEST_TEXT: Final = 2000
+_HOUR: Final = 3600.0
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_ENDING: Final = ".log"
-
-State = Literal["open", "prepared", "decided"]
-Step = tuple[str, str]  # flow, step
-
-
-@dataclass(slots=True)
-class Txn:
-    """A transaction that is not committed."""
-
-    id: str
-    flow: str
-    step: str
-    generation: int
-    worker: int
-    alone: bool
-    log: Log | None
-    state: State = "open"
-    snapshot: int = 0
-    turn: int = 0
-    end: int = 0
-    count: int = 0
-
-    @property
-    def of(self) -> Step:
-        """Whose it is."""
-        return self.flow, self.step
 
 
 class Participant:
@@ -113,107 +86,41 @@ class Participant:
     def __init__(self, directory: Path, target: Target) -> None:
         self.directory = directory
         self.target = target
-        self.txns: dict[str, Txn] = {}  # in the order of their votes, as far as they are prepared
+        self.ledger = Ledger(directory)
+        self.txns = self.ledger.txns
         self.records = 0
         """Records that were committed since the start."""
         self.commits = 0
-        self._applied = 0
-        self._decided: list[Txn] = []
-        self._committed: dict[Step, dict[str, None]] = {}
-        self._fences: dict[Step, int] = {}
-        self._refused: dict[str, RailgunError] = {}  # the last ones that got a no, and why
-        self._staged = directory / "staged"
-        self._ledger: Journal
+        self._applied = REMEMBERED // 2  # since the target was asked about all that is in doubt
+        self._refused: dict[str, tuple[str, str]] = {}  # the last that got a no: code and text
+        self._swept = time.monotonic()
 
     # ------------------------------------------------------------ start and end
 
     def open(self) -> list[str]:
         """Read what is there; what there is to tell of it."""
-        told: list[str] = []
-        self._staged.mkdir(parents=True, exist_ok=True)
-        sync_directory(self.directory.parent)
-        sync_directory(self.directory)
-        self._ledger, entries = Journal.open(self.directory / "ledger")
-        if self._ledger.cut:
-            told.append(f"{self._ledger.cut:,} bytes at the end of the ledger were torn")
-        for entry in entries:
-            self._replay(entry)
-        told += self._read_logs()
-        self._ledger.rewrite(self._entries())
-        self.target.open()
-        if self._decided:
-            told.append(f"{len(self._decided)} transactions were decided on, and are applied now")
+        told = self.ledger.open()
+        try:
+            self.ledger.belong_to(name_of(self.target))
+            self.target.open()
+        except BaseException:
+            self.ledger.close()
+            raise
+        queues = self.ledger.queues
+        if queues:
+            count = sum(map(len, queues.values()))
+            told.append(f"{count} transactions were decided on, and are applied now")
+        for of in list(queues):
             try:
-                self.finish()
-            except RailgunError as error:
-                told.append(f"they wait: {error}")
+                self.finish(of)
+            except Exception as error:
+                told.append(f"those of {of[0]}, {of[1]} wait: {error}")
         return told
 
     def close(self) -> None:
         """Leave everything as it is."""
-        self._ledger.close()
+        self.ledger.close()
         self.target.close()
-
-    def _replay(self, entry: dict[str, Any]) -> None:
-        match entry:
-            case {"prepared": str(id), **told}:
-                self.txns[id] = Txn(id, log=None, state="prepared", **told)
-            case {"decided": list(ids)}:
-                for id in ids:
-                    if id in self.txns and self.txns[id].state == "prepared":
-                        self.txns[id].state = "decided"
-                        self._decided.append(self.txns[id])
-            case {"committed": list(ids), "of": [flow, step]}:
-                for id in ids:
-                    self._remember((flow, step), id)
-                    txn = self.txns.pop(id, None)
-                    if txn is not None and txn in self._decided:
-                        self._decided.remove(txn)
-            case {"aborted": str(id)}:
-                self.txns.pop(id, None)
-            case {"fence": [flow, step, generation]}:
-                self._fences[flow, step] = generation
-            case _:
-                raise SinkError(
-                    "DAMAGED", f"{self._ledger.path} has an entry that makes no sense: {entry}"
-                )
-
-    def _read_logs(self) -> list[str]:
-        told = []
-        for path in sorted(self._staged.iterdir()):
-            id = path.name.removesuffix(_ENDING)
-            txn = self.txns.get(id)
-            age = time.time() - path.stat().st_mtime
-            log = Log.open(path) if path.name.endswith(_ENDING) and _ID.fullmatch(id) else None
-            gone = self._is_committed(id) or (log is None and txn is None)
-            if log is not None and txn is None and not gone:
-                made = Txn(id, log=log, end=log.end, **log.told)
-                if not (made.alone and age > DAY):
-                    self.txns[id] = made
-                    continue
-                gone = True
-            if gone:
-                path.unlink()
-            elif txn is not None:
-                txn.log = log
-                if txn.alone and txn.state == "prepared" and age > DAY:
-                    self._drop(txn)
-        for txn in self.txns.values():
-            if txn.state != "open" and (txn.log is None or txn.log.end != txn.end):
-                told.append(f"transaction {txn.id} was prepared, and is damaged")
-        return told
-
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        """What the ledger has to say."""
-        for (flow, step), generation in self._fences.items():
-            yield {"fence": [flow, step, generation]}
-        for (flow, step), ids in self._committed.items():
-            known = list(ids)
-            for at in range(0, len(known), 1000):
-                yield {"committed": known[at : at + 1000], "of": [flow, step]}
-        yield from (_prepared(txn) for txn in self.txns.values() if txn.state != "open")
-        if self._decided:
-            yield {"decided": [txn.id for txn in self._decided]}
 
     # ------------------------------------------------------------ bytes
 
@@ -221,20 +128,23 @@ class Participant:
         self, id: str, flow: str, step: str, generation: int, worker: int, alone: bool = False
     ) -> int:
         """A transaction begins, or goes on; how many bytes of it are here."""
-        if not _ID.fullmatch(id) or max(len(flow), len(step)) > _LONGEST_NAME:
+        if not _ID.fullmatch(id) or max(len(flow), len(step)) > LONGEST_NAME:
             raise MisuseError("BAD_TXN", f"{id[:40]!r} of {flow[:40]!r} is no transaction")
         txn = self.txns.get(id)
         if txn is not None:
             if (txn.flow, txn.step, txn.generation) != (flow, step, generation):
                 raise MisuseError("BAD_TXN", f"transaction {id} is of {txn.flow}, {txn.step}")
             return txn.end
-        if self._is_committed(id):
+        if self.ledger.is_committed(id):
             return 0
         self._check_refused(id)
         self._check_fence(flow, step, generation, alone)
-        told: dict[str, Any] = {"flow": flow, "step": step, "generation": generation}
-        told |= {"worker": worker, "alone": alone}
-        self.txns[id] = Txn(id, log=Log.create(self._staged / (id + _ENDING), told), **told)
+        if time.monotonic() - self._swept > _HOUR:
+            self._swept = time.monotonic()
+            self.ledger.sweep()
+        self.ledger.begin(
+            id, flow=flow, step=step, generation=generation, worker=worker, alone=alone
+        )
         return 0
 
     def data(self, id: str, start: int, data: bytes | bytearray) -> int:
@@ -259,7 +169,7 @@ class Participant:
     def prepare(self, id: str, snapshot: int, end: int, count: int) -> None:
         """Vote: returns for yes, raises for no, and has then thrown away what it had."""
         txn = self.txns.get(id)
-        if txn is None and self._is_committed(id):
+        if txn is None and self.ledger.is_committed(id):
             return
         if txn is None:
             self._check_refused(id)
@@ -271,18 +181,18 @@ class Participant:
         try:
             self._prepare(txn, snapshot, end, count)
         except BaseException as error:
-            self._drop(txn)
+            self.ledger.drop(txn)
             if isinstance(error, RailgunError):
-                self._refused[id] = error
+                code = str(getattr(error, "code", "FAILED"))
+                self._refused[id] = code, shortened(str(error))
                 if len(self._refused) > REFUSED:
                     del self._refused[next(iter(self._refused))]
             raise
 
     def _check_refused(self, id: str) -> None:
         """Whoever has not heard of a no hears it now."""
-        refused = self._refused.get(id)
-        if refused is not None:
-            raise SinkError(str(getattr(refused, "code", "FAILED")), str(refused)) from refused
+        if id in self._refused:
+            raise SinkError(*self._refused[id])
 
     def _prepare(self, txn: Txn, snapshot: int, end: int, count: int) -> None:
         self._check_fence(txn.flow, txn.step, txn.generation, txn.alone)
@@ -304,19 +214,14 @@ class Participant:
             )
         with self._asked():
             self.target.check(records)
-        txn.log.sync()
-        sync_directory(self._staged)
         txn.snapshot, txn.count = snapshot, count
         txn.turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
-        self._write(_prepared(txn))
-        txn.state = "prepared"
-        del self.txns[txn.id]
-        self.txns[txn.id] = txn  # the last that has voted
+        self.ledger.prepare(txn)
 
     def commit(self, id: str) -> None:
         """Give it to the target, and before it what must come first."""
         txn = self.txns.get(id)
-        if txn is None and self._is_committed(id):
+        if txn is None and self.ledger.is_committed(id):
             return
         if txn is None or txn.state == "open":
             raise LostError(
@@ -327,51 +232,57 @@ class Participant:
             before = [one for one in self._peers(txn) if one.turn < txn.turn]
             chosen = [*sorted(before, key=lambda one: one.turn), txn]  # of one turn: by their votes
             for one in chosen:
-                if one.log is None or one.log.end != one.end:
-                    raise LostError(
-                        "DAMAGED", f"transaction {one.id} was prepared, and its file is damaged"
-                    )
-            self._write({"decided": [one.id for one in chosen]})
-            for one in chosen:
-                one.state = "decided"
-            self._decided += chosen
-        self.finish()
+                if one.damaged:
+                    raise one.damage()
+            self.ledger.decide(chosen)
+        self.finish(txn.of)
 
-    def finish(self) -> None:
-        """Let the target apply what is decided."""
-        while self._decided:
-            txn = self._decided[0]
-            if txn.log is None:
-                raise LostError("DAMAGED", f"the file of transaction {txn.id} is gone")
+    def finish(self, of: Step) -> None:
+        """Let the target apply what is decided of this flow and step."""
+        while queue := self.ledger.queues.get(of):
+            if self._applied >= REMEMBERED // 2:
+                self._settle()
+                continue
+            txn = queue[0]
+            txn.doubt = True
             with self._asked():
-                self.target.apply(txn.id, txn.log.records())
-            # The next entry that is synced makes this one safe; until then the target remembers.
-            self._applied += 1
-            sync = self._applied % (REMEMBERED // 2) == 0
-            self._write({"committed": [txn.id], "of": list(txn.of)}, sync=sync)
-            self._decided.pop(0)
-            del self.txns[txn.id]
-            self._remember(txn.of, txn.id)
-            self.records += txn.count
-            self.commits += 1
-            with contextlib.suppress(OSError):
-                txn.log.remove()
-            if self._ledger.lines > max(_LINES, 2 * len(self.txns)):
-                self._ledger.rewrite(self._entries())
+                self.target.apply(txn.id, txn.records())
+            self._done(txn)
+
+    def _settle(self) -> None:
+        """Ask the target about all that is in doubt (rule 9)."""
+        for txn in [one for queue in self.ledger.queues.values() for one in queue if one.doubt]:
+            unread = Absent(txn.damage())
+            try:
+                with self._asked():
+                    self.target.apply(txn.id, unread)
+            except RailgunError:
+                if not unread.wanted:
+                    raise
+            if unread.wanted:
+                txn.doubt = False
+            else:
+                self._done(txn)
+        self._applied = 0
+
+    def _done(self, txn: Txn) -> None:
+        """The target has it. The next entry that is synced makes this one safe; until then the target remembers."""
+        self._applied += 1
+        self.records += txn.count
+        self.commits += 1
+        self.ledger.committed(txn, sync=self._applied >= REMEMBERED // 2)
 
     def abort(self, id: str) -> None:
         """Forget it."""
         txn = self.txns.get(id)
-        if self._is_committed(id) or (txn is not None and txn.state == "decided"):
+        if self.ledger.is_committed(id) or (txn is not None and txn.state == "decided"):
             raise SinkError("COMMITTED", f"transaction {id} is committed, and cannot be aborted")
         if txn is not None:
-            self._drop(txn)
+            self.ledger.drop(txn)
 
     def uncommitted(self, flow: str, step: str, generation: int) -> list[Txn]:
         """A generation begins: what is left over; and nothing of older ones is taken from now on."""
-        if self._fences.get((flow, step)) != generation:
-            self._write({"fence": [flow, step, generation]})
-            self._fences[flow, step] = generation
+        self.ledger.fence((flow, step), generation)
         return [
             txn
             for txn in self.txns.values()
@@ -396,34 +307,11 @@ class Participant:
         ]
 
     def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:
-        fence = self._fences.get((flow, step), generation)
+        fence = self.ledger.fences.get((flow, step), generation)
         if not alone and generation < fence:
             raise SinkError(
                 "STALE", f"{flow}, {step}: generation {generation} is over, and {fence} has begun"
             )
-
-    def _drop(self, txn: Txn) -> None:
-        if txn.state == "prepared":
-            self._write({"aborted": txn.id})
-        self.txns.pop(txn.id, None)
-        with contextlib.suppress(OSError):
-            if txn.log is not None:
-                txn.log.remove()
-
-    def _is_committed(self, id: str) -> bool:
-        return any(id in known for known in self._committed.values())
-
-    def _remember(self, of: Step, id: str) -> None:
-        known = self._committed.setdefault(of, {})
-        known[id] = None
-        while len(known) > KEPT:
-            del known[next(iter(known))]
-
-    def _write(self, entry: dict[str, Any], sync: bool = True) -> None:
-        """To the ledger, for good. What could not be written before may be there or not: all is written anew then."""
-        if self._ledger.broken:
-            self._ledger.rewrite(self._entries())
-        self._ledger.add(entry, sync=sync)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
@@ -438,9 +326,19 @@ class Participant:
             ) from error
 
 
-def _prepared(txn: Txn) -> dict[str, Any]:
-    names = ("flow", "step", "generation", "worker", "alone", "snapshot", "turn", "end", "count")
-    return {"prepared": txn.id, **{name: getattr(txn, name) for name in names}}
+def name_of(target: Target) -> str:
+    """Which target it is, in words that are the same after a restart."""
+    kind = type(target)
+    return kind.__qualname__ if kind.__str__ is object.__str__ else str(target)
+
+
+def shortened(text: str) -> str:
+    """A text that fits into any answer.
+
+    >>> shortened("short"), len(shortened("x" * 10_000_000))
+    ('short', 2001)
+    """
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
 
 
 def turn_of(snapshot: int, before: list[int]) -> int:

@@ -15,13 +15,14 @@ A flow writes to it by `Outside(data="railgun-sink")` on the same machine, or `O
 Rules:
 
 1. Whoever connects proves that they know the secret, before anything else is read (`wire.hello`). The secret is made at
-   the first start, and lies in the directory beside the address, so that flows on the same machine find both.
+   the first start, and lies in the directory beside the address, so that flows on the same machine find both. Only
+   some who have not proved it yet are let in at a time.
 2. It listens on loopback, and elsewhere only with TLS.
 3. What is asked for is done by one thread, in the order in which it came; what it means is told in `participant.py`.
    The frames are in `wire/proto/sinks.proto`. Every frame has one answer, in order; while it takes long a `Pong` comes
    now and then, so a slow sink is not taken for one that is gone.
 4. What a session asks for wrongly is answered with `Failed`, a code and a sentence. Bytes that are no frame, a command
-   that is none of ours, or bytes with a gap before them, also end that session. Nothing ends the server.
+   that is none of ours or too long, or bytes with a gap before them, also end that session. Nothing ends the server.
 5. A session is not read while much of what it has sent is not done; one that does not read its answers is ended when
    too many wait; one whose other end is gone is found by the system (keep-alive).
 6. On `stop` it takes nothing more, ends what is being done, and leaves the rest on disk: it loses nothing.
@@ -47,14 +48,14 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from railgun.connector.errors import MisuseError, SinkError
-from railgun.connector.sinks.participant import Participant
+from railgun.connector.sinks.participant import Participant, shortened
 from railgun.connector.sinks.targets import Target
 from railgun.connectors.sink_address import ADDRESS, DATA, SECRET
 from railgun.core.errors import RailgunError
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import FileLock
 from railgun.wire.commands import VERSION, Frame, FrameError, FrameReader, encode
-from railgun.wire.connection import Connection
+from railgun.wire.connection import Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
 from railgun.wire.listening import OpenListenError, is_loopback, secret_in
 from railgun.wire.proto import sinks_pb2 as s
@@ -65,7 +66,9 @@ MOST_UNDONE: Final = 16 << 20  # bytes a session has sent that are not done yet
 MOST_UNREAD: Final = 4 << 20  # bytes of answers that nobody reads
 ALIVE: Final = 3.0  # seconds between two signs of life, while something is being done
 AT_ONCE: Final = 64  # frames that are done together
+MOST_LISTED: Final = 10_000  # transactions in one answer; whoever aborts them asks for more
 _OF_A_FRAME: Final = 500  # bytes of memory, but for what it carries
+_LONGEST: Final = 32 << 10  # bytes of a command, but for what it carries: names are short
 Told = Callable[[str, dict[str, Any]], None]
 
 
@@ -103,6 +106,7 @@ class SinkServer:
         self._lock: FileLock | None = None
         self._server: asyncio.Server | None = None
         self._sessions: dict[Connection, _Session] = {}
+        self._gate = Gate()
         self._strangers: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._thread: ThreadPoolExecutor
         self._stopping = False
@@ -214,10 +218,10 @@ class SinkServer:
             context = {"message": "told() of a SinkServer has raised", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    def _accept(self) -> Connection:
+    def _accept(self) -> asyncio.BaseProtocol:
         made = Connection(self.secret, self._opened, self._received, self._closed)
         self._strangers.add(made)
-        return made
+        return self._gate.admit(made)
 
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
@@ -274,12 +278,12 @@ class SinkServer:
             try:
                 answers.append(self._answer(frame, heard))
             except MisuseError as error:
-                answers.append(p.Failed(code=error.code, text=str(error)))
+                answers.append(p.Failed(code=error.code, text=shortened(str(error))))
                 return answers, True, heard
             except Exception as error:
-                code = code_of(error)
-                answers.append(p.Failed(code=code, text=str(error) or repr(error)))
-                heard.append(("failed", {"code": code, "text": str(error)}))
+                code, text = code_of(error), shortened(str(error) or repr(error))
+                answers.append(p.Failed(code=code, text=text))
+                heard.append(("failed", {"code": code, "text": text}))
         return answers, False, heard
 
     def _answer(self, frame: Frame, heard: list[tuple[str, dict[str, Any]]]) -> Message:
@@ -294,7 +298,7 @@ class SinkServer:
                 try:
                     part.prepare(asked.txn, asked.snapshot, asked.end, asked.count)
                 except Exception as error:
-                    code, text = code_of(error), str(error) or repr(error)
+                    code, text = code_of(error), shortened(str(error) or repr(error))
                     heard.append(("vote-no", {"txn": asked.txn, "code": code, "text": text}))
                     return s.Vote(txn=asked.txn, yes=False, code=code, text=text)
                 return s.Vote(txn=asked.txn, yes=True)
@@ -312,7 +316,7 @@ class SinkServer:
                             txn=txn.id, generation=txn.generation, snapshot=txn.snapshot,
                             worker=txn.worker, prepared=txn.state == "prepared", end=txn.end, count=txn.count,
                         )
-                        for txn in found
+                        for txn in found[:MOST_LISTED]
                     ]
                 )  # fmt: skip
             case p.Ping():
@@ -339,8 +343,12 @@ class _Session:
             return
         try:
             for frame in self._reader.feed(data):
+                size = frame.command.ByteSize()
+                if size > _LONGEST:
+                    what = type(frame.command).__name__
+                    raise FrameError(f"{what} of {size:,} bytes: {_LONGEST:,} are the most")
                 self._frames.append(frame)
-                self._undone += _OF_A_FRAME + len(frame.blob)
+                self._undone += _size(frame)
         except FrameError as error:
             self._refuse(error.code, str(error))
             return
@@ -366,10 +374,13 @@ class _Session:
                     self.server.tell("refused", {"code": "SLOW", "text": "answers are not read"})
                     self.connection.transport.abort()
                     return
-                self._undone -= sum(_OF_A_FRAME + len(frame.blob) for frame in frames)
+                self._undone -= sum(map(_size, frames))
                 if self._paused and self._undone <= MOST_UNDONE // 2:
                     self._paused = False
                     self.connection.transport.resume_reading()
+        except Exception as error:  # nothing may wait for an answer that never comes
+            self.server.tell("failed", {"code": code_of(error), "text": shortened(repr(error))})
+            self.end()
         finally:
             self._task = None
 
@@ -402,6 +413,11 @@ class _Session:
         if self._task is not None:
             with contextlib.suppress(Exception):
                 await asyncio.shield(self._task)
+
+
+def _size(frame: Frame) -> int:
+    """Bytes of memory, about."""
+    return _OF_A_FRAME + int(frame.command.ByteSize()) + len(frame.blob)
 
 
 def code_of(error: Exception) -> str:

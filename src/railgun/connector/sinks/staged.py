@@ -137,6 +137,30 @@ class Staged:
             )
 
 
+class Absent:
+    """Records that are not at hand: whoever wants to read them hears why.
+
+    >>> absent = Absent(LostError("DAMAGED", "they are gone"))
+    >>> list(absent)
+    Traceback (most recent call last):
+    railgun.connector.errors.LostError: they are gone
+    >>> absent.wanted
+    True
+    """
+
+    def __init__(self, why: LostError) -> None:
+        self._why = why
+        self.wanted = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.batches()
+
+    def batches(self) -> Iterator[Any]:
+        """There are none."""
+        self.wanted = True
+        raise self._why
+
+
 class Given:
     """Records that are at hand, for tests of targets.
 

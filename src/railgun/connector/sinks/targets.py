@@ -20,7 +20,8 @@ Rules:
    or the machine died) none.
 2. `apply` may come again for a transaction that was applied, also in another process, and then does nothing. So
    a target remembers which it has applied, *in the same atomic step*. The server applies one at a time and writes that
-   down, so it asks again for the last ones only: to remember the last `REMEMBERED` is enough.
+   down, so it asks again for the last ones only: to remember the last `REMEMBERED` is enough. It also asks by records
+   that cannot be read: a target looks whether it knows the transaction before it reads, and lets their error pass.
 3. `check` says whether `apply` could take these records, and changes nothing. It raises `BadRecordError` for one that
    can never be taken. What it let pass is promised to the flow: `apply` may then fail for a while (`TargetError`), and
    is called again until it succeeds.

@@ -1,0 +1,107 @@
+"""`railgun sink list`, `drop` and `moved`: what waits in the directory of a sink that does not run.
+
+For the day on which a transaction can never be committed: its file is damaged, or the target will not have it. It stops
+its flow and step for good, and only people can say that its records may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from railgun.cli.administer import confirm
+from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.client.registry import Registry
+from railgun.connector.errors import SinkError
+from railgun.connector.sinks.ledger import Ledger, Txn
+from railgun.snapshots.errors import LockedError
+from railgun.snapshots.lock import FileLock
+
+_WORDS: Final = {
+    "open": "is being sent",
+    "prepared": "waits for its flow",
+    "decided": "waits for the target",
+}
+
+
+def list_(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Which transactions wait, and for what."""
+    with _opened(options) as ledger:
+        found = list(ledger.txns.values())
+        out.data(target=ledger.target, transactions=[_told(txn) for txn in found])
+        for txn in found:
+            what = f"{txn.flow}, {txn.step}" if txn.state == "open" else _in_words(txn)
+            state = "is damaged" if txn.damaged else _WORDS[txn.state]
+            out.line(f"{txn.id} {state}: {what}", "red" if txn.damaged else "")
+        if not found:
+            out.line(f"{options.data}: nothing waits")
+    return DONE
+
+
+def drop(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Give one up: its records are lost, and its flow goes on without them."""
+    with _opened(options) as ledger:
+        txn = ledger.txns.get(options.id)
+        if txn is None:
+            raise CommandError(
+                FAILED, "no-transaction", f"no transaction {options.id} waits in {options.data}"
+            )
+        what = _in_words(txn)
+        confirm(options, out, f"lose {what} for good, and let the flow take them for committed")
+        ledger.give_up(txn)
+        out.data(dropped=_told(txn))
+        out.line(f"dropped {txn.id}: {what} are lost")
+    return DONE
+
+
+def moved(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """The target has another name from now on."""
+    with _opened(options) as ledger:
+        before = ledger.target
+        confirm(
+            options, out, f"let the next sink in {options.data} fill something else than {before}"
+        )
+        ledger.belong_to("")
+        out.data(was=before)
+        out.line(
+            f"{options.data}: the next sink says where it all goes; so far it went to {before}"
+        )
+    return DONE
+
+
+@contextlib.contextmanager
+def _opened(options: argparse.Namespace) -> Iterator[Ledger]:
+    directory = Path(options.data).absolute()
+    if not (directory / "ledger").exists():
+        raise CommandError(USAGE, "no-sink", f"no sink has worked in {directory}")
+    ledger = Ledger(directory)
+    try:
+        lock = FileLock(directory / "lock")
+        try:
+            ledger.open()
+            yield ledger
+        finally:
+            ledger.close()
+            lock.release()
+    except LockedError as error:
+        raise CommandError(
+            NO_NODE, "in-use", f"a sink works in {directory}: stop it first"
+        ) from error
+    except SinkError as error:
+        raise CommandError(FAILED, error.code.lower(), str(error)) from error
+    except OSError as error:
+        raise CommandError(FAILED, "disk", f"{directory}: {error}") from error
+
+
+def _told(txn: Txn) -> dict[str, Any]:
+    names = "id flow step state generation snapshot worker alone count end damaged"
+    return {name: getattr(txn, name) for name in names.split()}
+
+
+def _in_words(txn: Txn) -> str:
+    """What a transaction holds."""
+    return f"{txn.count:,} records of {txn.flow}, {txn.step} for snapshot {txn.snapshot}"
