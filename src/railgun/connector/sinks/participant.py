@@ -59,6 +59,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ from typing import Any, Final, Literal
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
 from railgun.connector.sinks.journal import Journal
-from railgun.connector.sinks.staged import Log
+from railgun.connector.sinks.staged import Log, Staged
 from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
 from railgun.connectors.staging import sync_directory
 from railgun.core.errors import RailgunError
@@ -140,6 +141,7 @@ class Participant:
             self._replay(entry)
         told += self._read_logs()
         self._ledger.rewrite(self._entries())
+        self.target.sink = self._id()
         self.target.open()
         if self._decided:
             told.append(f"{len(self._decided)} transactions were decided on, and are applied now")
@@ -148,6 +150,15 @@ class Participant:
             except RailgunError as error:
                 told.append(f"they wait: {error}")
         return told
+
+    def _id(self) -> str:
+        """What tells this sink from all others, made at the first start."""
+        journal, entries = Journal.open(self.directory / "id")
+        if not entries:
+            entries = [uuid.uuid4().hex]
+            journal.add(*entries)
+        journal.close()
+        return str(entries[0])
 
     def close(self) -> None:
         """Leave everything as it is."""
@@ -302,12 +313,12 @@ class Participant:
                 "BAD_RECORDS",
                 f"transaction {txn.id} has {found:,} records here, and {count:,} were announced",
             )
+        turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
         with self._asked():
-            self.target.check(records)
+            self.target.check_beside(records, *self._promised(txn, turn))
         txn.log.sync()
         sync_directory(self._staged)
-        txn.snapshot, txn.count = snapshot, count
-        txn.turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
+        txn.snapshot, txn.count, txn.turn = snapshot, count, turn
         self._write(_prepared(txn))
         txn.state = "prepared"
         del self.txns[txn.id]
@@ -394,6 +405,16 @@ class Participant:
             if one.state == "prepared" and not one.alone and (*one.of, one.generation) == mine
             if one is not txn
         ]
+
+    def _promised(self, txn: Txn, turn: int) -> tuple[list[Staged], list[Staged]]:
+        """What is applied before this one for certain, in this order, and what may be. (Not what is alone: if its
+        writer is gone it is never committed, and the same comes again.)"""
+        before = sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
+        prepared = [p for p in self.txns.values() if p.state == "prepared" and not p.alone]
+        return (
+            [p.log.records() for p in (*self._decided, *before) if p.log is not None],
+            [p.log.records() for p in prepared if p not in before and p.log is not None],
+        )
 
     def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:
         fence = self._fences.get((flow, step), generation)
