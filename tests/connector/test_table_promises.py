@@ -183,6 +183,30 @@ def test_a_database_may_be_made_anew_while_the_sink_runs(
         target.check(rows({"n": 1}, {"n": "x"}))
 
 
+def test_a_file_of_sqlite_that_is_taken_away_is_made_anew(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/out.db")
+    target = TableTarget(database.url, "totals")
+    target.open()
+    for n in range(3):
+        target.check(rows({"n": n}))
+        target.apply(new(), rows({"n": n}))
+        assert database.ask("SELECT n FROM totals") == [(n,)]
+        (tmp_path / "out.db").unlink()
+    target.close()
+
+
+def test_a_database_that_is_not_there_yet_is_an_error_that_may_pass(tmp_path: Path) -> None:
+    late = TableTarget(f"sqlite:///{tmp_path}/late/out.db", "totals")
+    nobody = TableTarget("postgresql://tester@127.0.0.1:1/postgres", "totals")
+    for target in (late, nobody):
+        with pytest.raises(TargetError) as caught:
+            target.open()
+        assert caught.value.code == "TARGET"
+    (tmp_path / "late").mkdir()
+    late.open()
+    late.close()
+
+
 # ---------------------------------------------------------------- nobody waits for ever
 
 

@@ -10,7 +10,8 @@ Rules:
    its commit is a file that is deleted, which FULL does not make safe. PostgreSQL: `synchronous_commit` is not off.
 5. Nobody is waited for longer than `LOCKED` seconds: then it is an error that may pass. `interrupt` ends what is being
    waited for, from any thread.
-6. A connection that was lost while nothing was done is made anew, without an error.
+6. A connection that was lost while nothing was done is made anew, without an error; so is one to a file of SQLite
+   that somebody has taken away or replaced.
 7. A value is stored as it is, or refused. Where a database would take another in its place (text that looks like a
    number, NaN, an integer as a real that cannot hold it) it is not asked.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import sqlite3
 from abc import ABC, abstractmethod
@@ -286,6 +288,7 @@ class _SQLite(Database):
     def __init__(self, path: str) -> None:
         self.path = path
         self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"sqlite:///{self.path}"
@@ -293,22 +296,36 @@ class _SQLite(Database):
     @contextlib.contextmanager
     def transaction(self, keep: bool = True) -> Iterator[Transaction]:
         try:
+            db = self._begun()
+            try:
+                yield _SQLiteTransaction(db)
+                db.execute("COMMIT" if keep else "ROLLBACK")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            self.close()
+            raise TargetError(f"{self}: {error}") from error
+
+    def _begun(self) -> sqlite3.Connection:
+        """A transaction has begun, in the file that is there: what is written to one that was taken away is gone."""
+        while True:
             if self._db is None:
+                self._file = None
                 self._db = sqlite3.connect(
                     self.path, timeout=LOCKED, isolation_level=None, check_same_thread=False
                 )
                 self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield _SQLiteTransaction(self._db)
-                self._db.execute("COMMIT" if keep else "ROLLBACK")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
+            there = None
+            with contextlib.suppress(OSError):
+                found = os.stat(self.path)
+                there = found.st_dev, found.st_ino
+            if self._file in (None, there):
+                self._file = there
+                return self._db
             self.close()
-            raise TargetError(f"{self}: {error}") from error
 
     def fitting(self, column: Column, value: Any) -> Any:
         if value is None:
