@@ -407,13 +407,16 @@ class Participant:
         ]
 
     def _promised(self, txn: Txn, turn: int) -> tuple[list[Staged], list[Staged]]:
-        """What is applied before this one for certain, in this order, and what may be. (Not what is alone: if its
-        writer is gone it is never committed, and the same comes again.)"""
-        before = sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
-        prepared = [p for p in self.txns.values() if p.state == "prepared" and not p.alone]
+        """What is applied before this one for certain, in this order; and what may be applied before it or after. (What
+        is prepared alone may be neither: if its writer is gone it is never committed, and the same comes again.)"""
+        waiting = [p for p in self.txns.values() if p.state == "decided" or not p.alone]
+        first = [p for p in waiting if p.of == txn.of and p.state == "decided"]
+        first += sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
+        known = {p.id for p in first}
+        others = [p for p in waiting if p.state != "open" and p.id not in known]
         return (
-            [p.log.records() for p in (*self._decided, *before) if p.log is not None],
-            [p.log.records() for p in prepared if p not in before and p.log is not None],
+            [p.log.records() for p in first if p.log is not None],
+            [p.log.records() for p in others if p.log is not None],
         )
 
     def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:

@@ -16,7 +16,8 @@ Rules:
 5. If rows can exclude each other (keys, references to the table itself, triggers), they are tried together with all
    that was promised before and is not applied yet: after what comes first for certain, and then before the others.
    So a key that is there twice is found, whichever comes first; and a reference is good only if what it refers to
-   comes first for certain. The vote then costs what these rows cost, too.
+   comes first for certain. The vote then costs what these rows cost, too. One of the others that cannot be applied
+   any more, since somebody has changed the table, does not count.
 6. A database that cannot be reached is an error that may pass. Both tables are looked for each time, and made if they
    are gone: a database may be made anew while the sink runs.
 7. Several sinks may fill a table. Each has its own ids in `railgun_applied`: `target` is the table and the sink's id.
@@ -50,7 +51,6 @@ from railgun.connector.sinks.targets import (
     Target,
     TargetError,
 )
-from railgun.core.errors import RailgunError
 
 SOME: Final = 500  # rows inserted together
 _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
@@ -104,12 +104,10 @@ class TableTarget(Target):
         """Leave the database."""
         self.database.close()
 
-    def _find(self, db: Transaction, records: Records | None = None) -> None:
+    def _find(self, db: Transaction) -> None:
         if db.columns(APPLIED) is None:  # asked first: whoever may not make tables can have it made
             db.run(self.database.make_applied)
         self.columns = db.columns(self.table)
-        if self.columns is None and records is not None:
-            self._make(db, records)
 
     # ------------------------------------------------------------ the two phases
 
@@ -125,27 +123,32 @@ class TableTarget(Target):
             missing = db.columns(APPLIED) is None or db.columns(self.table) is None
         if missing:
             with self.database.transaction() as db:
-                self._find(db, records)
+                self._find(db)
+                if self.columns is None:
+                    self._make(db, records)
         try:
             self._try(first, records, others)
         except _PromisedError:
             if not others:
                 raise
-            try:
-                self._try((*first, *others), records)  # which of these is to blame
+            try:  # who is to blame: these, or one of the others even without them
+                self._try(first, records, others, others_first=True)
             except BadRecordError as bad:
                 why = "a transaction that is prepared and not committed yet excludes it"
                 raise BadRecordError(f"{bad}; {why}", bad.record, bad.column) from bad
-            raise
 
     def _try(
-        self, first: Sequence[Records], records: Records, others: Sequence[Records] = ()
+        self,
+        first: Sequence[Records],
+        records: Records,
+        others: Sequence[Records],
+        others_first: bool = False,
     ) -> None:
         try:
-            self._rehearse(first, records, others)
+            self._rehearse(first, records, others, others_first)
         except RefusedError as late:
             try:
-                self._rehearse(first, records, at_once=True)
+                self._rehearse(first, records, others, others_first, at_once=True)
             except BadRecordError as error:
                 if str(late) in str(error):  # else it is good in the end, and another is to blame
                     raise error from late
@@ -158,7 +161,8 @@ class TableTarget(Target):
         self,
         first: Sequence[Records],
         records: Records,
-        others: Sequence[Records] = (),
+        others: Sequence[Records],
+        others_first: bool,
         at_once: bool = False,
     ) -> None:
         with self.database.transaction(keep=False) as db:
@@ -166,29 +170,40 @@ class TableTarget(Target):
             if not db.looks_around(self.table):
                 first = others = ()
             self._insert_promised(db, first)
+            if others_first:
+                self._insert_promised(db, others, skip=True)
             if at_once:
                 db.at_once()
             self._insert(db, records)
             db.tried()
-            self._insert_promised(db, others)
+            if not others_first:
+                self._insert_promised(db, others)
 
-    def _insert_promised(self, db: Transaction, promised: Sequence[Records]) -> None:
-        try:
-            for records in promised:
+    def _insert_promised(
+        self, db: Transaction, promised: Sequence[Records], skip: bool = False
+    ) -> None:
+        """What was promised before; what cannot be applied any more is an error, or skipped."""
+        for records in promised:
+            db.run("SAVEPOINT railgun_promised")
+            try:
                 self._insert(db, records)
-            if promised:
                 db.tried()
-        except (RailgunError, RefusedError) as error:
-            raise _PromisedError(
-                f"{self}: another transaction, which was promised before, could not be applied: {error}"
-            ) from error
+            except (BadRecordError, SinkError, RefusedError) as error:
+                if not skip:
+                    raise _PromisedError(
+                        f"{self}: another transaction, which was promised before, could not be applied: {error}"
+                    ) from error
+                db.run("ROLLBACK TO SAVEPOINT railgun_promised")
+            db.run("RELEASE SAVEPOINT railgun_promised")
 
     def apply(self, transaction: str, records: Records) -> None:
         """The rows and the id, at once."""
         mine = f"{self.table} {self.sink}".strip()
         with self.database.transaction() as db:
-            self._find(db, records)
+            self._find(db)
             if db.run(self.database.mark, (mine, transaction, self.table, transaction)):
+                if self.columns is None:
+                    self._make(db, records)
                 self._insert(db, records)
                 db.run(self.database.forget, (mine, mine, REMEMBERED))
 
