@@ -90,16 +90,19 @@ def test_others_are_looked_at_only_where_rows_can_exclude_each_other(
 ) -> None:
     database.ask("CREATE TABLE totals (n BIGINT NOT NULL CHECK (n > 0))")
     target.open()
-    target.check_beside(rows({"n": 1}), [Unread()], [Unread()])
+    target.check_beside(rows({"n": 1}), {new(): Unread()}, {new(): Unread()})
     database.ask("CREATE UNIQUE INDEX one_n ON totals (n)")
     with pytest.raises(TargetError, match=r"promised before.*they are not whole"):
-        target.check_beside(rows({"n": 1}), [Unread()], [])
-    broken = [Unread(), rows({"n": 2}), rows({"n": 2})]  # by somebody else, since it was promised
-    target.check_beside(rows({"n": 1}), [], broken)
+        target.check_beside(rows({"n": 1}), {new(): Unread()}, {})
+    broken = {"a": Unread(), "b": rows({"n": 2}), "c": rows({"n": 2})}  # since it was promised
+    target.check_beside(rows({"n": 1}), {}, broken)
     with pytest.raises(BadRecordError, match=r"record 1.*database says.*not committed yet"):
-        target.check_beside(rows({"n": 1}, {"n": 2}), [], broken)
-    target.check_beside(rows({"n": 1}), [rows({"n": 2})], [rows({"n": 3})])
+        target.check_beside(rows({"n": 1}, {"n": 2}), {}, broken)
     assert database.ask("SELECT * FROM totals") == []
+    target.apply("a" * 32, rows({"n": 2}))
+    done = {"a" * 32: rows({"n": 2})}  # and the sink does not know it yet
+    target.check_beside(rows({"n": 1}), done, {})
+    target.check_beside(rows({"n": 1}), {}, done)
 
 
 def test_what_is_refused_at_the_end_is_named_if_it_is_known(postgres: Database) -> None:
@@ -110,7 +113,7 @@ def test_what_is_refused_at_the_end_is_named_if_it_is_known(postgres: Database) 
     target.open()
     late = ({"id": 1, "up": 2}, {"id": 2})
     target.check(rows(*late))
-    target.check_beside(rows(*late), [rows({"id": 3, "up": 4}, {"id": 4})], [])
+    target.check_beside(rows(*late), {new(): rows({"id": 3, "up": 4}, {"id": 4})}, {})
     with pytest.raises(BadRecordError, match=r"at the end.*\(9\)") as caught:
         target.check(rows(*late, {"id": 3, "up": 9}))
     assert (caught.value.record, caught.value.column) == (-1, "up"), "not the first, which is good"

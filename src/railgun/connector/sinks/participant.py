@@ -315,7 +315,8 @@ class Participant:
             )
         turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
         with self._asked():
-            self.target.check_beside(records, *self._promised(txn, turn))
+            first, others = self._promised(txn, turn)
+            self.target.check_beside(records, first, others)
         txn.log.sync()
         sync_directory(self._staged)
         txn.snapshot, txn.count, txn.turn = snapshot, count, turn
@@ -406,7 +407,7 @@ class Participant:
             if one is not txn
         ]
 
-    def _promised(self, txn: Txn, turn: int) -> tuple[list[Staged], list[Staged]]:
+    def _promised(self, txn: Txn, turn: int) -> tuple[dict[str, Staged], ...]:
         """What is applied before this one for certain, in this order; and what may be applied before it or after. (What
         is prepared alone may be neither: if its writer is gone it is never committed, and the same comes again.)"""
         waiting = [p for p in self.txns.values() if p.state == "decided" or not p.alone]
@@ -414,9 +415,8 @@ class Participant:
         first += sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
         known = {p.id for p in first}
         others = [p for p in waiting if p.state != "open" and p.id not in known]
-        return (
-            [p.log.records() for p in first if p.log is not None],
-            [p.log.records() for p in others if p.log is not None],
+        return tuple(
+            {p.id: p.log.records() for p in some if p.log is not None} for some in (first, others)
         )
 
     def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:

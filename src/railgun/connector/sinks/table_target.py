@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from railgun.connector.errors import SinkError
@@ -52,6 +52,7 @@ from railgun.connector.sinks.targets import (
     TargetError,
 )
 
+Promised = Mapping[str, Records]  # transactions, in the order in which they are applied
 SOME: Final = 500  # rows inserted together
 _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 
@@ -113,11 +114,9 @@ class TableTarget(Target):
 
     def check(self, records: Records) -> None:
         """Try it, and let the database forget it."""
-        self.check_beside(records, (), ())
+        self.check_beside(records, {}, {})
 
-    def check_beside(
-        self, records: Records, first: Sequence[Records], others: Sequence[Records]
-    ) -> None:
+    def check_beside(self, records: Records, first: Promised, others: Promised) -> None:
         """Try it together with what was promised before."""
         with self.database.transaction(keep=False) as db:
             missing = db.columns(APPLIED) is None or db.columns(self.table) is None
@@ -139,9 +138,9 @@ class TableTarget(Target):
 
     def _try(
         self,
-        first: Sequence[Records],
+        first: Promised,
         records: Records,
-        others: Sequence[Records],
+        others: Promised,
         others_first: bool = False,
     ) -> None:
         try:
@@ -159,16 +158,16 @@ class TableTarget(Target):
 
     def _rehearse(
         self,
-        first: Sequence[Records],
+        first: Promised,
         records: Records,
-        others: Sequence[Records],
+        others: Promised,
         others_first: bool,
         at_once: bool = False,
     ) -> None:
         with self.database.transaction(keep=False) as db:
             self.columns = db.columns(self.table)  # somebody may have mended it
             if not db.looks_around(self.table):
-                first = others = ()
+                first = others = {}
             self._insert_promised(db, first)
             if others_first:
                 self._insert_promised(db, others, skip=True)
@@ -179,14 +178,12 @@ class TableTarget(Target):
             if not others_first:
                 self._insert_promised(db, others)
 
-    def _insert_promised(
-        self, db: Transaction, promised: Sequence[Records], skip: bool = False
-    ) -> None:
+    def _insert_promised(self, db: Transaction, promised: Promised, skip: bool = False) -> None:
         """What was promised before; what cannot be applied any more is an error, or skipped."""
-        for records in promised:
+        for transaction, records in promised.items():
             db.run("SAVEPOINT railgun_promised")
             try:
-                self._insert(db, records)
+                self._apply(db, transaction, records)
                 db.tried()
             except (BadRecordError, SinkError, RefusedError) as error:
                 if not skip:
@@ -198,14 +195,17 @@ class TableTarget(Target):
 
     def apply(self, transaction: str, records: Records) -> None:
         """The rows and the id, at once."""
-        mine = f"{self.table} {self.sink}".strip()
         with self.database.transaction() as db:
             self._find(db)
-            if db.run(self.database.mark, (mine, transaction, self.table, transaction)):
-                if self.columns is None:
-                    self._make(db, records)
-                self._insert(db, records)
-                db.run(self.database.forget, (mine, mine, REMEMBERED))
+            self._apply(db, transaction, records)
+
+    def _apply(self, db: Transaction, transaction: str, records: Records) -> None:
+        mine = f"{self.table} {self.sink}".strip()
+        if db.run(self.database.mark, (mine, transaction, self.table, transaction)):
+            if self.columns is None:
+                self._make(db, records)
+            self._insert(db, records)
+            db.run(self.database.forget, (mine, mine, REMEMBERED))
 
     def _insert(self, db: Transaction, records: Records) -> None:
         number = 0

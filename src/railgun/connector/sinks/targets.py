@@ -35,7 +35,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final, Protocol
 
 from railgun.core.errors import RailgunError
@@ -84,9 +84,10 @@ class Target(ABC):
         """Raise for records that `apply` could not take."""
 
     def check_beside(
-        self, records: Records, first: Sequence[Records], others: Sequence[Records]
+        self, records: Records, first: Mapping[str, Records], others: Mapping[str, Records]
     ) -> None:
-        """`check`, of records that are applied after `first`, and before or after `others` or without them."""
+        """`check`, of records that are applied after the transactions `first`, and before or after `others`, or without
+        them. One of these may have been applied by now."""
         self.check(records)
 
     @abstractmethod
