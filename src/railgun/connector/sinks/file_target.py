@@ -5,11 +5,13 @@ Rules:
 1. The file is the target's. What was in it at the first start stays at its beginning.
 2. Beside it lies a journal, `.<name>.journal`: which transaction ends at which byte. An entry there is the commit. It
    is written when the bytes are safe in the file.
-3. Bytes after the last entry belong to nobody: a crash has left them. They are cut off before anything is written.
-4. A file that is shorter than its journal says was changed by somebody else. Nothing is written then; the error says
-   what to do.
-5. One program at a time has the file.
-6. A reader may see lines before they are committed, or a part of one. The server has decided on them by then, and
+3. Names are made safe, too: of the file, the journal, and directories that were made for them.
+4. Bytes after the last entry belong to nobody: a crash has left them. They are cut off before anything is written.
+5. A file that is shorter than its journal says was changed by somebody else. Nothing is written then; the error says
+   what to do. So was a journal with whole entries after one that is not: a crash tears only the end. With it nothing is
+   begun, and the file stays as it is.
+6. One program at a time has the file.
+7. A reader may see lines before they are committed, or a part of one. The server has decided on them by then, and
    begins with the same ones after a crash: what was seen once is there in the end, at the same place.
 """
 
@@ -56,7 +58,7 @@ class FileTarget(Target):
     def open(self) -> None:
         """Take the file, and cut off what a crash has left behind."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(self.path.parent)
             if self._lock is None:
                 self._lock = FileLock(self._beside("lock"))
             self._recover()
@@ -64,8 +66,11 @@ class FileTarget(Target):
             raise TargetError(
                 f"{self.path} is written by another sink: stop it, or write another file"
             ) from error
-        except OSError as error:
-            raise self._error(error) from error
+        except BaseException as error:
+            self.close_journal()
+            if isinstance(error, OSError):
+                raise self._error(error) from error
+            raise
 
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{ending}")
@@ -73,20 +78,23 @@ class FileTarget(Target):
     def _recover(self) -> None:
         self.close_journal()
         journal, entries = Journal.open(self._beside("journal"))
+        self._journal = journal
         size = self.path.stat().st_size if self.path.exists() else 0
         if not entries:
             journal.add({"begin": size})
             entries = [{"begin": size}]
         self._applied = {entry["txn"]: entry["end"] for entry in entries if "txn" in entry}
         self.length = max(entry.get("end", entry.get("begin")) for entry in entries)
-        self._journal = journal
         os.close(self._opened())
         sync_directory(self.path.parent)
 
     def _opened(self) -> int:
         """The file, as long as it is committed."""
+        new = not self.path.exists()
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            if new:
+                sync_directory(self.path.parent)
             size = os.fstat(file).st_size
             if size < self.length:
                 raise TargetError(
@@ -121,19 +129,21 @@ class FileTarget(Target):
         try:
             if self._journal is None:
                 self._recover()
-            assert self._journal is not None
+            journal = self._journal
+            assert journal is not None
             if transaction in self._applied:
                 return
-            journal, self._journal = self._journal, None  # what fails leaves it to be read anew
             end = self._append(records)
             journal.add({"txn": transaction, "end": end})
             self._applied[transaction] = self.length = end
             if journal.lines > _LINES:
                 self._applied = dict(list(self._applied.items())[-REMEMBERED:])
                 journal.rewrite({"txn": t, "end": e} for t, e in self._applied.items())
-            self._journal = journal
-        except OSError as error:
-            raise self._error(error) from error
+        except BaseException as error:
+            self.close_journal()  # it is read anew
+            if isinstance(error, OSError):
+                raise self._error(error) from error
+            raise
 
     def _append(self, records: Records) -> int:
         file = self._opened()
@@ -164,3 +174,11 @@ class FileTarget(Target):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _make_directory(path: Path) -> None:
+    """A directory, and those it is in, each safe in the one above."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,8 @@ class Ledger:
         self.fences: dict[Step, int] = {}
         self.target = ""
         """Where committed ones go, in words."""
+        self.sink = ""
+        """What tells this directory from all others, for ever."""
         self._committed: dict[Step, dict[str, None]] = {}
         self._spent: list[Log] = []  # of committed ones: rule 2
         self._staged = directory / "staged"
@@ -115,6 +118,7 @@ class Ledger:
             for entry in entries:
                 self._replay(entry)
             self._read_logs()
+            self.sink = self.sink or uuid.uuid4().hex
             self._rewrite()
             self.sweep()
         except BaseException:
@@ -145,6 +149,8 @@ class Ledger:
                 self.fences[flow, step] = generation
             case {"target": str(target)}:
                 self.target = target
+            case {"sink": str(sink)}:
+                self.sink = sink
             case _:
                 raise SinkError(
                     "BAD_JOURNAL", f"{self._journal.path} has an entry that makes no sense: {entry}"
@@ -164,6 +170,7 @@ class Ledger:
 
     def _entries(self) -> Iterator[dict[str, Any]]:
         """What the journal has to say."""
+        yield {"sink": self.sink}
         yield {"target": self.target}
         for (flow, step), generation in self.fences.items():
             yield {"fence": [flow, step, generation]}

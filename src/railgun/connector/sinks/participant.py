@@ -68,7 +68,7 @@ from typing import Final
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
 from railgun.connector.sinks.ledger import Ledger, Step, Txn
-from railgun.connector.sinks.staged import Absent
+from railgun.connector.sinks.staged import Absent, Staged
 from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
 from railgun.core.errors import RailgunError
 
@@ -102,6 +102,7 @@ class Participant:
         told = self.ledger.open()
         try:
             self.ledger.belong_to(name_of(self.target))
+            self.target.sink = self.ledger.sink
             self.target.open()
         except BaseException:
             self.ledger.close()
@@ -212,10 +213,11 @@ class Participant:
                 "BAD_RECORDS",
                 f"transaction {txn.id} has {found:,} records here, and {count:,} were announced",
             )
+        turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
         with self._asked():
-            self.target.check(records)
-        txn.snapshot, txn.count = snapshot, count
-        txn.turn = turn_of(snapshot, [one.turn for one in self._peers(txn)])
+            first, others = self._promised(txn, turn)
+            self.target.check_beside(records, first, others)
+        txn.snapshot, txn.count, txn.turn = snapshot, count, turn
         self.ledger.prepare(txn)
 
     def commit(self, id: str) -> None:
@@ -305,6 +307,19 @@ class Participant:
             if one.state == "prepared" and not one.alone and (*one.of, one.generation) == mine
             if one is not txn
         ]
+
+    def _promised(self, txn: Txn, turn: int) -> tuple[dict[str, Staged], ...]:
+        """What is applied before this one for certain, in this order; and what may be applied before it or after. (What
+        is prepared alone may be neither: if its writer is gone it is never committed, and the same comes again.)"""
+        waiting = [p for p in self.txns.values() if p.state == "decided" or not p.alone]
+        first = [*self.ledger.queues.get(txn.of, ())]
+        first += sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
+        known = {p.id for p in first}
+        others = [p for p in waiting if p.state != "open" and p.id not in known]
+        return tuple(
+            {p.id: p.log.records() for p in some if p.log is not None and not p.damaged}
+            for some in (first, others)
+        )
 
     def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:
         fence = self.ledger.fences.get((flow, step), generation)

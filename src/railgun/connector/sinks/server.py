@@ -65,6 +65,7 @@ PORT: Final = 7373
 MOST_UNDONE: Final = 16 << 20  # bytes a session has sent that are not done yet
 MOST_UNREAD: Final = 4 << 20  # bytes of answers that nobody reads
 ALIVE: Final = 3.0  # seconds between two signs of life, while something is being done
+PATIENCE: Final = 5.0  # seconds for what is being done when it is to end; then the target is interrupted
 AT_ONCE: Final = 64  # frames that are done together
 MOST_LISTED: Final = 10_000  # transactions in one answer; whoever aborts them asks for more
 _OF_A_FRAME: Final = 500  # bytes of memory, but for what it carries
@@ -192,8 +193,10 @@ class SinkServer:
             (self.data / ADDRESS).unlink()
         for session in list(self._sessions.values()):
             session.end()
+        hurry = asyncio.get_running_loop().call_later(PATIENCE, self.target.interrupt)
         for session in list(self._sessions.values()):
             await session.ended()
+        hurry.cancel()
         for connection in [*self._sessions, *self._strangers]:
             if hasattr(connection, "transport"):
                 connection.transport.abort()

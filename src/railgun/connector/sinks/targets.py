@@ -25,13 +25,18 @@ Rules:
 3. `check` says whether `apply` could take these records, and changes nothing. It raises `BadRecordError` for one that
    can never be taken. What it let pass is promised to the flow: `apply` may then fail for a while (`TargetError`), and
    is called again until it succeeds.
-4. All calls come from one thread, one after the other, but not always the same thread.
+4. Others have been promised before, and are not applied yet. A target whose records can exclude each other (keys of
+   a table) looks at them too: the server calls `check_beside`, which by default is `check`.
+5. `open` raises `TargetError` if it may pass (a database that is not up yet), so that it can be called again; any other
+   error means that somebody has to do something first.
+6. All calls come from one thread, one after the other, but not always the same thread. Only `interrupt` comes from
+   another, at any time: what is being done should fail soon, by a `TargetError`, until the next `open`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final, Protocol
 
 from railgun.core.errors import RailgunError
@@ -70,15 +75,28 @@ class Records(Protocol):
 class Target(ABC):
     """Where committed transactions go."""
 
+    sink: str = ""
+    """An id of the sink it belongs to, the same at each start. Others may fill the same place."""
+
     def open(self) -> None:  # noqa: B027
         """The server starts: whatever a crash has left half done is put in order."""
 
     def check(self, records: Records) -> None:  # noqa: B027
         """Raise for records that `apply` could not take."""
 
+    def check_beside(
+        self, records: Records, first: Mapping[str, Records], others: Mapping[str, Records]
+    ) -> None:
+        """`check`, of records that are applied after the transactions `first`, and before or after `others`, or without
+        them. One of these may have been applied by now."""
+        self.check(records)
+
     @abstractmethod
     def apply(self, transaction: str, records: Records) -> None:
         """Take all records of a transaction, unless it was applied before."""
+
+    def interrupt(self) -> None:  # noqa: B027
+        """Let what is being done fail soon; from any thread."""
 
     def close(self) -> None:  # noqa: B027
         """The server ends."""
