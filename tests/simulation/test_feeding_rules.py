@@ -18,6 +18,9 @@ NAMED = {
     "A stream is released at close, with what was acknowledged last": "holds [0]",
     "A stream is released at close, with what was seen last": "holds []",
     "The registry takes what is of an older generation": "no way leads to",
+    "The registry takes what is of an older generation, and asks for the worker's name, not for its process": (
+        "up to -1, and holds [0]"
+    ),
     "A grant that comes after its session died is not given back": "no way leads to",
 }
 
