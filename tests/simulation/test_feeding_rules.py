@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from railgun.testing import feeding_mutants
+from railgun.testing.explorer import State
 from railgun.testing.fed_world import DEEDS, simulate
-from railgun.testing.feeding import explore, told
+from railgun.testing.feeding import Case, Rules, Tidy, explore, new_explorer, told
 from railgun.testing.feeding_mutants import MUTANTS
 from railgun.testing.model import Violation
 
@@ -34,6 +36,29 @@ def test_the_faults_of_the_original_protocol_are_found_with_a_story(name: str) -
     assert NAMED[name] in story.splitlines()[-1]
     assert "connector 1 → worker" in story
     assert len(found.story) < 25
+
+
+@pytest.mark.simulation
+def test_messages_that_nobody_heeds_change_nothing() -> None:
+    """What is left out of states: the same are reached if it is left out as one goes, or in the end."""
+    case = Case(workers=1, messages=1, closes=1, crashes=1)
+    explorer = new_explorer(case, Rules())
+    tidy = Tidy(explorer, case)
+
+    def reached(tidied: Callable[[State], State]) -> set[State]:
+        seen, todo = {explorer.start}, [explorer.start]
+        while todo:
+            for _, following in explorer.successors(todo.pop()):
+                assert not isinstance(following, Violation)
+                state = tidied(following)
+                if state not in seen:
+                    seen.add(state)
+                    todo.append(state)
+        return seen
+
+    everything, less = reached(lambda state: state), reached(tidy)
+    assert set(map(tidy, everything)) == less
+    assert len(less) < len(everything)
 
 
 SHRINKS: dict[str, Any] = {"messages": 250, "closes": 0, "every": 20.0}

@@ -31,7 +31,7 @@ from railgun.testing.feeding_model import (
 from railgun.testing.fork import fingerprint, fork
 from railgun.testing.model import Violation
 
-__all__ = ["CASES", "LARGE", "Case", "Explored", "Rules", "explore", "told"]
+__all__ = ["CASES", "LARGE", "Case", "Explored", "Rules", "Tidy", "explore", "new_explorer", "told"]
 
 
 @dataclass(slots=True)
@@ -45,16 +45,21 @@ class Explored:
     story: list[Step] = field(default_factory=list)
 
 
-def explore(case: Case, rules: Rules | None = None, limit: int | None = None) -> Explored:
-    """Visit every state; the first violation comes with the shortest story that leads to it."""
-    rules = rules or Rules()
+def new_explorer(case: Case, rules: Rules) -> Explorer:
+    """The nodes of a case: the controller, the workers, the connectors."""
     nodes: list[Any] = [Controller(case, rules)]
     nodes += [WorkerNode(index, case, rules) for index in range(1, case.workers + 1)]
     first = len(nodes)
     nodes += [ConnectorNode(first + index, case, rules) for index in range(case.connectors)]
-    explorer = Explorer(nodes, lambda _: None)
+    return Explorer(nodes, lambda _: None)
+
+
+def explore(case: Case, rules: Rules | None = None, limit: int | None = None) -> Explored:
+    """Visit every state; the first violation comes with the shortest story that leads to it."""
+    explorer = new_explorer(case, rules or Rules())
+    first = case.workers + 1
     result = Explored(case)
-    tidy = _Tidy(explorer, case)
+    tidy = Tidy(explorer, case)
     number: dict[State, int] = {explorer.start: 0}
     came: list[tuple[int, tuple[int, Any, int]] | None] = [None]
     before: list[list[int]] = [[]]  # the states each one is reached from
@@ -92,7 +97,7 @@ def explore(case: Case, rules: Rules | None = None, limit: int | None = None) ->
     return result
 
 
-class _Tidy:
+class Tidy:
     """Takes out of links what will not be heeded. To deliver it would change nothing, now or later."""
 
     def __init__(self, explorer: Explorer, case: Case) -> None:
@@ -106,6 +111,7 @@ class _Tidy:
         self.slots = [(to, count + sender * count + to) for sender, to in pairs]
 
     def __call__(self, state: State) -> State:
+        """The state without it."""
         tidied: list[int] | None = None
         for to, slot in self.slots:
             link = state[slot]

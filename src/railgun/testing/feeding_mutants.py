@@ -97,7 +97,7 @@ class ReleaseWithSeen(_ReleasesAtClose):
         return entry.seen
 
 
-@mutant(PLAIN)
+@mutant(Case(messages=1, closes=1))
 class KeepLateGrant(Table):
     """A grant that comes after its session died is not given back."""
 
