@@ -117,7 +117,7 @@ def test_streams_end_and_connections_are_lost_while_a_snapshot_is_under_way() ->
 def test_mutants_are_caught_on_simulated_workers_too(mutant: type[object], kind: str) -> None:
     assert mutant.__doc__ is not None
     rules, _ = MUTANTS[mutant.__doc__.splitlines()[0].rstrip(".")]
-    plans: list[Any] = [(("shrink 1",) * 2, {"workers": 3} | SHRINKS), ((), LOSSES)]
+    plans: list[Any] = [(("shrink 1",) * 2, {"workers": 3, "long": 15_000} | SHRINKS), ((), LOSSES)]
 
     def hunt() -> None:
         for seed, (deeds, more) in itertools.product(range(6), plans):

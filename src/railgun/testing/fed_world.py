@@ -59,7 +59,7 @@ from railgun.wire import control
 from railgun.wire.outside import pack
 
 NOW: Final = 1_700_000_000_000_000
-LONG: Final = 30_000  # steps; a job left in peace is through long before
+LONG: Final = 60_000  # steps; a job left in peace is through long before
 CALM: Final = (0, 400, 400)  # steps that a connector rests which was sent away
 FULL: Final = 0.15  # how often the disk is full
 LAST: Final = 0.85  # how often a connector goes to the worker that would leave first
@@ -407,6 +407,7 @@ class FedJob:
         closes: int = 2,
         full: float = FULL,
         every: float | None = None,
+        long: int = LONG,
     ) -> None:
         self.chance = random.Random(seed)
         self.deeds = deque(deeds)
@@ -432,7 +433,7 @@ class FedJob:
             )
             for number in range(connectors)
         ]
-        self.full, self.every = full, every
+        self.full, self.every, self.long = full, every, long
         self.calm = self.chance.choice(CALM)  # how many steps connectors rest that were sent away
         self.violation: Violation | None = None
         self.tally: Counter[str] = Counter()
@@ -456,7 +457,7 @@ class FedJob:
         world = FedWorld(self, keeper)
         world.connectors = self.connectors
         pause = self.chance.randint(50, 250)
-        for step in range(LONG):
+        for step in range(self.long):
             world.happen()
             if self.violation is not None:
                 raise self.violation
@@ -474,7 +475,7 @@ class FedJob:
                 self._finish(world)
                 self._close(world, keeper)
                 return True
-        raise Violation("stuck", f"not all was acknowledged within {LONG} steps")
+        raise Violation("stuck", f"not all was acknowledged within {self.long} steps")
 
     def _is_time(self, world: FedWorld) -> bool:
         """Whether the next deed may be done: some wait until the one before is through."""
