@@ -19,7 +19,9 @@ from tests.connector.sinks import Served, Shelf, eventually, new, outside, place
 from railgun.connector.errors import SinkError
 from railgun.connector.sinks import server as sink_server
 from railgun.connector.sinks.server import SinkServer
+from railgun.connector.sinks.targets import TargetError
 from railgun.connectors.outside import Outside, _Link
+from railgun.core.errors import RailgunError
 from railgun.flow.sink import TwoPhaseWriter
 from railgun.wire import connection as connection_module
 from railgun.wire.commands import KINDS, LARGEST, encode
@@ -406,3 +408,31 @@ def test_more_is_left_over_than_fits_into_an_answer(
         writer.close()
     flow.recover("demo", "out", 2, [])
     assert sink.server.participant.txns == {}
+
+
+def test_a_target_that_is_stuck_is_interrupted_when_the_sink_stops(
+    sink: Served, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_server, "PATIENCE", 0.05)
+    busy, interrupted = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        busy.set()
+        assert interrupted.wait(PATIENCE)
+        raise TargetError("interrupted")
+
+    shelf.before_check = wait
+    monkeypatch.setattr(shelf, "interrupt", interrupted.set)
+    writer = outside(sink, timeout=0.5).open(place(5))
+    writer.write([1])
+
+    def vote() -> None:
+        with contextlib.suppress(OSError, RailgunError):  # whatever it hears of a sink that ends
+            writer.prepare(1)  # type: ignore[attr-defined]
+
+    voting = threading.Thread(target=vote)
+    voting.start()
+    assert busy.wait(PATIENCE)
+    sink.stop()
+    assert interrupted.is_set()
+    voting.join()

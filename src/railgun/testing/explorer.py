@@ -19,7 +19,7 @@ unrelated nodes have come. What `may_send` claims is checked in every step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -298,6 +298,10 @@ class Explorer:
             self.links.append(content)
             self.tails.append(tail)
         return found
+
+    def link(self, content: Iterable[int]) -> int:
+        """The number of a link with these messages, in their numbers."""
+        return self._intern_link(tuple(content))
 
     def told(self, step: tuple[int, Any, int]) -> Step:
         """A step, for a story."""

@@ -30,6 +30,7 @@ PLAIN = Case(messages=2, closes=1)
 CRASH = Case(messages=1, closes=0, crashes=1)
 FAILING = Case(messages=1, closes=1, failures=True)
 SHRINK = Case(messages=1, closes=0, shrinks=1)
+STRAGGLER = Case(workers=1, messages=1, closes=1, crashes=1, late=True)
 RACE = Case(messages=2, connectors=2, closes=0)
 
 
@@ -96,7 +97,7 @@ class ReleaseWithSeen(_ReleasesAtClose):
         return entry.seen
 
 
-@mutant(PLAIN)
+@mutant(Case(messages=1, closes=1))
 class KeepLateGrant(Table):
     """A grant that comes after its session died is not given back."""
 
@@ -190,9 +191,17 @@ class DrainKeepsReading(Table):
     __slots__ = ()
 
     def drain(self) -> list[FromTable]:
+        asking = {n: e for n, e in self.entries.items() if e.state is State.PENDING}
+        sessions = {
+            e.session: self.sessions[e.session]
+            for e in asking.values()
+            if e.session in self.sessions
+        }
+        self.entries = {n: e for n, e in self.entries.items() if n not in asking}
+        self.sessions = {n: s for n, s in self.sessions.items() if n not in sessions}
         out = super().drain()
-        self.entries = {}
-        self.draining = False
+        self.entries |= asking
+        self.sessions = sessions
         return out
 
 
@@ -244,6 +253,22 @@ class NoGeneration(Registry):
 
     def relinquish(self, owner: Owner, generation: int, name: str, por: int) -> None:
         super().relinquish(owner, self.generation, name, por)
+
+
+@mutant(STRAGGLER)
+class NoProcess(NoGeneration):
+    """The registry takes what is of an older generation, and asks for the worker's name, not for its process."""
+
+    __slots__ = ()
+
+    def notify(self, owner: Owner, generation: int, name: str, session: int) -> list[FromRegistry]:
+        return super().notify(self._present(owner), generation, name, session)
+
+    def relinquish(self, owner: Owner, generation: int, name: str, por: int) -> None:
+        super().relinquish(self._present(owner), generation, name, por)
+
+    def _present(self, owner: Owner) -> Owner:
+        return next((member for member in self.members if member[0] == owner[0]), owner)
 
 
 @mutant(PLAIN)
