@@ -199,8 +199,8 @@ class Bench:
         with self.job(flow, 4, EVERY) as job:
             args = {"streams": streams, "messages": messages, "connections": 16, "pause": 0.25}
             with self.feeder(name, "many", **args) as process:
-                time.sleep(2)
                 for size in (2, 4, 1):
+                    time.sleep(2)  # messages flow before, between and after
                     began = time.perf_counter()
                     job.scale(size, wait=True, timeout=120)
                     sizes.append(time.perf_counter() - began)
