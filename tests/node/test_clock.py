@@ -70,6 +70,7 @@ def test_ps7_a_clock_that_went_back_makes_nothing_wait_longer_than_it_was_to(
     async def main() -> None:
         async with node(tmp_path) as running:
             running.ahead = 10 * HOUR
+            await looked(running)
             client = await running.client()
             await client.ensure("orders")
             await client.publish("orders", b"0")

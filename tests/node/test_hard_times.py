@@ -1131,8 +1131,8 @@ class Life:
 
     async def consume(self, sub: Subscription) -> None:
         """Take, ack, and wait for it."""
-        while not self.over or len(self.seen) < len(self.told):
-            found = await sub.batch(50, DEADLINE)
+        while True:
+            found = await sub.batch(50)
             offsets = {message.offset for message in found}
             assert not self.safe & offsets, "it was done with"
             self.seen |= offsets
@@ -1155,7 +1155,9 @@ class Life:
             await trouble()
         self.over = True
         await asyncio.gather(*publishing)
-        await consuming
+        await until(lambda: consuming.done() or len(self.seen) >= len(self.told))
+        if not consuming.cancel():
+            consuming.result()
         found = await stored(self.client, "orders")
         assert {payload: offset for offset, payload in enumerate(found)} == self.told
         assert len(found) == len(self.told)
