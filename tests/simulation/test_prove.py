@@ -28,3 +28,5 @@ def test_the_quick_proof_passes_and_speaks_json() -> None:
     assert values["jobs that crash"] >= 100
     assert values["violations of connectors"] == 0
     assert values["mutants of connectors caught"] >= 23
+    assert values["violations of Raft"] == 0
+    assert values["mutants of Raft caught"] >= 20

@@ -119,11 +119,12 @@ class Explorer:
         shortest: bool = False,
         limit: int | None = None,
         accept: Callable[[Violation, list[Step]], bool] | None = None,
+        retell: bool = True,
     ) -> Exploration:
         """Visit every state, or stop at the first violation (that `accept` accepts).
 
         `shortest` goes breadth-first and remembers the way, for a minimal story; otherwise a violation found
-        depth-first is looked for again that way.
+        depth-first is looked for again that way, if `retell`.
         """
         result = Exploration()
         parents: dict[State, tuple[State, Step] | None] = {self.start: None}
@@ -155,7 +156,7 @@ class Explorer:
                     if shortest:
                         parents[following] = (state, self.told(step))
         result.states = len(seen)
-        if result.violation is not None and not shortest:
+        if result.violation is not None and not shortest and retell:
             again = self.run(shortest=True, accept=accept)
             result.violation, result.story = again.violation, again.story
         return result

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from railgun.core.placement import Placement
+from railgun.core.raft.state import State
 from railgun.core.rescale.arrivals import Arrivals
 from railgun.core.rescale.chunks import Chunks
 from railgun.core.rescale.machine import Machine
@@ -28,6 +29,7 @@ CONSTANT: dict[type, tuple[str, ...]] = {
     Migration: ("old", "new", "members"),
     Arrivals: ("old", "homes", "members", "confirmations"),
     Chunks: ("home",),
+    State: ("id", "settings", "seed", "attempts", "election", "beat", "heard", "confirmed"),
 }
 """Slots of production classes that never change; the models' own classes name theirs in `constant`."""
 

@@ -1,6 +1,6 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Seven parts, each a line or more of the table:
+Eight parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
@@ -8,7 +8,8 @@ Seven parts, each a line or more of the table:
 4. the simulator: seeded schedules of whole clusters; no violation;
 5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
 6. the mutants of saving and loading: each must be noticed by the jobs that crash;
-7. the rules of connectors, every interleaving, and their mutants.
+7. the rules of connectors, every interleaving, and their mutants;
+8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -32,7 +33,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
-from railgun.testing import crashes, feeding, feeding_mutants, saving_mutants
+from railgun.testing import (
+    crashes,
+    feeding,
+    feeding_mutants,
+    raft_model,
+    raft_mutants,
+    raft_world,
+    saving_mutants,
+)
 from railgun.testing.mutants import MUTANTS
 from railgun.testing.report import Report, options
 from railgun.testing.scenarios import Scenario, configurations, every_script
@@ -48,6 +57,7 @@ class Size:
     `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
     ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
     `schedules`, `large`: how many are simulated, of a small cluster and of a large one. `crashing`: jobs that crash.
+    `worlds`: clusters that agree by Raft.
     """
 
     name: str
@@ -56,11 +66,12 @@ class Size:
     schedules: int
     large: int
     crashing: int
+    worlds: int
 
 
-QUICK = Size("quick", 3_000_000, 60, 150, 0, 100)
-DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000)
-EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000)
+QUICK = Size("quick", 3_000_000, 60, 150, 0, 100, 100)
+DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000, 5_000)
+EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000, 100_000)
 CRASHES_AT_ONCE = 20
 
 
@@ -218,6 +229,21 @@ def explore_feeding(case: feeding.Case) -> tuple[feeding.Case, int, str]:
     return case, found.states, told
 
 
+def explore_raft(case: raft_model.Case, limit: int) -> tuple[raft_model.Case, int, str]:
+    """All of what a few nodes that agree by Raft can do in a case."""
+    found = raft_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        told = "\n".join([str(case), *raft_model.told(found.story), f"  {found.violation}"])
+    return case, found.states, told
+
+
+def run_world(seed: int) -> tuple[Counter[str], str]:
+    """One simulated cluster; the end of its story if it fails."""
+    outcome = raft_world.simulate(seed)
+    return outcome.tally, "" if outcome.violation is None else outcome.told()
+
+
 def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
     """One simulated schedule; the story if it fails, shortened."""
     outcome = simulate(seed, size)
@@ -279,6 +305,7 @@ class Prover:
             self.crashes()
             self.saving_mutants()
             self.connectors()
+            self.raft()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -381,6 +408,34 @@ class Prover:
         self.report.check("violations of connectors", wrong, "violations", "= 0", wrong == 0)
         jobs = [partial(feeding_mutants.hunt, name) for name in feeding_mutants.MUTANTS]
         self.catch("mutants of connectors caught", jobs)
+
+    def raft(self) -> None:
+        """Part 8."""
+        cases = raft_model.CASES if self.size is QUICK else raft_model.CASES + raft_model.LARGE
+        states = wrong = 0
+        for case, some_states, told in self.work(
+            "Raft", [partial(explore_raft, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            self.console.print(f"Raft, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("Raft explored", len(cases), f"cases, {states:,} states")
+        totals: Counter[str] = Counter()
+        for tally, told in self.work(
+            "clusters", [partial(run_world, seed) for seed in range(self.size.worlds)]
+        ):
+            totals += tally
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"clusters, {totals['terms']:,} leaders, {totals['crashes']:,} crashes"
+        self.report.check("clusters simulated", totals["runs"], text)
+        self.report.check("entries committed", totals["committed"], "entries")
+        self.report.check("violations of Raft", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(raft_mutants.hunt, name) for name in raft_mutants.MUTANTS]
+        self.catch("mutants of Raft caught", jobs)
 
     def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
         """Hunt mutants; all must be caught."""
