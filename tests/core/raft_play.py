@@ -17,6 +17,7 @@ from railgun.core.raft.messages import (
     Snapshot,
     Vote,
 )
+from railgun.core.raft.state import Role
 
 ABC = Members(("a", "b", "c"))
 
@@ -90,6 +91,10 @@ class Play:
             sent += self.do()
         self.now = end
         return sent
+
+    def role(self) -> Role:
+        """What it is now."""
+        return self.raft.role
 
     @property
     def log(self) -> str:

@@ -2,9 +2,9 @@
 
 What may happen in a case is counted for each node: how often it may lose patience and campaign, propose, send
 heartbeats, crash, or hear nothing for a while. Writes take time: a crash before the sync loses what was handed out to
-be written. Links keep their order. There is no clock: whoever may campaign may do so at any moment, so what is found to
-be safe is safe whatever clocks do. What stands on clocks (leases, check-quorum), members that change, snapshots, and links
-that lose and reorder, are the simulation's part (`raft_world`).
+be written. Links keep their order. There is no clock: whoever may campaign may do so at any moment, so what is found
+to be safe is safe whatever clocks do. What stands on clocks (leases, check-quorum), members that change, snapshots,
+and links that lose and reorder, are the simulation's part (`raft_world`).
 
 Proven of every state that can be reached, of each two nodes:
 

@@ -292,7 +292,7 @@ class KeepsItsLease(Raft):
         self.leases = True
 
 
-@mutant(0)
+@mutant(492)
 class VotesUnderALeader(Raft):
     """A node that hears of a leader votes for others all the same, and leases are used."""
 
