@@ -57,6 +57,24 @@ class Node(Protocol):
         ...
 
 
+class Plain:
+    """What a node says that holds nothing of its own, guards nothing, and may send to anybody."""
+
+    __slots__ = ()
+
+    def holdings(self) -> int:
+        """Nothing that others may not have."""
+        return 0
+
+    def flags(self) -> int:
+        """No guard looks at it."""
+        return 0
+
+    def may_send(self) -> int:
+        """To everybody."""
+        return -1
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One line of a story."""
@@ -119,12 +137,11 @@ class Explorer:
         shortest: bool = False,
         limit: int | None = None,
         accept: Callable[[Violation, list[Step]], bool] | None = None,
-        retell: bool = True,
     ) -> Exploration:
         """Visit every state, or stop at the first violation (that `accept` accepts).
 
         `shortest` goes breadth-first and remembers the way, for a minimal story; otherwise a violation found
-        depth-first is looked for again that way, if `retell`.
+        depth-first is looked for again that way.
         """
         result = Exploration()
         parents: dict[State, tuple[State, Step] | None] = {self.start: None}
@@ -156,7 +173,7 @@ class Explorer:
                     if shortest:
                         parents[following] = (state, self.told(step))
         result.states = len(seen)
-        if result.violation is not None and not shortest and retell:
+        if result.violation is not None and not shortest:
             again = self.run(shortest=True, accept=accept)
             result.violation, result.story = again.violation, again.story
         return result

@@ -40,6 +40,7 @@ from railgun.core.sources.messages import (
 from railgun.core.sources.registry import Registry
 from railgun.core.sources.sender import Phase, Sender
 from railgun.core.sources.table import Table
+from railgun.testing.explorer import Plain
 from railgun.testing.model import Violation
 
 Sent = list[tuple[int, Any]]
@@ -90,7 +91,7 @@ class Rules:
     sender: type[Sender] = Sender
 
 
-class Controller:
+class Controller(Plain):
     """The controller: registry, snapshots, generations."""
 
     __slots__ = (
@@ -277,17 +278,8 @@ class Controller:
                     pass  # snapshots may begin at any time, so nobody need hasten them
         return sent
 
-    def holdings(self) -> int:
-        return 0
 
-    def flags(self) -> int:
-        return 0
-
-    def may_send(self) -> int:
-        return -1
-
-
-class WorkerNode:
+class WorkerNode(Plain):
     """A worker: its table, and what it has applied since the last snapshot."""
 
     __slots__ = (
@@ -421,17 +413,8 @@ class WorkerNode:
     def _to_controller(self, what: str, *more: Any) -> Sent:
         return [(CONTROLLER, (what, self.generation, self.incarnation, *more))]
 
-    def holdings(self) -> int:
-        return 0
 
-    def flags(self) -> int:
-        return 0
-
-    def may_send(self) -> int:
-        return -1
-
-
-class ConnectorNode:
+class ConnectorNode(Plain):
     """A connector that sends all streams, to any worker."""
 
     __slots__ = ("at", "broken", "case", "closes", "index", "sender", "session")
@@ -542,15 +525,6 @@ class ConnectorNode:
                 for name, por in more[0]:
                     self.sender.acknowledged(self.sender.stream(name), por)
         return []
-
-    def holdings(self) -> int:
-        return 0
-
-    def flags(self) -> int:
-        return 0
-
-    def may_send(self) -> int:
-        return -1
 
 
 def _name(number: int) -> str:

@@ -24,7 +24,7 @@ from railgun.core.errors import ProtocolError
 from railgun.core.raft.machine import Raft
 from railgun.core.raft.messages import Entry, Hard, Members, Ready, Settings, Snapshot
 from railgun.core.raft.state import Role
-from railgun.testing.explorer import Exploration, Explorer, State, Step
+from railgun.testing.explorer import Exploration, Explorer, Plain, State, Step
 from railgun.testing.model import Violation
 from railgun.testing.raft_world import Habits
 
@@ -52,7 +52,7 @@ class Case:
         return ", ".join([*told, *(["pre-vote"] if self.pre_vote else [])])
 
 
-class RaftNode:
+class RaftNode(Plain):
     """One node, its disk, and what is remembered of it for the proof."""
 
     __slots__ = (
@@ -179,12 +179,6 @@ class RaftNode:
         """The terms it has led: nobody else may have led one of them."""
         return sum(1 << term for term, _ in self.elected)
 
-    def flags(self) -> int:
-        return 0
-
-    def may_send(self) -> int:
-        return -1
-
 
 class RaftExplorer(Explorer):
     """Looks at each two nodes in every state."""
@@ -237,12 +231,10 @@ def explore(
     kind: type[Raft] = Raft,
     habits: Habits | None = None,
     limit: int | None = None,
-    shortest: bool = False,
-    retell: bool = True,
 ) -> Exploration:
     """Visit every state of a case."""
     nodes = [RaftNode(n, case, kind, habits or Habits()) for n in range(len(case.timeouts))]
-    return RaftExplorer(nodes).run(limit=limit, shortest=shortest, retell=retell)
+    return RaftExplorer(nodes).run(limit=limit)
 
 
 def told(story: Sequence[Step]) -> list[str]:

@@ -56,8 +56,6 @@ class Habits:
     """Late messages are sent when what they are about is on disk."""
     keeps_vote: bool = True
     """The vote survives a restart."""
-    keeps_snapshot_first: bool = True
-    """A log is cut when the snapshot is on disk, not before."""
 
 
 @dataclass

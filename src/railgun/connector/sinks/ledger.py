@@ -36,7 +36,7 @@ from railgun.connectors.staging import sync_directory
 KEPT: Final = 50_000
 DAY: Final = 86_400.0
 _LINES: Final = 20_000  # until it is written anew; more if it has to be long
-_ID: Final = re.compile(r"[0-9a-f]{32}")
+ID: Final = re.compile(r"[0-9a-f]{32}")
 _ENDING: Final = ".log"
 
 State = Literal["open", "prepared", "decided"]
@@ -160,7 +160,7 @@ class Ledger:
         for path in sorted(self._staged.iterdir()):
             id = path.name.removesuffix(_ENDING)
             txn = self.txns.get(id)
-            log = Log.open(path) if path.name.endswith(_ENDING) and _ID.fullmatch(id) else None
+            log = Log.open(path) if path.name.endswith(_ENDING) and ID.fullmatch(id) else None
             if txn is not None:
                 txn.log = log
             elif log is None or self.is_committed(id):

@@ -60,14 +60,13 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
-from railgun.connector.sinks.ledger import Ledger, Step, Txn
+from railgun.connector.sinks.ledger import ID, Ledger, Step, Txn
 from railgun.connector.sinks.staged import Absent, Staged
 from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
 from railgun.core.errors import RailgunError
@@ -77,7 +76,6 @@ GAP: Final = 1 << 20  # turns between two snapshots
 LONGEST_NAME: Final = 1000
 LONGEST_TEXT: Final = 2000
 _HOUR: Final = 3600.0
-_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Participant:
@@ -129,7 +127,7 @@ class Participant:
         self, id: str, flow: str, step: str, generation: int, worker: int, alone: bool = False
     ) -> int:
         """A transaction begins, or goes on; how many bytes of it are here."""
-        if not _ID.fullmatch(id) or max(len(flow), len(step)) > LONGEST_NAME:
+        if not ID.fullmatch(id) or max(len(flow), len(step)) > LONGEST_NAME:
             raise MisuseError("BAD_TXN", f"{id[:40]!r} of {flow[:40]!r} is no transaction")
         txn = self.txns.get(id)
         if txn is not None:

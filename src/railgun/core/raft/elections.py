@@ -89,10 +89,6 @@ class Elections(State):
         elif votes.count(False) >= members.majority:
             self.follow(self.term, None, now)
 
-    def chosen(self, now: float) -> None:
-        """The leader wants this node to lead."""
-        self.campaign(now, transfer=True)
-
     def lead(self, now: float) -> None:
         """Be the leader."""
         raise NotImplementedError

@@ -50,6 +50,14 @@ class Log:
         """The index of the last change of members."""
         return self.changes[-1][0] if self.changes else self.snapshot.index
 
+    def members_at(self, index: int) -> Members:
+        """Those of the last change up to an index."""
+        found = self.snapshot.members
+        for at, members in self.changes:
+            if at <= index:
+                found = members
+        return found
+
     def term(self, index: int) -> int | None:
         """The term of an entry; None if it is not here."""
         if index == self.snapshot.index:

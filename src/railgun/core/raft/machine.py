@@ -85,7 +85,7 @@ class Raft(Reads, Elections):
             case Installing():
                 self.has_piece(sender, message, now)
             case Campaign():
-                self.chosen(now)
+                self.campaign(now, transfer=True)
             case AskRead():
                 self.asked_to_read(sender, message, now)
             case ReadAt():
@@ -231,7 +231,7 @@ class Raft(Reads, Elections):
         term = self.log.term(index)
         if term is None or index > self.applied:
             raise ProtocolError(f"{self.id} has applied {self.applied}, not {index}")
-        return Snapshot(index, term, self.members_at(index), data)
+        return Snapshot(index, term, self.log.members_at(index), data)
 
     def compact(self, snapshot: Snapshot) -> None:
         """A snapshot is on disk: the log goes on after it."""

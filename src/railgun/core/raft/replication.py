@@ -25,7 +25,6 @@ from railgun.core.raft.messages import (
     Id,
     Install,
     Installing,
-    Members,
     NotLeaderError,
 )
 from railgun.core.raft.progress import Mode, Progress
@@ -258,13 +257,3 @@ class Replication(State):
             self.commit = self.applied = snapshot.index
             self.restoring = whole
         self.say(sender, Appended(self.term, True, snapshot.index, told.round))
-
-    # ------------------------------------------------------------ both
-
-    def members_at(self, index: int) -> Members:
-        """Who the members were when an entry was applied."""
-        found = self.log.snapshot.members
-        for at, members in self.log.changes:
-            if at <= index:
-                found = members
-        return found

@@ -88,11 +88,10 @@ class State:
         A leader that removes itself, and is gone before anybody knows, has the longest log: if it did not campaign,
         nobody could be elected.
         """
-        changes, voters = self.log.changes, self.log.members.voters
-        if self.id in voters or not changes or changes[-1][0] <= self.commit:
-            return self.id in voters
-        before = changes[-2][1] if len(changes) > 1 else self.log.snapshot.members
-        return self.id in before.voters
+        log, at = self.log, self.log.changed_at
+        if self.id in log.members.voters:
+            return True
+        return at > self.commit and self.id in log.members_at(at - 1).voters
 
     def agreed(self, values: dict[Id, int]) -> int:
         """The highest number that a majority of voters has reached."""
