@@ -25,7 +25,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from google.protobuf.message import DecodeError, Message
 
 from railgun.core.errors import RailgunError
+from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import raft_pb2 as r
 from railgun.wire.proto import sinks_pb2 as s
 from railgun.wire.proto import streams_pb2 as p
 
@@ -46,6 +48,11 @@ KINDS: Final[dict[int, Any]] = {
     50: c.Welcome, 51: c.Refused, 52: c.Notify, 53: c.NotifyAck, 54: c.Messages, 55: c.Ack, 56: c.Eos, 57: c.Restart,
     60: s.Begin, 61: s.Data, 62: s.Have, 63: s.Prepare, 64: s.Vote, 65: s.Commit, 66: s.Abort, 67: s.Done, 68: s.List,
     69: s.Listed,
+    70: r.AskVote, 71: r.Vote, 72: r.Append, 73: r.Appended, 74: r.Install, 75: r.Installing, 76: r.Campaign,
+    77: r.AskRead, 78: r.ReadAt,
+    80: n.Call, 81: n.Answer, 82: n.Fence, 83: n.Fenced, 84: n.Push, 85: n.Has, 86: n.Stands, 87: n.Fetch,
+    88: n.Fetched, 89: n.PushGroups, 90: n.HasGroups, 91: n.FetchGroups, 92: n.FetchedGroups,
+    95: n.Interest, 96: n.Scatter, 97: n.Reserve, 98: n.Reserved, 99: n.Release, 100: n.Reply, 101: n.Reached,
 }  # fmt: skip
 """The number of each command in a frame."""
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
@@ -65,7 +72,9 @@ class Frame(NamedTuple):
     blob: bytearray
 
 
-def encode(command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> list[Blob]:
+def encode(
+    command: Message, blobs: Sequence[Blob] = (), channel: int = 0, largest: int = LARGEST
+) -> list[Blob]:
     """A frame, in pieces to be written one after the other.
 
     >>> frame = b"".join(encode(p.Ping(number=7), [b"blob"], channel=3))
@@ -74,8 +83,8 @@ def encode(command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> li
     """
     body = command.SerializeToString()
     size = _SHORTEST + len(body) + sum(map(len, blobs))
-    if size > LARGEST:
-        raise FrameError(f"a frame of {size:,} bytes: {LARGEST:,} are the most")
+    if size > largest:
+        raise FrameError(f"a frame of {size:,} bytes: {largest:,} are the most")
     return [_HEAD.pack(size, channel, _NUMBERS[type(command)], len(body)) + body, *blobs]
 
 
