@@ -79,7 +79,7 @@ class Standing(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., label: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., group_epoch: _Optional[int] = ..., group_number: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("stream", "session", "epoch", "base", "before", "start", "safe", "first")
+    __slots__ = ("stream", "session", "epoch", "base", "before", "start", "safe", "first", "anew")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Push(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     SAFE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
     stream: int
     session: int
     epoch: int
@@ -96,7 +97,8 @@ class Push(_message.Message):
     start: int
     safe: int
     first: int
-    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., before: _Optional[int] = ..., start: _Optional[int] = ..., safe: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+    anew: bool
+    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., before: _Optional[int] = ..., start: _Optional[int] = ..., safe: _Optional[int] = ..., first: _Optional[int] = ..., anew: bool = ...) -> None: ...
 
 class Has(_message.Message):
     __slots__ = ("stream", "session", "end", "labelled", "first")
