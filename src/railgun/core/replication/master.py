@@ -13,7 +13,7 @@ Rules:
    majority of the set has it in copies that count, and not before the start of the epoch is safe: what was written in
    older epochs is not counted by itself, for a later master may not find it the best.
 5. A master that goes on in the next epoch, because the set has changed, need not gather: nobody else has written. Nor
-   need that of a stream which was made in its own epoch. It only labels its copy, and takes what is published meanwhile.
+   need that of a stream which was made in its own epoch. It labels its copy, and takes what is published meanwhile.
 6. A replica whose session is over is fed again in the next one. What it has said to have stays counted: it is on disk;
    unless it comes back and has lost it.
 """
