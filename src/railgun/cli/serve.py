@@ -63,7 +63,7 @@ async def _serve(config: ServerConfig, out: Output) -> int:
     found = await server.start()
     try:
         kept = [one for one in server.node.streams.values() if isinstance(one, Persistent)]
-        messages = sum(one.log.durable_end - one.log.first for one in kept)
+        messages = sum(one.end - one.log.first for one in kept)
         http = None if server.http is None else server.http.url
         out.data(
             listening={

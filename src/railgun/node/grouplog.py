@@ -9,6 +9,7 @@ Rules:
    synced are there, and of the others the first so many.
 3. `load` folds what is there. What is torn at the end is cut off; what was there for good and is bad is damage, which
    is told with the states before it, and nothing is changed. Marks tell which it is (`railgun.node.tail`).
+   A change of None is the end of a group. If it comes again, it begins anew.
 4. When it has grown to twice what the states alone took, and at least `rewrite_bytes`, it is written anew: the states
    of all groups into another file, synced, renamed over this one, and the directory synced. A crash leaves the one or
    the other; both have the same states.
@@ -35,6 +36,7 @@ from railgun.node.errors import (
     storage_error,
 )
 from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, read_mark
+from railgun.wire.records import BatchError
 
 S = TypeVar("S")
 
@@ -153,13 +155,13 @@ class GroupLog(Generic[S]):
         """Why it takes no more, if so."""
         return self._tail.failed
 
-    def append(self, changes: Sequence[tuple[str, bytes]]) -> None:
-        """Write changes, each of a group: all of them or none."""
-        self._write([_pack(_CHANGE, group, change) for group, change in changes])
-
-    def remove(self, group: str) -> None:
-        """A group is no more; if it comes again, it begins anew."""
-        self._write([_pack(_GONE, group, b"")])
+    def append(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
+        """Write changes, each of a group (None: it is no more): all of them or none."""
+        records = [pack_change(group, change) for group, change in changes]
+        self._check()
+        if records:
+            self._tail.append(records, self._records)
+            self._records += len(records)
 
     def sync(self) -> None:
         """Let all that was appended be there for good, and write the file anew if it has grown."""
@@ -184,12 +186,6 @@ class GroupLog(Generic[S]):
         if self._closed:
             raise ClosedError(f"{self._what()} is closed")
         self._tail.check()
-
-    def _write(self, records: list[bytes]) -> None:
-        self._check()
-        if records:
-            self._tail.append(records, self._records)
-            self._records += len(records)
 
     def _recover(self) -> dict[str, S]:
         disk = self._disk
@@ -263,7 +259,18 @@ class GroupLog(Generic[S]):
                 found.records,
                 found.states,
             )
-        records = [_pack(_WHOLE, name, self._fold.dump(s)) for name, s in found.states.items()]
+        self._put(found.states)
+
+    def replace(self, states: Mapping[str, S]) -> None:
+        """These are the states of all groups from now on, for good when it returns."""
+        self._check()
+        try:
+            self._put(states)
+        except OSError as error:
+            raise storage_error(error, f"{self._what()} cannot be written anew") from error
+
+    def _put(self, states: Mapping[str, S]) -> None:
+        records = [_pack(_WHOLE, name, self._fold.dump(state)) for name, state in states.items()]
         size = sum(map(len, records))
         self._whole = max(size, self._tail.size // 2)  # if it fails, not at once again
         temporary = f"{self._path}.tmp"
@@ -289,6 +296,33 @@ class GroupLog(Generic[S]):
 
     def _what(self) -> str:
         return f"the group log of stream {self.directory!r} ({self._disk.where(self._path)})"
+
+
+def pack_change(group: str, change: bytes | None) -> bytes:
+    """A change as it stands in the file."""
+    return _pack(_GONE, group, b"") if change is None else _pack(_CHANGE, group, change)
+
+
+def pack_state(group: str, state: bytes) -> bytes:
+    """A whole state, as it was dumped, as it stands in the file."""
+    return _pack(_WHOLE, group, state)
+
+
+def unpack_records(data: bytes) -> list[tuple[str, bytes | None]]:
+    """What was packed: groups, and their changes or states.
+
+    >>> unpack_records(pack_change("billing", b"3") + pack_change("mail", None))
+    [('billing', b'3'), ('mail', None)]
+    """
+    found: list[tuple[str, bytes | None]] = []
+    at = 0
+    while at < len(data):
+        record = _unpack(data, at)
+        if record is None:
+            raise BatchError(f"what should be changes of groups is not, at byte {at}")
+        kind, group, body, at = record
+        found.append((group, None if kind == _GONE else body))
+    return found
 
 
 def _pack(kind: int, group: str, body: bytes) -> bytes:

@@ -20,7 +20,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -88,7 +88,7 @@ class GroupDriver:
         self.stream = stream
         self.name = name
         self.tracked = tracked
-        self.group = Group(config, saved, start, stream.log.first, stream.log.durable_end)
+        self.group = Group(config, saved, start, stream.log.first, stream.end)
         self.consumers: dict[str, Consumer] = {}
         self.redelivered = 0
         """Messages that were delivered again, since the node was started."""
@@ -201,7 +201,7 @@ class GroupDriver:
 
     def _look(self) -> None:
         self._looking = False
-        if self.ended:
+        if self.ended or (self.tracked and not self.stream.acting):  # it is looked at when it is
             return
         now, group = self.stream.now(), self.group
         deadline = group.deadline()
@@ -403,19 +403,50 @@ def unpack(data: bytes) -> list[Change]:
     return found
 
 
-def _apply(saved: Saved | None, data: bytes) -> Saved:
-    saved = saved or Saved()
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a copy in a cluster must not forget, beside its groups: under the empty name, in their log."""
+
+    label: int = 0
+    """The epoch whose log it matches (`core.replication`)."""
+    groups: tuple[int, int] = (0, 0)
+    """Epoch and number of the last change of groups."""
+    safe: int = 0
+    """What was safe, at least."""
+
+    def pack(self) -> bytes:
+        """For the log.
+
+        >>> fold.apply(None, Note(3, (3, 7), 100).pack())
+        Note(label=3, groups=(3, 7), safe=100)
+        """
+        return b"@" + json.dumps([self.label, self.groups, self.safe]).encode()
+
+    @staticmethod
+    def of(data: bytes) -> Note:
+        """As it was packed."""
+        label, groups, safe = json.loads(data[1:])
+        return Note(label, (groups[0], groups[1]), safe)
+
+
+def _apply(saved: Saved | Note | None, data: bytes) -> Saved | Note:
+    if data[:1] == b"@":
+        return Note.of(data)
+    if not isinstance(saved, Saved):
+        saved = Saved()
     for change in unpack(data):
         saved.apply(change)
     return saved
 
 
-def dump(saved: Saved) -> bytes:
+def dump(saved: Saved | Note) -> bytes:
     """The whole of a group, in columns: it may be in a hundred thousand pieces.
 
     >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
     Ranges([(5, 9, None)])
     """
+    if isinstance(saved, Note):
+        return saved.pack()
     *open_, standings = saved.open.columns()
     *done, _ = saved.done.columns()
     *untold, _ = saved.untold.columns()
@@ -432,8 +463,10 @@ def dump(saved: Saved) -> bytes:
     return b"".join([text, b"\n", *map(_little, columns)])
 
 
-def load(data: bytes) -> Saved:
+def load(data: bytes) -> Saved | Note:
     """What was dumped."""
+    if data[:1] == b"@":
+        return Note.of(data)
     at = data.index(b"\n") + 1
     told, columns = json.loads(data[:at]), []
     for length in told["columns"]:
@@ -460,5 +493,5 @@ def _little(column: array[int]) -> bytes:
     return column.tobytes()
 
 
-fold: Final = Fold[Saved](_apply, dump, load)
+fold: Final = Fold[Saved | Note](_apply, dump, load)
 """How the state of a group comes from its log."""

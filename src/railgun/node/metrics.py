@@ -14,7 +14,7 @@ from railgun.node.persistent import Persistent
 
 _STREAM: Final[tuple[tuple[str, str, str, Callable[[Persistent], float]], ...]] = (
     ("first", "gauge", "First offset that is kept", lambda s: s.log.first),
-    ("end", "gauge", "Offset of the next message", lambda s: s.log.durable_end),
+    ("end", "gauge", "Offset of the next message", lambda s: s.end),
     ("bytes", "gauge", "Bytes of its log on disk", lambda s: s.log.size),
     ("failed", "gauge", "1 if its files have failed or are damaged", lambda s: int(bool(s.trouble))),
     ("published_messages_total", "counter", "Messages stored", lambda s: s.counts.messages),

@@ -13,6 +13,8 @@ Rules:
 6. Timers run by a clock that never jumps, and deadlines by the time of day, which may: when it has jumped, all groups
    look at their deadlines anew, a second later at most.
 7. A stream of which the settings cannot be read is left alone, and told; the others go on.
+8. In a cluster, which streams there are is agreed on by all nodes (`cluster`), and each makes, changes and deletes its
+   copies accordingly. A stream knows by its id which one it is: another one of its name is another one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
@@ -46,6 +48,7 @@ BEAT: Final = 1.0  # seconds between two looks at the clock
 JUMP: Final = SECOND // 2  # more than clocks drift in that time
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
 _SETTINGS: Final = "stream.json"
+_ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
 Mode = Literal["warn", "overwrite", "strict"]
 T = TypeVar("T")
 
@@ -62,11 +65,28 @@ class InUseError(RailgunError):
     code: ClassVar[str] = "IN_USE"
 
 
+class Cluster(Protocol):
+    """What a node asks of its cluster."""
+
+    async def ensure(self, name: str, asked: dict[str, Any], mode: Mode) -> dict[str, Any]:
+        """Make a stream what it is asked to be, on all nodes."""
+        ...
+
+    async def delete(self, name: str, dead_letters: bool) -> dict[str, Any]:
+        """Take a stream away, on all nodes."""
+        ...
+
+    async def make_graves(self, stream: str, name: str, settings: StreamSettings) -> None:
+        """Make the dead letters of a stream, in its region; returns when they are there."""
+        ...
+
+
 class Ephemeral:
     """An ephemeral stream: who listens."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.id = 0
         self.settings = StreamSettings(kind="ephemeral")
         self.exchange: Exchange[Any, Any] = Exchange()
 
@@ -83,8 +103,10 @@ class Node:
         threads: int = 2,
         disk: Disk | None = None,
         clock: Callable[[], int] | None = None,
+        in_cluster: bool = False,
     ) -> None:
         self.data = data
+        self.in_cluster = in_cluster
         self.now = clock or time_of_day
         """The time of day (µs)."""
         self.loop = asyncio.get_running_loop()
@@ -93,6 +115,7 @@ class Node:
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
+        self.cluster: Cluster | None = None
         self._disk = disk or NodeDisk(data)
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,14 +153,19 @@ class Node:
                 continue
             file = self._disk.open(f"{home}/{_SETTINGS}")
             try:
-                settings = StreamSettings.of(json.loads(file.read(0, file.size())))
-            except (ValueError, RailgunError) as error:
+                told_settings = json.loads(file.read(0, file.size()))
+                id = int(told_settings.pop(_ID, 0))
+                settings = StreamSettings.of(told_settings)
+            except (ValueError, TypeError, AttributeError, RailgunError) as error:
                 where = self._disk.where(f"{home}/{_SETTINGS}")
                 told.append(f"stream {name!r} is left alone: {where} cannot be read: {error}")
                 continue
             finally:
                 file.close()
-            stream = self.streams[name] = self._start(name, settings)
+            if self.in_cluster and not id:
+                told.append(f"stream {name!r} is left alone: it is of no cluster")
+                continue
+            stream = self.streams[name] = self._start(name, settings, id)
             if isinstance(stream, Persistent):
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
@@ -151,7 +179,7 @@ class Node:
         if self._expiry is not None:
             self._expiry[1].cancel()
         for stream in self._persistent():
-            await stream.end()
+            await stream.rest()
         await self.loop.run_in_executor(None, self.committer.close)
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -172,13 +200,18 @@ class Node:
         if not task.cancelled():
             task.exception()  # whoever wants to hear of it has heard
 
-    def _start(self, name: str, settings: StreamSettings) -> Stream:
+    def _start(self, name: str, settings: StreamSettings, id: int = 0) -> Stream:
+        made: Stream
         if settings.kind == "ephemeral":
-            return Ephemeral(name)
-        where = f"streams/{name}"
-        return Persistent(
-            name, settings, self._disk, where, self.committer, self.loop, self.now, self._graves
-        )
+            made = Ephemeral(name)
+        else:
+            made = Persistent(
+                *(name, settings, self._disk, f"streams/{name}", self.committer, self.loop),
+                *(self.now, self._graves),
+                in_cluster=self.in_cluster,
+            )
+        made.id = id
+        return made
 
     def _persistent(self) -> Iterator[Persistent]:
         return (stream for stream in self.streams.values() if isinstance(stream, Persistent))
@@ -186,7 +219,9 @@ class Node:
     async def _graves(self, stream: Persistent) -> Persistent:
         """Where the dead letters of a stream go."""
         name = stream.name + DEAD
-        if name not in self.streams:
+        if name not in self.streams and self.cluster is not None:
+            await self.cluster.make_graves(stream.name, name, StreamSettings(id_box=DEAD_BOX))
+        elif name not in self.streams:
             async with self._changing:
                 if name not in self.streams:
                     await self._make(name, StreamSettings(id_box=DEAD_BOX))
@@ -209,7 +244,7 @@ class Node:
         self._beating = self.loop.call_later(BEAT, self._beat, now_ahead)
 
     async def _retain(self) -> None:
-        for stream in [one for one in self._persistent() if one.settings.limited]:
+        for stream in [one for one in self._persistent() if one.settings.limited and one.acting]:
             with contextlib.suppress(RailgunError):  # it stays, and is tried again
                 await stream.retain()
 
@@ -262,6 +297,8 @@ class Node:
     ) -> dict[str, Any]:
         """Make a stream what it is asked to be: what was done, and what differs."""
         check_name(name)
+        if self.cluster is not None:
+            return await self.cluster.ensure(name, asked or {}, mode)
         async with self._changing:
             return await self._ensure(name, asked, mode)
 
@@ -283,22 +320,41 @@ class Node:
             raise StreamDiffersError(f"stream {name!r}: {what}")
         if mode != "overwrite":
             return {"result": "DIFFERS", "differs": differs}
-        merged = StreamSettings.of(asdict(stream.settings) | (asked or {}))
-        try:
-            await self.loop.run_in_executor(None, self._write, name, merged)
-        except OSError as error:
-            raise storage_error(error, f"the stream {name!r} cannot be changed") from error
-        stream.settings = merged
+        await self._change(stream, StreamSettings.of(asdict(stream.settings) | (asked or {})))
         return {"result": "UPDATED", "differs": differs}
 
-    async def _make(self, name: str, settings: StreamSettings) -> None:
+    async def _change(self, stream: Stream, settings: StreamSettings) -> None:
+        name = stream.name
         try:
-            made = await self.loop.run_in_executor(None, self._make_files, name, settings)
+            await self.loop.run_in_executor(None, self._write, name, settings, stream.id)
+        except OSError as error:
+            raise storage_error(error, f"the stream {name!r} cannot be changed") from error
+        stream.settings = settings
+
+    async def make(self, name: str, settings: StreamSettings, id: int) -> Stream:
+        """Make a copy of a stream of the cluster."""
+        async with self._changing:
+            return await self._make(name, settings, id)
+
+    async def change(self, name: str, settings: StreamSettings) -> None:
+        """Change the settings of a copy."""
+        async with self._changing:
+            await self._change(self.get(name), settings)
+
+    async def drop(self, name: str) -> None:
+        """Delete the copy of a stream that the cluster has deleted."""
+        async with self._changing:
+            await self._delete(name)
+
+    async def _make(self, name: str, settings: StreamSettings, id: int = 0) -> Stream:
+        try:
+            made = await self.loop.run_in_executor(None, self._make_files, name, settings, id)
         except OSError as error:
             raise storage_error(error, f"the stream {name!r} cannot be made") from error
         self.streams[name] = made
+        return made
 
-    def _make_files(self, name: str, settings: StreamSettings) -> Stream:
+    def _make_files(self, name: str, settings: StreamSettings, id: int) -> Stream:
         home = f"streams/{name}"
         if _SETTINGS in self._disk.list(home):  # as where A and a are the same
             raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
@@ -306,8 +362,8 @@ class Node:
         stream: Stream | None = None
         try:
             self._disk.make_directory(home)
-            stream = self._start(name, settings)
-            self._write(name, settings)
+            stream = self._start(name, settings, id)
+            self._write(name, settings, id)
         except BaseException:
             with contextlib.suppress(OSError, RailgunError):
                 if isinstance(stream, Persistent):
@@ -326,14 +382,17 @@ class Node:
         self._disk.clear(home)
         self._disk.sync_directory("streams")
 
-    def _write(self, name: str, settings: StreamSettings) -> None:
+    def _write(self, name: str, settings: StreamSettings, id: int) -> None:
         home = f"streams/{name}"
-        put(self._disk, f"{home}/{_SETTINGS}.new", [settings.as_json().encode()]).close()
+        told = asdict(settings) | ({_ID: id} if id else {})
+        put(self._disk, f"{home}/{_SETTINGS}.new", [json.dumps(told).encode()]).close()
         self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
         self._disk.sync_directory(home)
 
     async def delete(self, name: str, dead_letters: bool = False) -> dict[str, Any]:
         """Take a stream away with all that is in it; what is deleted."""
+        if self.cluster is not None:
+            return await self.cluster.delete(name, dead_letters)
         async with self._changing:
             self.get(name)
             deleted = [name]
@@ -374,11 +433,11 @@ class Node:
     async def purge(self, name: str, before: int | None = None) -> dict[str, Any]:
         """Take messages out of a stream: all, or those before an offset."""
         stream = self.get_persistent(name)
-        was, end = stream.log.first, stream.log.durable_end
+        was, end = stream.log.first, stream.end
         if before is not None and before > end:
             raise OffsetRangeError(f"stream {name!r} ends at {end}: {before} is beyond")
         first = await stream.purge(before)
-        return {"first": first, "end": stream.log.durable_end, "purged": max(0, first - was)}
+        return {"first": first, "end": stream.end, "purged": max(0, first - was)}
 
     async def redrive(
         self, name: str, offsets: list[int] | None = None, most: int | None = None
@@ -398,7 +457,7 @@ class Node:
             log = stream.log
             told |= {
                 "first": log.first,
-                "end": log.durable_end,
+                "end": stream.end,
                 "bytes": log.size,
                 "last_time": log.last_time / SECOND if log.durable_end > log.first else None,
                 "trouble": str(stream.trouble or ""),

@@ -8,7 +8,9 @@ Rules:
 2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
    others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
 3. Groups see what is on disk, and nothing else.
-4. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
+4. In a cluster, "on disk" is on the disks of a majority (`copies`): what is not safe there is not seen, and the groups
+   are with the master. A copy that is not the master's serves readers without a group.
+5. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
    is under way, tells its consumers, and takes nothing more.
 """
 
@@ -28,11 +30,12 @@ from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
 from railgun.core.delivery import Bury, GroupBusyError, Joined, Saved
 from railgun.core.errors import RailgunError
 from railgun.node.commit import Committer, Log, Stamp
+from railgun.node.copies import Acks, Copies, NoMasterError
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
-from railgun.node.groups import Consumer, GroupDriver, fold, resolve
+from railgun.node.groups import Consumer, GroupDriver, Note, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
 from railgun.node.settings import SECOND, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
@@ -74,6 +77,7 @@ class _Publish:
     answer: Answer
     together: bool
     who: object
+    acks: Acks
 
 
 class Persistent:
@@ -90,20 +94,25 @@ class Persistent:
         now: Callable[[], int],
         graves: Callable[[Persistent], Awaitable[Persistent]],
         log_config: LogConfig | None = None,
+        in_cluster: bool = False,
     ) -> None:
         self.name = name
         self.settings = settings
         self.loop = loop
         self.now = now
         """The time of day (µs)."""
+        self.id = 0
+        """Of the stream in its cluster: the entry that made it. 0: there is no cluster."""
+        self.copies: Copies | None = None
         self._committer = committer
         self._graves = graves  # where its dead letters go
         self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
         self.told: list[str] = []
         """What there is to say of its files, as they were found."""
+        self.groups_damaged = False
         if self.found.cut_bytes or self.found.damage:
             self.told.append(str(self.found))
-        self._group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
+        self.group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
         self.groups: dict[str, GroupDriver] = {}
         self.counts = Counts()
         self._gone: RailgunError | None = None  # why it takes nothing more
@@ -117,15 +126,30 @@ class Persistent:
         self._told = False
         self._anonymous = itertools.count(1)
         self._times: tuple[int, int, int] = (0, 0, 0)  # of the batch that was asked for last
-        for group in list(self._saved):
+        self.note = self._saved.pop("", Note())
+        """What a copy in a cluster must not forget; it is in the group log, too."""
+        for group in [] if in_cluster else list(self._saved):
             self._driver(group, False, 0, 0)
 
-    def _open_groups(self, disk: Disk, directory: str) -> tuple[GroupLog[Saved], dict[str, Saved]]:
+    def _open_groups(
+        self, disk: Disk, directory: str
+    ) -> tuple[GroupLog[Saved | Note], dict[str, Any]]:
         try:
             return GroupLog.open(disk, directory, fold)
         except DamagedGroupLogError as damage:
             self.told.append(f"{damage} The groups go on from there, and get messages again.")
+            self.groups_damaged = True
             return GroupLog.anew(disk, directory, fold, damage.states)
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message that may be seen."""
+        return self.log.durable_end if self.copies is None else self.copies.safe
+
+    @property
+    def acting(self) -> bool:
+        """Whether groups may be served here, and now."""
+        return self.copies is None or self.copies.acting
 
     # ------------------------------------------------------------ publishing
 
@@ -136,16 +160,18 @@ class Persistent:
         *,
         together: bool = False,
         who: object = None,
+        acks: Acks = Acks.QUORUM,
     ) -> None:
         """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it."""
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
         elif not self._behind and self._early is None:
-            self._commit(batches, partial(self._stored, batches, answer, ()))
+            self._commit(batches, acks, partial(self._stored, batches, answer, ()))
             return
         ticket = next(self._tickets)
-        publish = _Publish(batches, ids, ticket, answer, together, ticket if who is None else who)
+        who = ticket if who is None else who
+        publish = _Publish(batches, ids, ticket, answer, together, who, acks)
         if self._box is None and self._early is None:
             self._early = []
             self._loading = self.loop.create_task(self._load_ids())
@@ -161,13 +187,16 @@ class Persistent:
             self._try(publish)
 
     def _commit(
-        self, batches: list[bytearray], done: Callable[[RailgunError | None], None]
+        self, batches: list[bytearray], acks: Acks, done: Callable[[RailgunError | None], None]
     ) -> None:
         try:
             if self._gone is not None:
                 raise self._gone
             done = self.counts.timed(done)
-            self._committer.submit(self.log, batches, done, Stamp(EPOCH, self.now()))
+            if self.copies is None:
+                self._committer.submit(self.log, batches, done, Stamp(EPOCH, self.now()))
+            else:
+                self.copies.publish(batches, acks, done)
         except RailgunError as error:
             self.loop.call_soon(done, error)
 
@@ -184,14 +213,27 @@ class Persistent:
         base, end = head(batches[0]).base, head(batches[-1]).end
         self.counts.messages += end - base
         self.counts.bytes += sum(map(len, batches))
-        answer(Stored(base, end - base, refused))
+        self._tell(answer, Stored(base, end - base, refused))
+        if self.copies is None:
+            self.more()
+
+    def _tell(self, answer: Answer, stored: Stored) -> None:
+        """Answer a publish; if it repeats a message that is not safe yet, when that is."""
+        twins = [offset for _, code, offset in stored.refused if code != PoolFull.code]
+        if self.copies is None or not twins or max(twins) < self.copies.safe:
+            answer(stored)
+            return
+        self.copies.when_safe(max(twins) + 1, lambda error: answer(error or stored))
+
+    def more(self) -> None:
+        """There is more to be seen: tell the groups, soon."""
         if not self._told:
             self._told = True
             self.loop.call_soon(self._appended)
 
     def _appended(self) -> None:
         self._told = False
-        end = self.log.durable_end
+        end = self.end
         for driver in list(self.groups.values()):
             driver.appended(end)
 
@@ -239,10 +281,11 @@ class Persistent:
         elif fresh and not publish.together:
             batches = [_chosen(publish.batches, fresh)]
         else:
-            publish.answer(Stored(0, 0, self._refused(verdicts, {})))
+            self._tell(publish.answer, Stored(0, 0, self._refused(verdicts, {})))
             return
         box.begin([ids[n] for n in fresh], publish.ticket)
-        self._commit(batches, partial(self._tried, publish, batches, fresh, verdicts))
+        tried = partial(self._tried, publish, batches, fresh, verdicts)
+        self._commit(batches, publish.acks, tried)
 
     def _tried(
         self,
@@ -307,7 +350,9 @@ class Persistent:
         seek: int | None,
     ) -> tuple[GroupDriver, Joined]:
         """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end)."""
-        first, end = self.log.first, self.log.durable_end
+        if group and not self.acting:
+            raise NoMasterError(f"this node is not the master of {self.name!r} now: try again")
+        first, end = self.log.first, self.end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
         known = driver is not None
@@ -348,11 +393,16 @@ class Persistent:
         self.groups.pop(driver.name, None)
 
     def keep(
-        self, changes: list[tuple[str, bytes]], done: Callable[[RailgunError | None], None]
+        self,
+        changes: Sequence[tuple[str, bytes | None]],
+        done: Callable[[RailgunError | None], None],
     ) -> None:
-        """Write changes of groups to their log."""
+        """Write changes of groups (None: it is no more) to their log."""
         try:
-            self._committer.submit(self._group_log, changes, done)
+            if self.copies is None:
+                self._committer.submit(self.group_log, changes, done)
+            else:
+                self.copies.keep(changes, done)
         except RailgunError as error:
             done(error)
 
@@ -360,7 +410,7 @@ class Persistent:
         """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
         driver = self.groups[name]
         self._appended()
-        driver.reset(self.log.durable_end if to is None else to)
+        driver.reset(self.end if to is None else to)
         await driver.saved()
         return driver.group.floor
 
@@ -373,7 +423,9 @@ class Persistent:
         saved = driver.group.save()
         del self.groups[name]
         try:
-            await self._perform(self._group_log, partial(_remove, self._group_log, name))
+            done: asyncio.Future[None] = self.loop.create_future()
+            self.keep([(name, None)], partial(resolve, done))
+            await done
         except RailgunError:
             if name not in self.groups:  # it is still there, as it was
                 self._saved[name] = saved
@@ -453,7 +505,7 @@ class Persistent:
 
     # ------------------------------------------------------------ keeping, ending
 
-    async def _perform(self, log: Log, work: Callable[[], T]) -> T:
+    async def perform(self, log: Log, work: Callable[[], T]) -> T:
         """What the one writer of a log has to do, in its turn."""
         done: asyncio.Future[None] = self.loop.create_future()
         results: list[T] = []
@@ -466,22 +518,22 @@ class Persistent:
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         most, now = settings.max_bytes, self.now()
-        await self._perform(self.log, lambda: self.log.retain(age, most, now))
+        await self.perform(self.log, lambda: self.log.retain(age, most, now))
         self._trimmed()
 
     async def purge(self, before: int | None) -> int:
         """Take away all before an offset (None: all there is); the first offset there is then."""
         log = self.log
-        first = await self._perform(
-            log, lambda: log.purge(log.durable_end if before is None else before)
-        )
+        first = await self.perform(log, lambda: log.purge(self.end if before is None else before))
         self._trimmed()
         return first
 
     def _trimmed(self) -> None:
-        """Tell the groups what is gone."""
+        """Tell the groups what is gone, and the other copies."""
         self._appended()
         first = self.log.first
+        if self.copies is not None:
+            self.copies.trimmed(first)
         for driver in list(self.groups.values()):
             if first > driver.group.first:
                 driver.trimmed(first)
@@ -491,12 +543,34 @@ class Persistent:
         for driver in list(self.groups.values()):
             driver.look()
 
-    async def end(self) -> None:
+    async def rest(self) -> None:
         """Let the groups write what they have to; nothing happens after that."""
         if self._loading is not None:
             await self._loading  # who waits for it is answered
         for driver in list(self.groups.values()):
             driver.end()
+
+    # ------------------------------------------------------------ in a cluster
+
+    async def lead(self) -> None:
+        """Serve the groups, as they are on disk."""
+        states = await self.perform(self.group_log, self.group_log.load)
+        states.pop("", None)
+        self._saved = states
+        for group in list(self._saved):
+            if group not in self.groups:
+                self._driver(group, False, 0, 0)
+
+    def follow(self, error: RailgunError) -> None:
+        """Serve no groups any more, take nothing more, and remember no IDs: others do."""
+        for driver in [one for one in self.groups.values() if one.tracked]:
+            del self.groups[driver.name]
+            driver.abandon(error)
+        self._saved, self._box = {}, None
+        waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
+        self._waiting, self._behind = {}, {}
+        for publish in waiting:
+            publish.answer(NoMasterError(f"the master of {self.name!r} has changed: try again"))
 
     async def delete(self, error: RailgunError) -> None:
         """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
@@ -506,23 +580,18 @@ class Persistent:
         drivers, self.groups = list(self.groups.values()), {}
         for driver in drivers:
             driver.abandon(error)
-        await self._perform(self.log, self.log.close)
-        await self._perform(self._group_log, self._group_log.close)
+        await self.perform(self.log, self.log.close)
+        await self.perform(self.group_log, self.group_log.close)
 
     @property
     def trouble(self) -> RailgunError | None:
         """What is wrong with its files, if anything is."""
-        return self.log.failed or self._group_log.failed
+        return self.log.failed or self.group_log.failed
 
     def close(self) -> None:
         """Leave the files; when the committer has done its work."""
         self.log.close()
-        self._group_log.close()
-
-
-def _remove(log: GroupLog[Any], name: str) -> None:
-    log.remove(name)
-    log.sync()
+        self.group_log.close()
 
 
 def kept_headers(given: bytes) -> dict[str, str]:

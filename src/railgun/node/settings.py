@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
@@ -99,10 +98,6 @@ class StreamSettings:
         age = None if self.dead_age is None else int(self.dead_age * SECOND)
         wait = ack_wait or None
         return GroupConfig(exclusive, wait, self.dead_distance, self.dead_deliveries, age)
-
-    def as_json(self) -> str:
-        """To be kept."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 def check_name(name: str) -> str:
