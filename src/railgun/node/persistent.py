@@ -235,7 +235,8 @@ class Persistent:
         self._told = False
         end = self.end
         for driver in list(self.groups.values()):
-            driver.appended(end)
+            if end >= driver.group.end:  # a copy that was damaged may end earlier for a while
+                driver.appended(end)
 
     # ------------------------------------------------------------ IDs
 
@@ -519,16 +520,16 @@ class Persistent:
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         most, now = settings.max_bytes, self.now()
         await self.perform(self.log, lambda: self.log.retain(age, most, now))
-        self._trimmed()
+        self.gone_before()
 
     async def purge(self, before: int | None) -> int:
         """Take away all before an offset (None: all there is); the first offset there is then."""
         log = self.log
         first = await self.perform(log, lambda: log.purge(self.end if before is None else before))
-        self._trimmed()
+        self.gone_before()
         return first
 
-    def _trimmed(self) -> None:
+    def gone_before(self) -> None:
         """Tell the groups what is gone, and the other copies."""
         self._appended()
         first = self.log.first

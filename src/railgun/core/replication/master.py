@@ -292,8 +292,10 @@ class Master:
         peer = self.peers.get(node)
         if self.phase is not Phase.LEAD or peer is None or peer.session is None:
             return None
-        base, copy = peer.next, self.copy
-        end = min(end, copy.durable)
+        copy = self.copy
+        if peer.next < copy.first:  # what it lacks is not kept any more
+            peer.next, peer.anew = copy.first, True
+        base, end = peer.next, min(end, copy.durable)
         runs = clipped(copy.runs, end, base) if end > base else ()
         before = copy.epoch_before(base)
         anew, peer.anew = peer.anew, False

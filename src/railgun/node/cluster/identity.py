@@ -1,0 +1,73 @@
+"""Who a node is, for ever: its id, and the cluster it belongs to, in a file of its directory.
+
+Rules:
+
+1. The id is made at the first start. Addresses and names may change; the id does not.
+2. A node belongs to one cluster, or to none yet. Before its log of Raft is begun, the file says what it begins with
+   (`BEGINS`): after a crash it begins with the same. When the log is there, it is a `MEMBER`. A member whose log is gone must not
+   come back: it may have voted, and would not know.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Final
+
+from railgun.core.errors import RailgunError
+from railgun.node.disk import Disk, put
+from railgun.node.errors import storage_error
+
+FILE: Final = "cluster/node.json"
+ALONE: Final = "alone"
+BEGINS: Final = "begins"
+MEMBER: Final = "member"
+
+
+class LostIdentityError(RailgunError):
+    """The directory of a node is not whole: it must not come back under its name."""
+
+    code: ClassVar[str] = "IDENTITY_LOST"
+
+
+@dataclass(slots=True)
+class Who:
+    """A node, as its directory knows it."""
+
+    id: str
+    cluster: str = ""
+    state: str = ALONE
+    voters: list[str] = field(default_factory=list)
+    """With whom the log of Raft begins; none: others will tell."""
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    """What was known of other nodes when it was formed."""
+
+
+def load(disk: Disk) -> Who:
+    """Who this node is; a new one, if the directory does not know."""
+    disk.make_directory("cluster")
+    if "node.json" not in disk.list("cluster"):
+        who = Who(secrets.token_hex(8))
+        save(disk, who)
+        return who
+    file = disk.open(FILE)
+    try:
+        return Who(**json.loads(file.read(0, 1 << 24)))
+    except (ValueError, TypeError) as error:
+        raise LostIdentityError(
+            f"{disk.where(FILE)} cannot be read: {error}. Restore it; or let this node join as a new one, with an "
+            "empty directory, and remove the old one (railgun cluster remove)"
+        ) from error
+    finally:
+        file.close()
+
+
+def save(disk: Disk, who: Who) -> None:
+    """Keep it, for good when it returns."""
+    try:
+        put(disk, f"{FILE}.new", [json.dumps(asdict(who)).encode()]).close()
+        disk.rename(f"{FILE}.new", FILE)
+        disk.sync_directory("cluster")
+    except OSError as error:
+        raise storage_error(error, f"{disk.where(FILE)} cannot be written") from error

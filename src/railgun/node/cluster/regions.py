@@ -1,0 +1,367 @@
+"""The regions a node has copies of: who is master, what was promised, and sessions between the two.
+
+Rules:
+
+1. A promise is the highest epoch of a region that this node has heard of, from its master or from the metadata. It is on
+   disk before anything follows from it; nothing of an older epoch is taken after that.
+2. What changes the role of this node in a region happens one after the other.
+3. A master opens a session with every other replica when its connection begins, and whenever it becomes a master. Its
+   number has the epoch in it, so nobody takes one for another.
+4. A node that was master of an epoch when it went down is not master of it when it is back: it asks for the next one.
+5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
+6. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
+   not known here yet is kept until it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from railgun.core.cluster.metadata import Metadata
+from railgun.core.errors import RailgunError
+from railgun.core.replication.standing import Standing
+from railgun.node.cluster import words
+from railgun.node.cluster.links import Lane
+from railgun.node.cluster.replicated import Replicated
+from railgun.node.commit import Committer
+from railgun.node.disk import Disk, put
+from railgun.node.errors import storage_error
+from railgun.node.persistent import Persistent
+from railgun.wire.commands import Blob
+from railgun.wire.proto import cluster_pb2 as n
+
+PROMISES: Final = "cluster/promises.json"
+MOST_EARLY: Final = 10_000
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """The connections of this node."""
+
+    def send(self, to: str, lane: Lane, command: Message, blobs: Sequence[Blob] = ()) -> bool:
+        """Send a message."""
+
+    def is_up(self, id: str, lane: Lane = "control") -> bool:
+        """Whether there is a connection."""
+
+
+class Promises:
+    """What this node has promised, by region; on disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._made: dict[str, int] = {}
+        if "promises.json" in disk.list("cluster"):
+            file = disk.open(PROMISES)
+            try:
+                self._made = {str(k): int(v) for k, v in json.loads(file.read(0, 1 << 24)).items()}
+            finally:
+                file.close()
+
+    def of(self, region: str) -> int:
+        """The epoch below which nothing is taken."""
+        return self._made.get(region, 0)
+
+    def make(self, region: str, epoch: int) -> None:
+        """Promise it for good. By one thread at a time."""
+        made = self._made | {region: epoch}
+        try:
+            put(self._disk, f"{PROMISES}.new", [json.dumps(made).encode()]).close()
+            self._disk.rename(f"{PROMISES}.new", PROMISES)
+            self._disk.sync_directory("cluster")
+        except OSError as error:
+            raise storage_error(error, f"a promise for region {region!r} cannot be kept") from error
+        self._made = made
+
+
+class Region:
+    """One region, on this node."""
+
+    def __init__(self, name: str, regions: Regions) -> None:
+        self.name = name
+        self.regions = regions
+        self.me = regions.me
+        self.streams: dict[int, Replicated] = {}
+        self.led = 0  # the epoch this node is master of; 0: of none
+        self.lease = 0.0  # until when, by the steady clock
+        self._sets: list[tuple[str, ...]] = []
+        self._others: set[str] = set()  # who has copies
+        self._sessions: dict[str, int] = {}  # as a master
+        self._master: tuple[str, int, int] | None = None  # whom it follows: node, epoch, session
+        self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
+        self._numbers = itertools.count(1)
+        self._turn = asyncio.Lock()
+        self._asked = 0  # the epoch that was asked for, after a restart
+
+    # ------------------------------------------------------------ for copies
+
+    def send(self, to: str, command: Message, blobs: Sequence[Blob] = ()) -> bool:
+        """Send a message on the lane `data`."""
+        return self.regions.links.send(to, "data", command, blobs)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> object:
+        """Do this beside all else."""
+        return self.regions.spawn(work)
+
+    def may_act(self) -> bool:
+        """Whether there is a lease."""
+        return self.led > 0 and time.monotonic() < self.lease
+
+    def changed(self) -> None:
+        """Somebody may have waited for it."""
+        self.regions.changed()
+
+    @property
+    def active(self) -> bool:
+        """Whether the epoch is active on all streams."""
+        return self.led > 0 and all(copy.active for copy in self.streams.values())
+
+    @property
+    def trouble(self) -> str:
+        """Why this node cannot be master, if so."""
+        return next((copy.trouble for copy in self.streams.values() if copy.trouble), "")
+
+    def caught_up(self) -> list[str]:
+        """The other replicas that have all that is safe."""
+        if not self.led:
+            return []
+        copies = [copy.master for copy in self.streams.values()]
+        return sorted(
+            node
+            for node in self._sessions
+            if all(master is not None and master.caught_up(node) for master in copies)
+        )
+
+    # ------------------------------------------------------------ roles
+
+    async def look(self, metadata: Metadata) -> None:
+        """Be what the metadata says this node is."""
+        async with self._turn:
+            info = metadata.regions.get(self.name)
+            if info is None:
+                return
+            promised = self.regions.promises.of(self.name)
+            voting, active = tuple(info.voting), tuple(info.active)
+            self._sets = [voting] if set(voting) == set(active) or not active else [voting, active]
+            self._others = {*voting, *active, *info.learning} - {self.me}
+            if info.master != self.me:
+                if self.led and info.epoch > self.led:
+                    self._step_down()
+                return
+            if info.epoch == self.led:
+                self._open_sessions()
+            elif info.epoch > max(self.led, promised):
+                await self._lead(info.epoch, info.epoch_index)
+            elif info.epoch == promised and self._asked < info.epoch:
+                # Promised by a former life of this process, or by a fence of a later epoch that is not known here yet.
+                self._asked = info.epoch
+                self.regions.ask_for(self.name, info.epoch + 1)
+
+    async def _lead(self, epoch: int, since: int) -> None:
+        going_on = bool(self.led) and self.led == epoch - 1
+        await self.regions.promise(self.name, epoch)
+        _LOG.info("region %r: this node is its master in epoch %d", self.name, epoch)
+        self._master = None
+        self._sessions.clear()
+        was, self.led = self.led, epoch
+        for copy in self.streams.values():
+            if going_on and copy.master is not None:
+                copy.go_on(epoch, self._sets)
+            else:
+                if was:
+                    copy.step_down()
+                await copy.begin(epoch, self._sets, fresh=copy.id > since)
+        self._open_sessions()
+        self.changed()
+
+    def _step_down(self) -> None:
+        _LOG.info("region %r: this node is no master of it any more", self.name)
+        self.led, self.lease = 0, 0.0
+        self._sessions.clear()
+        self._early.clear()
+        for copy in self.streams.values():
+            copy.step_down()
+
+    # ------------------------------------------------------------ sessions
+
+    def _open_sessions(self) -> None:
+        for node in self._others:
+            if node not in self._sessions and self.regions.links.is_up(node, "data"):
+                self._open_session(node)
+
+    def _open_session(self, node: str) -> None:
+        session = self.led << 32 | next(self._numbers)
+        self._sessions[node] = session
+        self.send(node, n.Fence(region=self.name, epoch=self.led, session=session))
+
+    def up(self, node: str) -> None:
+        """There is a new connection to a node."""
+        self.down(node)
+        if self.led and node in self._others:
+            self._open_session(node)
+
+    def down(self, node: str) -> None:
+        """The connection to a node is lost."""
+        if self._sessions.pop(node, None) is not None:
+            for copy in self.streams.values():
+                copy.session_over(node)
+        for early in self._early.values():
+            early.pop(node, None)
+
+    async def fence(self, sender: str, asked: n.Fence) -> None:
+        """A master wants the promise, and to know how the copies stand."""
+        async with self._turn:
+            promised = self.regions.promises.of(self.name)
+            told = n.Fenced(region=self.name, epoch=asked.epoch, session=asked.session)
+            if asked.epoch < promised or (asked.epoch == promised and self.led == asked.epoch):
+                told.epoch, told.refused = promised, True
+                self.send(sender, told)
+                return
+            if self.led:
+                self._step_down()
+            if asked.epoch > promised:
+                await self.regions.promise(self.name, asked.epoch)
+            self._master = (sender, asked.epoch, asked.session)
+            for id, copy in list(self.streams.items()):
+                standing = await copy.fenced(sender, asked.epoch, asked.session)
+                told.standings.append(words.standing(id, standing))
+            self.send(sender, told)
+
+    def fenced(self, sender: str, told: n.Fenced) -> None:
+        """A replica has made its promise, or has made a greater one."""
+        if told.refused:
+            _LOG.info("region %r: node %s knows of epoch %d", self.name, sender, told.epoch)
+            return
+        if self._sessions.get(sender) != told.session:
+            return
+        known = {one.stream: words.standing_heard(one) for one in told.standings}
+        for id, standing in known.items():
+            self._stands(sender, told.session, id, standing)
+
+    def stands(self, sender: str, told: n.Stands) -> None:
+        """A replica tells how one of its copies stands."""
+        if self._sessions.get(sender) == told.session:
+            heard = words.standing_heard(told.standing)
+            self._stands(sender, told.session, told.standing.stream, heard)
+
+    def _stands(self, sender: str, session: int, id: int, standing: Standing) -> None:
+        copy = self.streams.get(id)
+        if copy is not None:
+            copy.session(sender, session, standing)
+        elif len(self._early) < MOST_EARLY:
+            self._early.setdefault(id, {})[sender] = (session, standing)
+
+    # ------------------------------------------------------------ streams
+
+    async def add(self, stream: Persistent, since: int) -> None:
+        """A stream of the region is here; `since`: the entry with which the epoch began."""
+        async with self._turn:
+            copy = Replicated(stream, self.regions.committer, self)
+            await copy.open()
+            self.streams[copy.id] = copy
+            early = self._early.pop(copy.id, {})
+            if self.led:
+                await copy.begin(self.led, self._sets, fresh=copy.id > since)
+                for node, (session, standing) in early.items():
+                    if self._sessions.get(node) == session:
+                        copy.session(node, session, standing)
+            elif self._master is not None:
+                node, epoch, session = self._master
+                standing = await copy.fenced(node, epoch, session)
+                self.send(
+                    node, n.Stands(session=session, standing=words.standing(copy.id, standing))
+                )
+
+    def remove(self, id: int) -> None:
+        """A stream is deleted."""
+        copy = self.streams.pop(id, None)
+        if copy is not None:
+            copy.close()
+
+
+class Regions:
+    """All regions, on this node."""
+
+    def __init__(
+        self,
+        me: str,
+        links: Sender,
+        disk: Disk,
+        committer: Committer,
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
+        changed: Callable[[], None],
+        ask_for: Callable[[str, int], None],
+    ) -> None:
+        self.me, self.links, self.committer = me, links, committer
+        self.spawn, self.changed, self.ask_for = spawn, changed, ask_for
+        self.promises = Promises(disk)
+        self._promising = asyncio.Lock()
+        self._regions: dict[str, Region] = {}
+
+    def __iter__(self) -> Any:
+        return iter(list(self._regions.values()))
+
+    def get(self, name: str) -> Region:
+        """A region by its name."""
+        if name not in self._regions:
+            self._regions[name] = Region(name, self)
+        return self._regions[name]
+
+    async def promise(self, region: str, epoch: int) -> None:
+        """Promise to take nothing older; on disk when it returns."""
+        async with self._promising:
+            if epoch > self.promises.of(region):
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(None, self.promises.make, region, epoch)
+
+    async def look(self, metadata: Metadata) -> None:
+        """Be what the metadata says this node is, in all regions."""
+        for name in metadata.regions:
+            await self.get(name).look(metadata)
+
+    def up(self, node: str) -> None:
+        """There is a new connection."""
+        for region in self:
+            region.up(node)
+
+    def down(self, node: str) -> None:
+        """A connection is lost."""
+        for region in self:
+            region.down(node)
+
+    def received(self, sender: str, command: Any, blob: bytearray) -> None:
+        """A message on the lane `data`."""
+        match command:
+            case n.Fence():
+                self.spawn(self._fence(sender, command))
+            case n.Fenced():
+                self.get(command.region).fenced(sender, command)
+            case n.Stands():
+                for region in self:
+                    region.stands(sender, command)
+            case _:
+                id = getattr(command, "stream", 0)
+                for region in self:
+                    copy = region.streams.get(id)
+                    if copy is not None:
+                        copy.received(sender, command, blob)
+
+    async def _fence(self, sender: str, asked: n.Fence) -> None:
+        try:
+            await self.get(asked.region).fence(sender, asked)
+        except RailgunError as error:
+            _LOG.error("region %r: %s", asked.region, error)
+
+    def close(self) -> None:
+        """The node is about to end."""
+        for region in self:
+            for copy in region.streams.values():
+                copy.close()
