@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -77,7 +78,7 @@ class StreamInfo:
 class Catalogue:
     """All streams, by name."""
 
-    __slots__ = ("_folded", "_names", "deleted", "groups", "streams")
+    __slots__ = ("_counts", "_folded", "_names", "deleted", "groups", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[str, StreamInfo] = {}
@@ -87,11 +88,12 @@ class Catalogue:
         """Of each stream that has some: how far they are, at least."""
         self._folded: dict[str, str] = {}  # names as disks may see them
         self._names: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()  # streams of each region
 
     @property
     def used(self) -> set[str]:
         """The regions with streams in them."""
-        return {stream.region for stream in self.streams.values()}
+        return set(self._counts)
 
     def of_id(self, id: int) -> StreamInfo | None:
         """The stream with this identity, if it is there (still)."""
@@ -177,6 +179,7 @@ class Catalogue:
         self.streams[stream.name] = stream
         self._folded[stream.name.lower()] = stream.name
         self._names[stream.id] = stream.name
+        self._counts[stream.region] += 1
 
     def delete(self, command: dict[str, Any]) -> dict[str, Any]:
         """Take a stream away, perhaps with its dead letters."""
@@ -192,6 +195,9 @@ class Catalogue:
             del self._folded[one.lower()], self._names[stream.id]
             self.groups.pop(stream.id, None)
             self.deleted.add(stream.id)
+            self._counts[stream.region] -= 1
+            if not self._counts[stream.region]:
+                del self._counts[stream.region]
         return {"deleted": deleted}
 
     # ------------------------------------------------------------ groups
@@ -236,13 +242,13 @@ class Catalogue:
         }
 
     @staticmethod
-    def load(dumped: dict[str, Any]) -> Catalogue:
-        """What `dump` told."""
+    def load(dumped: dict[str, Any], last: int) -> Catalogue:
+        """What `dump` told; `last`: no stream has a higher id."""
         made = Catalogue()
         for one in check_list(dumped.get("streams"), "streams"):
             made._put(StreamInfo.load(check_object(one, "stream")))
         for first, end in check_list(dumped.get("deleted"), "deleted"):
-            made.deleted.update(range(check_whole(first, "id"), check_whole(end, "id")))
+            made.deleted.update(range(check_whole(first, "id"), check_whole(end, "id", last + 1)))
         for id, groups in check_list(dumped.get("groups"), "groups"):
             made.groups[check_whole(id, "id")] = {
                 check_name(group, "group"): check_whole(offset, "position")

@@ -1,7 +1,7 @@
 """What a command of the metadata carries, looked at piece by piece.
 
-An entry of the log was written by some node, perhaps of another version, perhaps with a bug, and every node has to apply
-it. So nothing in it is believed:
+An entry of the log was written by some node, perhaps of another version, perhaps with a bug, and every node has to
+apply it. So nothing in it is believed:
 
 1. Every field is taken by one of the functions here, which gives a value of its type or refuses; values are plain.
 2. A refusal is a `RefusedError`. It is raised before anything has changed.

@@ -195,16 +195,13 @@ class Metadata:
             raise RefusedError("TOO_MANY", f"a cluster has at most {MOST_NODES} nodes")
         self.nodes[node.id] = node
         self._settle(index)
-        if before is None:
-            result = "JOINED"
-        else:
-            result = "UNCHANGED" if node.is_as(before) else "UPDATED"
+        news = "UPDATED" if before is None or not node.is_as(before) else "UNCHANGED"
         leaving = [
             region.name
             for region in self.regions.values()
             if node.id in region.voting and region.name not in node.regions
         ]
-        return {"result": result, "leaving": leaving}
+        return {"result": "JOINED" if before is None else news, "leaving": leaving}
 
     def _leave(self, index: int, command: dict[str, Any]) -> Result:
         node = self._known(command)
@@ -354,7 +351,7 @@ class Metadata:
             )
         try:
             return Metadata._load(dumped)
-        except (RefusedError, KeyError, TypeError, ValueError) as error:
+        except (RefusedError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"a snapshot of the metadata cannot be read: {error}") from error
 
     @staticmethod
@@ -370,7 +367,7 @@ class Metadata:
         for one in dumped["regions"]:
             region = Region.load(one)
             made.regions[region.name] = region
-        made.catalogue = Catalogue.load(dumped["catalogue"])
+        made.catalogue = Catalogue.load(dumped["catalogue"], made.index)
         made._requests = {
             key: deepcopy(check_object(result, "result")) for key, result in dumped["requests"]
         }

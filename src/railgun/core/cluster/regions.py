@@ -158,9 +158,7 @@ def settle(
     for name in sorted({*named, *used}):
         names = named.get(name, set())
         region = regions.get(name)
-        if region is None:
-            settled[name] = Region.begin(name, index, names)
-        elif name not in used and _is_abandoned(region, names, nodes):
+        if region is None or (name not in used and _is_abandoned(region, names, nodes)):
             settled[name] = Region.begin(name, index, names)
         elif region.master is None:
             voting = tuple(sorted(names))
