@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -622,6 +624,8 @@ def check(before: dict[str, Any], metadata: Metadata, was_deleted: set[int]) -> 
         if was is None:
             continue
         assert region.epoch >= was["epoch"]
+        if name in used and was["master"] is not None:
+            assert region.master is not None
         if region.epoch == was["epoch"] and was["master"] is not None:
             assert (region.master, list(region.voting)) == (was["master"], was["voting"])
         if region.epoch > was["epoch"] and name in used and was["master"] is not None:
@@ -656,13 +660,62 @@ def at_epoch(metadata: Metadata, command: Any) -> Any:
     return command
 
 
+def likely(metadata: Metadata, random: Random) -> dict[str, Any]:
+    """A command that may well be possible now."""
+    region = metadata.regions[random.choice(sorted(metadata.regions))]
+    epoch = region.epoch + (random.random() < 0.05)
+    about = {"region": region.name, "epoch": epoch}
+    some = random.choice(IDS)
+    roles = {name: random.choice(["master", "master", "replica"]) for name in REGIONS}
+    told = {name: role for name, role in roles.items() if random.random() < 0.7}
+    voting = region.voting or ("a",)
+    streams = [str(one.id) for one in metadata.streams.values()] or ["1"]
+    return random.choice(
+        [
+            {"do": "node", "node": node(some, told)},
+            {"do": "node", "node": node(some, told)},
+            {"do": "master", **about, "master": random.choice(voting), "epoch": epoch + 1},
+            {"do": "active", **about},
+            {"do": "active", **about},
+            {"do": "promote", **about, "node": random.choice(region.learning or ("a",))},
+            {"do": "demote", **about, "node": random.choice(voting)},
+            {"do": "leave", "node": some},
+            {"do": "stay", "node": some},
+            {"do": "remove", "node": some},
+            {"do": "ensure", "name": random.choice(STREAMS), "region": region.name},
+            {"do": "delete", "name": random.choice(STREAMS), "dead_letters": random.random() < 0.5},
+            {"do": "groups", **about, "positions": {random.choice(streams): {"g": 4}}},
+        ]
+    )
+
+
+@pytest.mark.simulation
+def test_any_life_of_a_cluster_keeps_what_is_promised() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(150):
+        random = Random(seed)
+        metadata = Metadata()
+        nodes = [node(id) for id in IDS[: random.randint(1, 3)]]
+        metadata.apply(1, {"do": "form", "cluster": "c", "nodes": nodes})
+        for index in range(2, 100):
+            before, deleted = metadata.dump(), set(metadata.deleted)
+            command = likely(metadata, random)
+            result = metadata.apply(index, command)
+            if "error" in result:
+                assert metadata.dump() == before | {"index": index}, (seed, command)
+            else:
+                done[command["do"]] += 1
+            check(before, metadata, deleted)
+    assert min(done[kind] for kind in KINDS if kind not in ("form", "settings", "nothing")) > 100
+
+
 @FEW
-@given(st.lists(commands(), max_size=60), st.lists(nodes, min_size=1, max_size=3))
+@given(st.lists(commands(), max_size=60), st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True))
 def test_any_sequence_of_commands_keeps_what_is_promised(
-    drawn: list[Any], first: list[dict[str, Any]]
+    drawn: list[Any], first: list[str]
 ) -> None:
     metadata, twin = Metadata(), Metadata()
-    forming = {"do": "form", "cluster": "c", "nodes": first}
+    forming = {"do": "form", "cluster": "c", "nodes": [node(id) for id in first]}
     for index, command in enumerate([forming, *drawn], 1):
         before, deleted = metadata.dump(), set(metadata.deleted)
         command = at_epoch(metadata, command)
