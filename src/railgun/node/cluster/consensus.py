@@ -98,8 +98,8 @@ class Machine(Protocol):
 @dataclass(eq=False, slots=True)
 class _Barrier:
     done: asyncio.Future[None]
+    asked: asyncio.Future[None]  # done when there is an answer
     index: int | None = None  # to be applied, once that is known
-    refused: bool = False  # the last answer was that nobody knows
 
 
 _Seen: TypeAlias = tuple[Role, int, str | None, Members]
@@ -356,22 +356,24 @@ class Consensus:
         """Return when all that was committed before is applied here; `NoLeaderError` if that takes too long."""
         self._check()
         assert self._loop is not None
-        barrier = _Barrier(self._loop.create_future())
+        barrier = _Barrier(self._loop.create_future(), self._loop.create_future())
         numbers = []
         deadline = self._loop.time() + timeout
         heartbeat = self.settings.heartbeat
         try:
             while (left := deadline - self._loop.time()) > 0 and not barrier.done.done():
-                if barrier.index is None:
-                    # Any answer will do: all of its questions were asked after it began.
-                    numbers.append(number := next(self._numbers))
-                    self._reads[number] = barrier
-                    barrier.refused = False
-                    self._raft.read(number, self._clock())
-                    self._act()
-                pause = left if barrier.index is not None else min(left, 2 * heartbeat)
-                await asyncio.wait([barrier.done], timeout=pause)
-                if barrier.refused:
+                if barrier.index is not None:
+                    await asyncio.wait([barrier.done], timeout=left)
+                    continue
+                # Any answer will do: all of its questions were asked after it began.
+                numbers.append(number := next(self._numbers))
+                self._reads[number] = barrier
+                asked = barrier.asked = self._loop.create_future()
+                self._raft.read(number, self._clock())
+                self._act()
+                both, pause = (barrier.done, asked), min(left, 2 * heartbeat)
+                await asyncio.wait(both, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done() and barrier.index is None:
                     await asyncio.wait([barrier.done], timeout=min(left, heartbeat / 2))
             if barrier.done.done():
                 return barrier.done.result()
@@ -537,9 +539,9 @@ class Consensus:
             _refuse(future, _lost(entry.index, "another entry has its place"))
 
     def _answer(self, barrier: _Barrier, index: int | None) -> None:
-        if index is None:
-            barrier.refused = True
-        elif barrier.index is None:
+        if not barrier.asked.done():
+            barrier.asked.set_result(None)
+        if index is not None and barrier.index is None:
             barrier.index = index
             heapq.heappush(self._waiting, (index, next(self._numbers), barrier))
 
