@@ -699,6 +699,25 @@ def test_a_leader_goes_on_when_nothing_comes_of_it() -> None:
     node.raft.propose([b"x"], node.now)
 
 
+def test_a_leader_that_has_told_another_goes_on_in_a_new_term_if_it_needs_leases() -> None:
+    node = Play(lease=0.7, check_quorum=True)
+    node.elect()
+    node.hear("b", Appended(1, True, 1, 1))
+    node.hear("c", Appended(1, True, 1, 1))
+    node.raft.transfer("b", 0.0)
+    sent = []
+    for round in range(2, 14):  # b is told, and never campaigns; c answers
+        sent += node.pass_time(0.1)
+        if node.role() is Role.LEADER:
+            sent += node.hear("c", Appended(1, True, 1, round))
+            assert not node.raft.has_lease(node.now)
+    assert of(AskVote, sent, "c") == [AskVote(2, 1, 1, transfer=True)]
+    node.hear("c", Vote(2, True))
+    assert node.role() is Role.LEADER
+    node.hear("c", Appended(2, True, 2, node.raft.round))
+    assert node.raft.has_lease(node.now)
+
+
 def test_only_voters_are_handed_the_lead() -> None:
     node = leading(Members(("a", "b"), ("c",)))
     with pytest.raises(ChangeError, match="c is no voter"):

@@ -404,7 +404,7 @@ def unpack(data: bytes) -> list[Change]:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CopyNote:
     """What a copy in a cluster must not forget, beside its groups: under the empty name, in their log."""
 
     label: int = 0
@@ -417,21 +417,21 @@ class Note:
     def pack(self) -> bytes:
         """For the log.
 
-        >>> fold.apply(None, Note(3, (3, 7), 100).pack())
-        Note(label=3, groups=(3, 7), safe=100)
+        >>> fold.apply(None, CopyNote(3, (3, 7), 100).pack())
+        CopyNote(label=3, groups=(3, 7), safe=100)
         """
         return b"@" + json.dumps([self.label, self.groups, self.safe]).encode()
 
     @staticmethod
-    def of(data: bytes) -> Note:
+    def of(data: bytes) -> CopyNote:
         """As it was packed."""
         label, groups, safe = json.loads(data[1:])
-        return Note(label, (groups[0], groups[1]), safe)
+        return CopyNote(label, (groups[0], groups[1]), safe)
 
 
-def _apply(saved: Saved | Note | None, data: bytes) -> Saved | Note:
+def _apply(saved: Saved | CopyNote | None, data: bytes) -> Saved | CopyNote:
     if data[:1] == b"@":
-        return Note.of(data)
+        return CopyNote.of(data)
     if not isinstance(saved, Saved):
         saved = Saved()
     for change in unpack(data):
@@ -439,13 +439,13 @@ def _apply(saved: Saved | Note | None, data: bytes) -> Saved | Note:
     return saved
 
 
-def dump(saved: Saved | Note) -> bytes:
+def dump(saved: Saved | CopyNote) -> bytes:
     """The whole of a group, in columns: it may be in a hundred thousand pieces.
 
     >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
     Ranges([(5, 9, None)])
     """
-    if isinstance(saved, Note):
+    if isinstance(saved, CopyNote):
         return saved.pack()
     *open_, standings = saved.open.columns()
     *done, _ = saved.done.columns()
@@ -463,10 +463,10 @@ def dump(saved: Saved | Note) -> bytes:
     return b"".join([text, b"\n", *map(_little, columns)])
 
 
-def load(data: bytes) -> Saved | Note:
+def load(data: bytes) -> Saved | CopyNote:
     """What was dumped."""
     if data[:1] == b"@":
-        return Note.of(data)
+        return CopyNote.of(data)
     at = data.index(b"\n") + 1
     told, columns = json.loads(data[:at]), []
     for length in told["columns"]:
@@ -493,5 +493,5 @@ def _little(column: array[int]) -> bytes:
     return column.tobytes()
 
 
-fold: Final = Fold[Saved | Note](_apply, dump, load)
+fold: Final = Fold[Saved | CopyNote](_apply, dump, load)
 """How the state of a group comes from its log."""

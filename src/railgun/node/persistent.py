@@ -35,7 +35,7 @@ from railgun.node.counts import Counts
 from railgun.node.disk import Disk
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
-from railgun.node.groups import Consumer, GroupDriver, Note, fold, resolve
+from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
 from railgun.node.settings import SECOND, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
@@ -126,14 +126,14 @@ class Persistent:
         self._told = False
         self._anonymous = itertools.count(1)
         self._times: tuple[int, int, int] = (0, 0, 0)  # of the batch that was asked for last
-        self.note = self._saved.pop("", Note())
+        self.note = self._saved.pop("", CopyNote())
         """What a copy in a cluster must not forget; it is in the group log, too."""
         for group in [] if in_cluster else list(self._saved):
             self._driver(group, False, 0, 0)
 
     def _open_groups(
         self, disk: Disk, directory: str
-    ) -> tuple[GroupLog[Saved | Note], dict[str, Any]]:
+    ) -> tuple[GroupLog[Saved | CopyNote], dict[str, Any]]:
         try:
             return GroupLog.open(disk, directory, fold)
         except DamagedGroupLogError as damage:

@@ -41,6 +41,14 @@ class Elections(State):
         self.wait_for_election(now)
         self._ask(AskVote(self.term, self.log.last, self.log.last_term, transfer=transfer))
 
+    def lead_anew(self, now: float) -> None:
+        """Another was chosen, and nothing came of it. What it was told may still come: no leases in this term any more.
+
+        Who leads may let followers elect whom it likes: itself, in the next.
+        """
+        self.follow(self.term, None, now)
+        self._stand(now, transfer=True)
+
     def _ask(self, question: AskVote) -> None:
         for voter in self.log.members.voters:
             if voter != self.id:

@@ -11,7 +11,7 @@ has committed something of its own term (without that rule two changes of differ
 voter has been a learner, and has caught up.
 
 Handing over. The leader takes no more, waits until the other has all it has, and tells it to campaign. If that does not
-happen in time, it goes on.
+happen in time, it goes on; in a new term if it has told the other, for there are no leases in the old one any more.
 """
 
 from __future__ import annotations
@@ -128,6 +128,9 @@ class Raft(Reads, Elections):
             return
         if self.moving is not None and now >= self.moving[1]:
             self.moving = None
+            if not self.leases and self.settings.lease is not None:
+                self.lead_anew(now)
+                return
         if now >= self.beat:
             self.begin_round(now)
 

@@ -20,7 +20,7 @@ A driver owns the clock, the disk and the links. Its duties:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from railgun.core.errors import ProtocolError, RailgunError
 
@@ -30,6 +30,8 @@ Id: TypeAlias = str
 
 class NotLeaderError(RailgunError):
     """Only a leader can do this; `leader` is who that is, if it is known."""
+
+    code: ClassVar[str] = "NOT_LEADER"
 
     def __init__(self, text: str, leader: Id | None) -> None:
         super().__init__(text)

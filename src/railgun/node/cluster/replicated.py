@@ -37,7 +37,7 @@ from railgun.node.commit import Committer, Stamp
 from railgun.node.copies import Acks, DeposedError, Done, NoMasterError
 from railgun.node.errors import DamagedLogError, LogFailedError, TrimmedError
 from railgun.node.grouplog import pack_change, pack_state, unpack_records
-from railgun.node.groups import Note, fold
+from railgun.node.groups import CopyNote, fold
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
@@ -293,7 +293,7 @@ class Replicated:
         self._submit_groups(changes, told)
 
     def _submit_groups(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
-        note = Note(self._label, self._groups, self.copy.safe)
+        note = CopyNote(self._label, self._groups, self.copy.safe)
         self._committer.submit(self.stream.group_log, [*changes, ("", note.pack())], done)
 
     def _kept(
@@ -460,7 +460,7 @@ class Replicated:
         finally:
             line.loading = False
         note = states.pop("", None)
-        if self.master is not master or not isinstance(note, Note):
+        if self.master is not master or not isinstance(note, CopyNote):
             return
         push = master.push_groups(node, whole=True, number=note.groups[1])
         if push is not None:
@@ -559,8 +559,8 @@ class Replicated:
         packed = b""
         try:
             states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
-            note = states.pop("", Note())
-            assert isinstance(note, Note)
+            note = states.pop("", CopyNote())
+            assert isinstance(note, CopyNote)
             told.epoch, told.number = note.groups
             packed = _packed(states)
         except RailgunError as error:
@@ -632,8 +632,8 @@ class Replicated:
         if not whole:
             self._submit_groups(records, done)
             return
-        states: dict[str, Saved | Note] = {name: fold.load(s) for name, s in records if s}
-        states[""] = Note(self._label, self._groups, self.copy.safe)
+        states: dict[str, Saved | CopyNote] = {name: fold.load(s) for name, s in records if s}
+        states[""] = CopyNote(self._label, self._groups, self.copy.safe)
         group_log = self.stream.group_log
         self._committer.perform(group_log, partial(group_log.replace, states), done)
 
@@ -734,8 +734,8 @@ class Replicated:
             return
         if self.replica is not replica or self.closed:
             return
-        note = states.get("", Note())
-        if isinstance(note, Note):
+        note = states.get("", CopyNote())
+        if isinstance(note, CopyNote):
             self._label = LOST if self._label == LOST else note.label
             self._groups = note.groups
         self._look_at_log()
