@@ -218,7 +218,7 @@ def _place(log: StreamLog, offset: int) -> Iterator[_Place]:
 
 def _shorten(log: StreamLog, place: _Place, plan: Shortening) -> None:
     """Do it: for good, for readers, and on disk."""
-    _tidy(log)
+    _tidy(log, plan.aside)
     _announce(log, plan.name)
     kept, old = place.found.segment, log._tail.file
     with log._lock:
@@ -398,12 +398,15 @@ def _next_number(log: StreamLog) -> int:
     return max(numbers) + 1
 
 
-def _tidy(log: StreamLog) -> None:
-    """Only the newest ones are kept; if some cannot be removed, more."""
+def _tidy(log: StreamLog, coming: int | None) -> None:
+    """Only the newest ones are kept, and a set that is coming is one of them; if some cannot be removed, more."""
     names = log._disk.list(log.directory)
     for kind, most in ((_CUT, KEPT_CUTS), (_SET, KEPT_SETS)):
         found = [(int(match[1]), match[0]) for match in map(kind.fullmatch, names) if match]
-        newest = sorted({number for number, _ in found})[-most:]
+        numbers = {number for number, _ in found}
+        if kind is _SET and coming is not None:
+            numbers.add(coming)
+        newest = sorted(numbers)[-most:]
         for number, name in found:
             if number not in newest:
                 with contextlib.suppress(OSError):
