@@ -75,6 +75,16 @@ class DamagedLogError(StorageError):
         self.offset = offset
 
 
+def damaged(what: str, offset: int, position: int, problem: str) -> DamagedLogError:
+    """The damage of a file of a log: at this byte, where the batch of this offset should be."""
+    return DamagedLogError(
+        f"{what} is damaged at byte {position}: where offset {offset} should be, there is {problem}. Nothing was "
+        f"changed. All before offset {offset} can be read; nothing is appended. Let the node fetch the stream from a "
+        "replica, or restore the file.",
+        offset,
+    )
+
+
 class OrderError(StorageError):
     """A batch that does not follow the last one of the log: nothing of it was stored."""
 

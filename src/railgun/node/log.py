@@ -15,16 +15,19 @@ Rules:
 6. A failed sync ends the log; a full disk does not. See `railgun.node.tail`.
 7. Retention takes whole segments away, oldest first, each for good before the next, and never the last one: a hole
    cannot come about by a crash, and an offset that was used is never forgotten.
-8. One writer at a time (`append`, `sync`, `roll`, `trim`, `retain`, `purge`, `close`; the committer sees to it).
-   Readers come from any thread. No read copies a message: what is given are views of what the system has read.
+8. One writer at a time (`append`, `sync`, `roll`, `trim`, `retain`, `purge`, `cut`, `reset`, `repair`, `close`; the
+   committer sees to it). Readers come from any thread. No read copies a message: what is given are views of what the
+   system has read. What was read while the log was cut, is read again: nobody gets batches of two pasts.
 9. `purge` takes away all before an offset. The name of an empty file says so for good, before anything is removed;
    then the segments go that lie wholly before it. The rest of such messages stays on disk, and is not read.
+10. `runs` and `epoch_at` tell which epoch has written what: by the segments, which know it by their index. What is
+   trimmed is forgotten, but for the epoch of the last batch before the first one, until the log is opened again.
+11. `cut`, `reset` and `repair` take something away from the end: see `railgun.node.surgery`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -32,6 +35,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from railgun.node import surgery
 from railgun.node.disk import Disk, File
 from railgun.node.errors import (
     BeyondEndError,
@@ -40,27 +44,31 @@ from railgun.node.errors import (
     OrderError,
     StorageError,
     TrimmedError,
+    damaged,
     storage_error,
 )
+from railgun.node.recovery import Recovery, recover
 from railgun.node.segment import (
+    LONG_AGO,
     Index,
+    Run,
     Segment,
     Walk,
-    base_of,
+    extend,
     floor_name,
     floor_of,
+    fresh,
     index_name,
+    load_index,
     log_name,
-    pack_index,
+    save_index,
     scan,
-    unpack_index,
 )
-from railgun.node.tail import Tail, has_mark
+from railgun.node.tail import Tail
 from railgun.wire.records import Bytes, head, patch
 
 _OPEN_FILES: Final = 16
 _HINTS: Final = 256
-_LONG_AGO: Final = -(1 << 63)
 _SHARE: Final = 4  # a segment spans at most this part of the time that messages are kept
 
 
@@ -73,27 +81,16 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
-    """What `StreamLog.open` has found."""
+class _Spot:
+    """Where a read begins."""
 
-    first: int
-    end: int
-    cut_bytes: int = 0
-    """So much was torn at the end, and is cut off."""
-    cut_reason: str = ""
-    rebuilt: tuple[str, ...] = ()
-    """Indexes that were made anew."""
-    damage: DamagedLogError | None = None
-
-    def __str__(self) -> str:
-        told = [f"messages {self.first} to {self.end}"]
-        if self.cut_bytes:
-            told.append(f"{self.cut_bytes} bytes torn at the end are cut off ({self.cut_reason})")
-        if self.rebuilt:
-            told.append(f"{len(self.rebuilt)} indexes made anew")
-        if self.damage is not None:
-            told.append(str(self.damage))
-        return "; ".join(told)
+    segment: Segment
+    file: File
+    known: int
+    position: int
+    want: int
+    limit: int
+    changes: int
 
 
 class StreamLog:
@@ -123,13 +120,15 @@ class StreamLog:
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._floor = 0  # what lies before was purged
+        self._before = 0  # the epoch of the last batch before the first segment, if it is known
+        self._changes = 0  # how often something was taken away that readers may have seen
         self._tail: Tail
         self._files: OrderedDict[int, File] = OrderedDict()  # of segments that are not written
         self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()  # offset: segment, byte
         self._end = 0
         self._durable_end = 0
-        self._last_time = _LONG_AGO
-        self._told_time = _LONG_AGO
+        self._last_time = LONG_AGO
+        self._told_time = LONG_AGO
         self._epoch = 0
         self._damage: DamagedLogError | None = None
         self._closed = False
@@ -162,6 +161,34 @@ class StreamLog:
     def last_epoch(self) -> int:
         """The epoch of the last batch."""
         return self._epoch
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The epochs of all batches that are kept, in order, each with the offset after the last batch of it."""
+        with self._lock:
+            first, end = self.first, self.end
+            runs: list[Run] = []
+            for segment in self._segments:
+                for epoch, until in segment.runs:
+                    if until > first and (not runs or runs[-1][1] < end):
+                        extend(runs, epoch, min(until, end))
+            return tuple(runs)
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch of the batch that holds this offset; 0 if that is not known any more.
+
+        Of what was trimmed, that is known of the last batch before those that are there, until the log is opened anew.
+        """
+        with self._lock:
+            if offset >= self.end:
+                raise BeyondEndError(
+                    f"stream {self.directory!r} ends at {self.end}; no batch holds offset {offset} yet",
+                    self.end,
+                )
+            if offset < self._bases[0]:
+                return self._before if offset == self._bases[0] - 1 else 0
+            runs = self._segments[bisect_right(self._bases, offset) - 1].runs
+            return runs[bisect_right(runs, offset, key=lambda run: run[1])][0]
 
     @property
     def damage(self) -> DamagedLogError | None:
@@ -219,7 +246,7 @@ class StreamLog:
                     f"stream {self.directory!r}: the batch of offset {found.base} has {found.size} bytes, "
                     f"{len(batch)} were given: give batches one by one"
                 )
-            placed.append((following, total, found.time))
+            placed.append((found, total))
             following, time, epoch = found.end, found.time, found.epoch
             total += found.size
         if not placed:
@@ -231,11 +258,11 @@ class StreamLog:
             segment = self._segments[-1]
             assert segment.index is not None
             if segment.empty:
-                segment.first_time = placed[0][2]
-            for offset, at, stored in placed:
-                segment.index.add(offset, begin + at, stored)
-            segment.size, segment.end = self._tail.size, following
-            segment.last_time, segment.epoch = time, epoch
+                segment.first_time = placed[0][0].time
+            for found, at in placed:
+                segment.index.add(found.base, begin + at, found.time)
+                extend(segment.runs, found.epoch, found.end)
+            segment.size, segment.end, segment.last_time = self._tail.size, following, time
             self._end, self._last_time, self._epoch = following, time, epoch
         return following
 
@@ -269,8 +296,8 @@ class StreamLog:
         with self._lock:
             self._files[before.base] = self._tail.file
             self._tail = Tail(file, self._what(path), 0)
-            self._add(_fresh(self._end, self.config))
-        self._save_index(before, index)
+            self._add(fresh(self._end, self.config.index_bytes))
+        save_index(self._disk, self.directory, before, index)
         with self._lock:
             self._shrink()
 
@@ -306,6 +333,16 @@ class StreamLog:
 
         At least one if there is one, else at most so many bytes; all of one segment, so there may be more.
         """
+        while True:
+            spot = self._spot(offset, most_bytes, end)
+            if spot is None:
+                return []
+            batches = self._read(spot, offset, most_bytes)
+            if batches is not None:
+                return batches
+
+    def _spot(self, offset: int, most_bytes: int, end: int | None) -> _Spot | None:
+        """Where to read; None if there is nothing yet."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the log of stream {self.directory!r} is closed")
@@ -324,7 +361,7 @@ class StreamLog:
                 )
             limit = self.durable_end if end is None else min(self.durable_end, end)
             if offset >= limit:
-                return []
+                return None
             segment = self._segments[bisect_right(self._bases, offset) - 1]
             file = self._file(segment)
             hint = self._hints.pop(offset, None)
@@ -333,27 +370,21 @@ class StreamLog:
             else:
                 known, position = self._index(segment, file).find(offset)
                 want = most_bytes + self.config.index_bytes
-        return self._read(segment, file, known, position, want, offset, most_bytes, limit)
+            return _Spot(segment, file, known, position, want, limit, self._changes)
 
-    def _read(
-        self,
-        segment: Segment,
-        file: File,
-        known: int,
-        position: int,
-        want: int,
-        offset: int,
-        most_bytes: int,
-        limit: int,
-    ) -> list[memoryview]:
+    def _read(self, spot: _Spot, offset: int, most_bytes: int) -> list[memoryview] | None:
+        """Whole batches from there on; None if the log has changed meanwhile, and they may be of no log."""
+        known, position, want, limit = spot.known, spot.position, spot.want, spot.limit
         batches: list[memoryview] = []
         room = most_bytes
         while True:
             try:
-                data = file.read(position, want)
+                data = spot.file.read(position, want)
             except OSError as error:
+                if self._left(spot):
+                    return None
                 raise StorageError(
-                    f"{self._what(self._path(log_name(segment.base)))} cannot be read: "
+                    f"{self._what(self._path(log_name(spot.segment.base)))} cannot be read: "
                     f"{error.strerror or error}"
                 ) from error
             walk = Walk(data, position, known)
@@ -369,18 +400,30 @@ class StreamLog:
                 done = following >= limit or room <= 0
                 if done:
                     break
-            if batches:
-                with self._lock:
-                    self._hints[following] = (segment.base, byte)
+            with self._lock:
+                if self._changes != spot.changes:
+                    return None
+                if batches:
+                    self._hints[following] = (spot.segment.base, byte)
                     while len(self._hints) > _HINTS:
                         self._hints.popitem(last=False)
             if batches or done:
                 return batches
             problem = walk.problem or ("the end of the file" if len(data) < want else "")
             if problem:
-                raise self._damaged(segment.base, walk.offset, walk.position, problem)
+                with self._lock:
+                    if self._changes != spot.changes:
+                        return None
+                    base = spot.segment.base
+                    raise self._note_damage(base, walk.offset, walk.position, problem)
             known, position = walk.offset, walk.position
             want = max(walk.need, most_bytes)
+
+    def _left(self, spot: _Spot) -> bool:
+        """Whether that file was closed by who had a reason to; then it is found again, or an error says the reason."""
+        with self._lock:
+            there = spot.file in (self._tail.file, self._files.get(spot.segment.base))
+            return self._changes != spot.changes or not there
 
     def batches_since(self, time: int) -> Iterator[memoryview]:
         """All batches that were stored at that time or later, in order."""
@@ -416,9 +459,10 @@ class StreamLog:
 
     def _index(self, segment: Segment, file: File) -> Index:
         if segment.index is None:
-            told = _load_index(self._disk, self.directory, segment.base, segment.size, self.config)
-            found = told or scan(file, segment.base, self.config.index_bytes).segment
-            segment.index = found.index or Index(self.config.index_bytes)
+            every = self.config.index_bytes
+            told = load_index(self._disk, self.directory, segment.base, segment.size, every)
+            found = told or scan(file, segment.base, every).segment
+            segment.index = found.index or Index(every)
             if not segment.index.offsets:  # damaged from its first byte on: the reader will see
                 segment.index.add(segment.base, 0, segment.first_time)
         return segment.index
@@ -433,11 +477,11 @@ class StreamLog:
             if at >= 0 and self._bases[at] == base:
                 self._segments[at].index = None
 
-    def _damaged(self, base: int, offset: int, position: int, problem: str) -> DamagedLogError:
-        found = _damage(self._what(self._path(log_name(base))), offset, position, problem)
-        with self._lock:
-            if self._damage is None or offset < self._damage.offset:
-                self._damage = found
+    def _note_damage(self, base: int, offset: int, position: int, problem: str) -> DamagedLogError:
+        """Remember damage, which is given back; the lock is held."""
+        found = damaged(self._what(self._path(log_name(base))), offset, position, problem)
+        if self._damage is None or offset < self._damage.offset:
+            self._damage = found
         return found
 
     # ------------------------------------------------------------ retention
@@ -460,6 +504,7 @@ class StreamLog:
                 if len(self._segments) == 1 or not (too_old or too_much or purged):
                     return self.first
                 del self._segments[0], self._bases[0]
+                before, self._before = self._before, oldest.epoch
                 file = self._files.pop(oldest.base, None)
             path = self._path(log_name(oldest.base))
             try:
@@ -470,6 +515,7 @@ class StreamLog:
                 with self._lock:  # or the next one would leave a hole
                     self._segments.insert(0, oldest)
                     self._bases.insert(0, oldest.base)
+                    self._before = before
                 raise StorageError(
                     f"{self._what(path)} cannot be removed: {error.strerror or error}. It stays the first one."
                 ) from error
@@ -521,6 +567,23 @@ class StreamLog:
                 with contextlib.suppress(OSError):
                     self._disk.remove(self._path(name))
 
+    # ------------------------------------------------------------ surgery
+
+    def cut(self, offset: int) -> int:
+        """Forget all from this offset on, for good when it returns; how many messages that were.
+
+        It has to be where a batch begins, or the end. What is cut off is kept in a file beside the log, for people.
+        """
+        return surgery.cut(self, offset)
+
+    def reset(self, base: int) -> None:
+        """Drop all, damaged or not, and begin anew with this offset, for good when it returns."""
+        surgery.reset(self, base)
+
+    def repair(self) -> int:
+        """Set all from the damage on aside, and go on before it; how many bytes are set aside, 0 without damage."""
+        return surgery.repair(self)
+
     # ------------------------------------------------------------ opening
 
     @classmethod
@@ -530,107 +593,10 @@ class StreamLog:
         """The log in a directory, which is made if there is none, and what recovery has found."""
         log = cls(disk, directory, config or LogConfig())
         try:
-            return log, log._recover()
+            return log, recover(log)
         except OSError as error:
             what = f"the log in {disk.where(directory)} cannot be opened"
             raise storage_error(error, what) from error
-
-    def _recover(self) -> Recovery:
-        disk, config = self._disk, self.config
-        disk.make_directory(self.directory)
-        names = disk.list(self.directory)
-        bases = sorted(base for base in map(base_of, names) if base is not None)
-        self._tidy(names, bases)
-        if not bases:
-            path = self._path(log_name(0))
-            self._tail = Tail(disk.create(path), self._what(path), 0)
-            disk.sync_directory(self.directory)
-            self._add(_fresh(0, config))
-            return Recovery(0, 0)
-        rebuilt: list[str] = []
-        damage: DamagedLogError | None = None
-        for base, following in itertools.pairwise(bases):
-            segment, problem = self._believe(base, rebuilt)
-            self._add(segment)
-            if not problem and segment.end != following:
-                problem = f"the end, but the next segment begins with {following}"
-            if problem:
-                path = self._what(self._path(log_name(base)))
-                damage = _damage(path, segment.end, segment.size, problem)
-                break
-        cut, reason = 0, ""
-        if damage is None:
-            cut, reason, damage = self._recover_last(bases[-1])
-        else:
-            last = self._path(log_name(self._bases[-1]))
-            self._tail = Tail(disk.open(last), self._what(last), self._segments[-1].size)
-        self._damage = damage
-        stored = [segment for segment in self._segments if not segment.empty]
-        self._end = self._durable_end = self._segments[-1].end
-        if stored:
-            self._last_time, self._epoch = stored[-1].last_time, stored[-1].epoch
-        floors = [floor for floor in map(floor_of, names) if floor is not None]
-        self._floor = min(max(floors, default=0), self._end)
-        if floors and damage is None:  # a crash may have left what was purged
-            self.trim(None, None, 0)
-            self._tidy_floors()
-        return Recovery(self.first, self.end, cut, reason, tuple(rebuilt), damage)
-
-    def _tidy(self, names: list[str], bases: list[int]) -> None:
-        """Indexes without a segment, or not whole, are left by a crash."""
-        known = {index_name(base) for base in bases[:-1]}
-        for name in names:
-            if name.endswith((".idx", ".idx.tmp")) and name not in known:
-                self._disk.remove(self._path(name))
-
-    def _believe(self, base: int, rebuilt: list[str]) -> tuple[Segment, str]:
-        """A segment that is not written any more: by its index, or by a scan."""
-        file = self._disk.open(self._path(log_name(base)))
-        try:
-            size = file.size()
-            told = _load_index(self._disk, self.directory, base, size, self.config)
-            if told is not None:
-                told.index = None  # again when it is read
-                return told, ""
-            found = scan(file, base, self.config.index_bytes)
-        finally:
-            file.close()
-        if not found.problem:
-            rebuilt.append(index_name(base))
-            self._save_index(found.segment, found.index)
-            found.segment.index = None
-        return found.segment, found.problem
-
-    def _recover_last(self, base: int) -> tuple[int, str, DamagedLogError | None]:
-        path = self._path(log_name(base))
-        file = self._disk.open(path)
-        found = scan(file, base, self.config.index_bytes)
-        segment, cut, damage = found.segment, 0, None
-        if found.problem and has_mark(file, segment.size):
-            damage = _damage(self._what(path), segment.end, segment.size, found.problem)
-        elif found.problem:
-            cut = found.size - segment.size
-            file.truncate(segment.size)
-        if damage is None:
-            file.sync()  # what a killed process has left may be in memory only
-            self._disk.sync_directory(self.directory)
-        self._add(segment)
-        self._tail = Tail(file, self._what(path), segment.size)
-        return cut, found.problem if cut else "", damage
-
-    def _save_index(self, segment: Segment, index: Index) -> None:
-        """Beside the segment, if there is room; nothing is lost without it."""
-        path = self._path(index_name(segment.base))
-        try:
-            file = self._disk.create(f"{path}.tmp")
-            try:
-                file.write([pack_index(segment, index)])
-            finally:
-                file.close()
-            self._disk.rename(f"{path}.tmp", path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._disk.remove(f"{path}.tmp")
 
     def _add(self, segment: Segment) -> None:
         self._segments.append(segment)
@@ -641,31 +607,3 @@ class StreamLog:
 
     def _what(self, path: str) -> str:
         return f"the log of stream {self.directory!r} ({self._disk.where(path)})"
-
-
-def _fresh(base: int, config: LogConfig) -> Segment:
-    return Segment(base, end=base, index=Index(config.index_bytes))
-
-
-def _load_index(
-    disk: Disk, directory: str, base: int, size: int, config: LogConfig
-) -> Segment | None:
-    try:
-        file = disk.open(f"{directory}/{index_name(base)}")
-    except OSError:
-        return None
-    try:
-        return unpack_index(file.read(0, file.size()), base, size, config.index_bytes)
-    except OSError:
-        return None
-    finally:
-        file.close()
-
-
-def _damage(what: str, offset: int, position: int, problem: str) -> DamagedLogError:
-    return DamagedLogError(
-        f"{what} is damaged at byte {position}: where offset {offset} should be, there is {problem}. Nothing was "
-        f"changed. All before offset {offset} can be read; nothing is appended. Let the node fetch the stream from a "
-        "replica, or restore the file.",
-        offset,
-    )

@@ -9,29 +9,38 @@ Rules:
 3. An index has an entry for about every 64 KiB: offset, byte, time. It is in memory while the segment is in use, and
    beside it in an `.idx` file once the segment is not written any more. It says nothing that a scan of the
    segment does not say; one that is absent, broken, or of another size of the segment is made anew.
+4. A segment knows its runs: which epochs its batches have, and where each of them ends. They are in the index file,
+   too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from railgun.node.disk import File
+from railgun.node.disk import Disk, File
 from railgun.node.tail import MARK, MARK_SIZE, read_mark
 from railgun.wire.records import HEADER, BatchError, Head, head
 
 CHUNK: Final = 1 << 20
+LONG_AGO: Final = -(1 << 63)
+"""The time of the last batch where there is none."""
 _NAME: Final = re.compile(r"([0-9]{20})\.log")
 _FLOOR: Final = re.compile(r"([0-9]{20})\.first")
+_INDEX_NAME: Final = re.compile(r"([0-9]{20})\.idx")
 _INDEX: Final = struct.Struct("<4sIQQQqqQQ")
-_MAGIC: Final = b"RGI1"
+_MAGIC: Final = b"RGI2"
+
+Run: TypeAlias = tuple[int, int]
+"""An epoch, and the offset after the last batch of it."""
 
 
 def log_name(base: int) -> str:
@@ -46,6 +55,12 @@ def log_name(base: int) -> str:
 def index_name(base: int) -> str:
     """The name of its index."""
     return f"{base:020}.idx"
+
+
+def index_of(name: str) -> int | None:
+    """The offset in the name of an index; None for other files."""
+    found = _INDEX_NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def base_of(name: str) -> int | None:
@@ -167,13 +182,23 @@ class Segment:
     end: int = 0
     first_time: int = 0
     last_time: int = 0
-    epoch: int = 0
+    runs: list[Run] = field(default_factory=list)
     index: Index | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of its last batch."""
+        return self.runs[-1][0] if self.runs else 0
 
     @property
     def empty(self) -> bool:
         """Whether there is no message in it."""
         return self.end == self.base
+
+
+def fresh(base: int, every: int) -> Segment:
+    """A segment without a message yet."""
+    return Segment(base, end=base, index=Index(every))
 
 
 @dataclass(slots=True)
@@ -186,18 +211,27 @@ class Scan:
     problem: str
 
 
-def scan(file: File, base: int, every: int) -> Scan:
-    """Read a whole segment."""
+def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
+    """Read a whole segment, or its batches that end at `stop` or before."""
     segment, index = Segment(base, end=base), Index(every)
     segment.index = index
     size, want, problem = file.size(), CHUNK, ""
     while segment.size < size and not problem:
         walk = Walk(file.read(segment.size, want), segment.size, segment.end)
         for position, found, _ in walk:
+            if stop is not None and found.end > stop:
+                segment.size = position
+                return Scan(segment, index, size, "")
             index.add(found.base, position, found.time)
             if segment.empty:
                 segment.first_time = found.time
-            segment.end, segment.last_time, segment.epoch = found.end, found.time, found.epoch
+            segment.end, segment.last_time = found.end, found.time
+            extend(segment.runs, found.epoch, found.end)
+        if (
+            stop is not None and walk.offset >= stop
+        ):  # what follows it is not asked for, be it good or bad
+            segment.size = walk.position
+            return Scan(segment, index, size, "")
         segment.size, problem = walk.position, walk.problem
         want = max(CHUNK, walk.need)
         if not problem and segment.size + walk.need > size > segment.size:
@@ -205,12 +239,29 @@ def scan(file: File, base: int, every: int) -> Scan:
     return Scan(segment, index, size, problem)
 
 
+def extend(runs: list[Run], epoch: int, end: int) -> None:
+    """Batches of an epoch up to this offset follow.
+
+    >>> runs = [(1, 10)]
+    >>> extend(runs, 1, 12)
+    >>> extend(runs, 3, 15)
+    >>> runs
+    [(1, 12), (3, 15)]
+    """
+    if runs and runs[-1][0] == epoch:
+        runs[-1] = (epoch, end)
+    else:
+        runs.append((epoch, end))
+
+
 def pack_index(segment: Segment, index: Index) -> bytes:
     """An index as a file."""
     columns = (index.offsets, index.positions, index.times)
     body = b"".join(np.array(column, dtype="<i8").tobytes() for column in columns)
+    body += np.array(segment.runs, dtype="<u8").tobytes()
     numbers = (segment.base, segment.end, segment.size, segment.first_time, segment.last_time)
-    data = bytearray(_INDEX.pack(_MAGIC, 0, *numbers, segment.epoch, len(index.offsets)) + body)
+    counts = (len(index.offsets), len(segment.runs))
+    data = bytearray(_INDEX.pack(_MAGIC, 0, *numbers, *counts) + body)
     struct.pack_into("<I", data, 4, zlib.crc32(memoryview(data)[8:]))
     return bytes(data)
 
@@ -219,10 +270,41 @@ def unpack_index(data: bytes, base: int, size: int, every: int) -> Segment | Non
     """A segment of that size by its index; None if the index is not one of it."""
     if len(data) < _INDEX.size:
         return None
-    magic, crc, told, end, length, first, last, epoch, count = _INDEX.unpack_from(data)
+    magic, crc, told, end, length, first, last, count, turns = _INDEX.unpack_from(data)
     if (magic, told, length) != (_MAGIC, base, size) or zlib.crc32(memoryview(data)[8:]) != crc:
         return None
-    if len(data) != _INDEX.size + 24 * count or not count:
+    if len(data) != _INDEX.size + 24 * count + 16 * turns or not count or not turns:
         return None
     columns = np.frombuffer(data, "<i8", 3 * count, _INDEX.size).reshape(3, count).tolist()
-    return Segment(base, size, end, first, last, epoch, Index(every, *columns))
+    told_runs = np.frombuffer(data, "<u8", 2 * turns, _INDEX.size + 24 * count).reshape(turns, 2)
+    runs: list[Run] = [(epoch, until) for epoch, until in told_runs.tolist()]
+    return Segment(base, size, end, first, last, runs, Index(every, *columns))
+
+
+def load_index(disk: Disk, directory: str, base: int, size: int, every: int) -> Segment | None:
+    """A segment of that size by the index beside it, if there is a good one."""
+    try:
+        file = disk.open(f"{directory}/{index_name(base)}")
+    except OSError:
+        return None
+    try:
+        return unpack_index(file.read(0, file.size()), base, size, every)
+    except OSError:
+        return None
+    finally:
+        file.close()
+
+
+def save_index(disk: Disk, directory: str, segment: Segment, index: Index) -> None:
+    """Put an index beside its segment, if there is room; nothing is lost without it."""
+    path = f"{directory}/{index_name(segment.base)}"
+    try:
+        file = disk.create(f"{path}.tmp")
+        try:
+            file.write([pack_index(segment, index)])
+        finally:
+            file.close()
+        disk.rename(f"{path}.tmp", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.remove(f"{path}.tmp")

@@ -1,0 +1,151 @@
+"""What is done when the log of a stream is opened: find out what is there, and what is torn or damaged.
+
+It works on the insides of a `StreamLog`, before anybody else has it. Its rule is the 4th of `railgun.node.log`; what a
+crash has left of a cut or a reset is finished first (`railgun.node.surgery`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from railgun.node import surgery
+from railgun.node.errors import DamagedLogError, damaged
+from railgun.node.segment import (
+    Segment,
+    base_of,
+    floor_of,
+    fresh,
+    index_name,
+    load_index,
+    log_name,
+    save_index,
+    scan,
+)
+from railgun.node.tail import Tail, has_mark
+
+if TYPE_CHECKING:
+    from railgun.node.log import StreamLog
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `StreamLog.open` has found."""
+
+    first: int
+    end: int
+    cut_bytes: int = 0
+    """So much was torn at the end, and is cut off."""
+    cut_reason: str = ""
+    rebuilt: tuple[str, ...] = ()
+    """Indexes that were made anew."""
+    damage: DamagedLogError | None = None
+    finished: str = ""
+    """What a crash had interrupted, and is done now."""
+
+    def __str__(self) -> str:
+        told = [f"messages {self.first} to {self.end}"]
+        if self.cut_bytes:
+            told.append(f"{self.cut_bytes} bytes torn at the end are cut off ({self.cut_reason})")
+        if self.rebuilt:
+            told.append(f"{len(self.rebuilt)} indexes made anew")
+        if self.finished:
+            told.append(f"{self.finished} is finished")
+        if self.damage is not None:
+            told.append(str(self.damage))
+        return "; ".join(told)
+
+
+def recover(log: StreamLog) -> Recovery:
+    """Let a log know what is on its disk, which may be nothing."""
+    disk, directory = log._disk, log.directory
+    disk.make_directory(directory)
+    finished, sure = surgery.finish(disk, directory, log.config.index_bytes)
+    names = disk.list(directory)
+    bases = sorted(base for base in map(base_of, names) if base is not None)
+    _tidy(log, names, bases)
+    if not bases:
+        path = log._path(log_name(0))
+        log._tail = Tail(disk.create(path), log._what(path), 0)
+        disk.sync_directory(directory)
+        log._add(fresh(0, log.config.index_bytes))
+        return Recovery(0, 0)
+    rebuilt: list[str] = []
+    damage: DamagedLogError | None = None
+    for base, following in itertools.pairwise(bases):
+        segment, problem = _believe(log, base, rebuilt)
+        log._add(segment)
+        if not problem and segment.end != following:
+            problem = f"the end, but the next segment begins with {following}"
+        if problem:
+            what = log._what(log._path(log_name(base)))
+            damage = damaged(what, segment.end, segment.size, problem)
+            break
+    cut, reason = 0, ""
+    if damage is None:
+        cut, reason, damage = _recover_last(log, bases[-1], sure)
+    else:
+        last = log._path(log_name(log._bases[-1]))
+        log._tail = Tail(disk.open(last), log._what(last), log._segments[-1].size)
+    log._damage = damage
+    stored = [segment for segment in log._segments if not segment.empty]
+    log._end = log._durable_end = log._segments[-1].end
+    if stored:
+        log._last_time, log._epoch = stored[-1].last_time, stored[-1].epoch
+    floors = [floor for floor in map(floor_of, names) if floor is not None]
+    log._floor = min(max(floors, default=0), log._end)
+    if floors and damage is None:  # a crash may have left what was purged
+        log.trim(None, None, 0)
+        log._tidy_floors()
+    return Recovery(log.first, log.end, cut, reason, tuple(rebuilt), damage, finished)
+
+
+def _tidy(log: StreamLog, names: Sequence[str], bases: Sequence[int]) -> None:
+    """Indexes without a segment, and what is not whole, are left by a crash."""
+    known = {index_name(base) for base in bases[:-1]}
+    unwanted = (".idx", ".idx.tmp", ".batches.tmp", ".bytes.tmp")
+    for name in names:
+        if name.endswith(unwanted) and name not in known:
+            log._disk.remove(log._path(name))
+
+
+def _believe(log: StreamLog, base: int, rebuilt: list[str]) -> tuple[Segment, str]:
+    """A segment that is not written any more: by its index, or by a scan."""
+    every = log.config.index_bytes
+    file = log._disk.open(log._path(log_name(base)))
+    try:
+        size = file.size()
+        told = load_index(log._disk, log.directory, base, size, every)
+        if told is not None:
+            told.index = None  # again when it is read
+            return told, ""
+        found = scan(file, base, every)
+    finally:
+        file.close()
+    if not found.problem:
+        rebuilt.append(index_name(base))
+        save_index(log._disk, log.directory, found.segment, found.index)
+        found.segment.index = None
+    return found.segment, found.problem
+
+
+def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, DamagedLogError | None]:
+    """What lies before the offset `sure` was there for good; of the rest, marks tell."""
+    path = log._path(log_name(base))
+    file = log._disk.open(path)
+    found = scan(file, base, log.config.index_bytes)
+    segment, cut, damage = found.segment, 0, None
+    if segment.end < sure or (found.problem and has_mark(file, segment.size)):
+        problem = found.problem or "the end of the file"
+        damage = damaged(log._what(path), segment.end, segment.size, problem)
+    elif found.problem:
+        cut = found.size - segment.size
+        file.truncate(segment.size)
+    if damage is None:
+        file.sync()  # what a killed process has left may be in memory only
+        log._disk.sync_directory(log.directory)
+    log._add(segment)
+    log._tail = Tail(file, log._what(path), segment.size)
+    return cut, found.problem if cut else "", damage
