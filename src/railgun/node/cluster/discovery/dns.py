@@ -108,10 +108,11 @@ class Dns:
     ) -> list[Any]:
         search = self._server is None
         try:
-            return list(await resolver.resolve(name, kind, search=search, lifetime=seconds))
+            async with asyncio.timeout(seconds):  # the resolver may pause beyond its time
+                return list(await resolver.resolve(name, kind, search=search, lifetime=seconds))
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return []
-        except (dns.exception.DNSException, OSError) as error:
+        except (dns.exception.DNSException, OSError) as error:  # that the time is up is an OSError
             what = f"{kind.name} records of {name} cannot be known: {_said(error)}"
             raise self._place.failed(f"{what} Look after the name server.") from error
 
