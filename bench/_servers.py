@@ -8,20 +8,17 @@ its default). A server is ended by its process, whatever happens; on Linux also 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
+from railgun.testing.debian import NoProgramError, find_program
 
 PATIENCE = 30.0  # seconds to start or to end
 REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")
@@ -148,41 +145,7 @@ def free_port() -> int:
 
 def redis_program() -> tuple[str, dict[str, str]]:
     """The Redis server of this machine; if it has none, one that is fetched from Debian. And its environment."""
-    environment = dict(os.environ)
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found, environment
-    home = ENVIRONMENTS / "redis-server"
-    ENVIRONMENTS.mkdir(exist_ok=True)
-    with open(ENVIRONMENTS / "redis-server.guard", "w") as guard:  # two at once: the second waits
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        program = home / "usr" / "bin" / "redis-server"
-        if not program.exists():
-            _fetch_redis(home)
-    libraries = [str(path) for path in sorted((home / "usr" / "lib").glob("*-linux-gnu*"))]
-    environment["LD_LIBRARY_PATH"] = ":".join(libraries)
-    tried = subprocess.run(
-        [program, "--version"], env=environment, capture_output=True, text=True, check=False
-    )
-    if tried.returncode:
-        raise PeerError(f"the Redis server in {home} does not run: {tried.stderr.strip()}")
-    return str(program), environment
-
-
-def _fetch_redis(home: Path) -> None:
-    """Debian's packages, laid out in `home`. apt checks their signatures; nobody has to be root."""
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise PeerError("there is no redis-server here, and no apt-get to fetch one: install it")
-    print(f"bench: fetching {', '.join(REDIS_PACKAGES)} into {home} (once)", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="railgun-bench-") as directory:
-        _do(["apt-get", "download", *REDIS_PACKAGES], directory)
-        for package in sorted(Path(directory).glob("*.deb")):
-            _do(["dpkg", "-x", str(package), f"{directory}/laid-out"], directory)
-        shutil.rmtree(home, ignore_errors=True)
-        shutil.copytree(f"{directory}/laid-out", home, symlinks=True)
-
-
-def _do(command: list[str], directory: str) -> None:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PeerError(f"{' '.join(command)} failed: {done.stderr.strip()}; install redis-server")
+    try:
+        return find_program("redis-server", REDIS_PACKAGES, ENVIRONMENTS / "redis-server")
+    except NoProgramError as error:
+        raise PeerError(str(error)) from error
