@@ -136,8 +136,12 @@ class Persistent:
         *,
         together: bool = False,
         who: object = None,
+        acks: int = 0,
     ) -> None:
-        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it."""
+        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it.
+
+        `acks`: when that is (`Acks` in streams.proto); of one node alone it is always when it has them on disk.
+        """
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
