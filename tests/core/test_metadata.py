@@ -710,7 +710,10 @@ def test_any_life_of_a_cluster_keeps_what_is_promised() -> None:
 
 
 @FEW
-@given(st.lists(commands(), max_size=60), st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True))
+@given(
+    st.lists(commands(), max_size=60),
+    st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True),
+)
 def test_any_sequence_of_commands_keeps_what_is_promised(
     drawn: list[Any], first: list[str]
 ) -> None:

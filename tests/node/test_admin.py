@@ -788,7 +788,7 @@ def test_a_group_that_cannot_be_deleted_is_as_it_was(tmp_path: Path) -> None:
             assert running.server is not None
             stream = running.server.node.streams["orders"]
             assert isinstance(stream, Persistent)
-            stream.group_log._tail.file.close()  # as if the disk were gone
+            stream.group_log._notes.tail.file.close()  # as if the disk were gone
             await refused("LOG_FAILED", client.delete_group("orders", "g"))
             assert (await client.group("orders", "g"))["floor"] == 1
             assert "could not be" in (await client.describe("orders"))["trouble"]

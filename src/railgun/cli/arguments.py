@@ -103,7 +103,11 @@ def add_streams(commands: Any) -> None:
                 "--data", metavar="DIR", default="railgun-data",
                 help="where the node works, on this machine (railgun-data)",
             )  # fmt: skip
-            made.add_argument("--node", metavar="HOST:PORT", help="where it listens instead")
+            made.add_argument(
+                "--node",
+                metavar="HOST:PORT[,…]",
+                help="where it listens instead; several will do as well",
+            )
             made.add_argument("--secret-file", metavar="FILE", help="its secret (DIR/secret)")
             made.add_argument(
                 "--certificate", metavar="FILE", help="what to trust, if it speaks TLS"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import create_connection
@@ -22,10 +23,12 @@ SECRET: Final = "secret"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A node as it is found; it can be sent to another machine.
+    """A node as it is found, and perhaps others of its cluster; it can be sent to another machine.
 
     >>> Address.find("10.0.0.7:7171", secret="00ff")
     Address(host='10.0.0.7', port=7171)
+    >>> Address.find("10.0.0.7:7171,10.0.0.8:7171", secret="00ff").others
+    (('10.0.0.8', 7171),)
     """
 
     host: str
@@ -35,17 +38,20 @@ class Address:
     """What the node's certificate is checked with (PEM)."""
     socket: str | None = field(default=None, repr=False)
     """On its own machine, where it also listens."""
+    others: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    """Nodes that will do as well."""
 
     @staticmethod
     def find(
-        where: str | None = None,
+        where: str | Sequence[str] | None = None,
         *,
         secret: bytes | str | None = None,
         data: str | Path = DATA,
     ) -> Address:
-        """The node at `where` ("host:port"); without, the one that works in the directory `data`."""
+        """The node at `where` ("host:port", or several); without, the one that works in the directory `data`."""
         home = Path(data)
         certificate = socket = None
+        others: tuple[tuple[str, int], ...] = ()
         if where is None:
             try:
                 found = json.loads((home / ADDRESS).read_text("utf-8"))
@@ -61,10 +67,8 @@ class Address:
                     f"no node works in {home}: start one (railgun serve), or say where it is"
                 ) from error
         else:
-            host, _, told = where.rpartition(":")
-            if not told.isdigit():
-                raise NoNodeError(f"{where!r} is no address: host:port")
-            port = int(told)
+            (host, port), *more = addresses_of(where)
+            others = tuple(more)
         if secret is None:
             try:
                 secret = (home / SECRET).read_text("ascii").strip()
@@ -74,13 +78,37 @@ class Address:
             known = bytes.fromhex(secret) if isinstance(secret, str) else secret
         except ValueError as error:
             raise NoNodeError(f"a secret is hexadecimal: {error}") from error
-        return Address(host or "127.0.0.1", port, known, certificate, socket)
+        return Address(host, port, known, certificate, socket, others)
 
     def tls(self) -> ssl.SSLContext | None:
         """How to speak to it."""
         if self.certificate is None:
             return None
         return ssl.create_default_context(cadata=self.certificate)
+
+
+def addresses_of(where: str | Sequence[str]) -> list[tuple[str, int]]:
+    """Of one node or several: "host:port,host:port", or a list of these.
+
+    >>> addresses_of("a:1, b:2"), addresses_of(["a:1", ":2"])
+    ([('a', 1), ('b', 2)], [('a', 1), ('127.0.0.1', 2)])
+    >>> addresses_of("a:1,b")
+    Traceback (most recent call last):
+    railgun.client.errors.NoNodeError: 'b' is no address: host:port (NO_NODE)
+    """
+    given = [where] if isinstance(where, str) else list(where)
+    found: list[tuple[str, int]] = []
+    for one in given:
+        if not isinstance(one, str):
+            raise NoNodeError(f"{one!r} is no address: host:port")
+        for each in one.split(","):
+            host, _, port = each.strip().rpartition(":")
+            if not (port.isascii() and port.isdigit() and int(port) < 65536):
+                raise NoNodeError(f"{each.strip()!r} is no address: host:port")
+            found.append((host or "127.0.0.1", int(port)))
+    if not found:
+        raise NoNodeError("there is no address to connect to: host:port")
+    return found
 
 
 def _was_killed(host: str, port: int) -> bool:

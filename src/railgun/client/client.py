@@ -1,15 +1,19 @@
-"""A client: one connection to a node, for everything.
+"""A client: one connection to a node of several, for everything.
 
 Rules:
 
-1. `publish` returns when the message is on the node's disk. Messages of many tasks travel together: those that come up
-   in one turn of the event loop, and those that come up while as many publishes of the stream as may be are under way.
+1. `publish` returns when the message is on disk, as safe as it was asked for (`acks`). Messages of many tasks travel
+   together: those that come up in one turn of the event loop, and those that come up while as many publishes of the
+   stream as may be are under way.
 2. Every call has a deadline. If it passes, what was asked for may have been done or not.
 3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Publishes that were not
    answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
    wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
    A node that says `CLOSED` is about to end, and the connection with it: what it did not take goes to the next one.
 4. A connection that says nothing for `SILENCE` seconds is dead.
+5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
+6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
+   to that stream meanwhile waits behind it. `DEPOSED` means what a lost connection means.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import secrets
 import ssl
@@ -30,12 +35,15 @@ from google.protobuf.message import Message as Command
 
 from railgun.client.address import DATA, Address
 from railgun.client.errors import (
+    MASTERLESS,
+    NO_MASTER,
     DeadlineError,
     NoAnswerError,
     NoNodeError,
     StreamsError,
 )
-from railgun.client.publisher import Publisher, tell
+from railgun.client.nodes import Nodes, Pauses, Where
+from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
@@ -49,6 +57,8 @@ LATE: Final = "not published in time: it may be stored or not"
 PING: Final = 5.0
 SILENCE: Final = 20.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
+DIAL: Final = 5.0  # seconds for one node, if there are others
+LASTING: Final = 0.5  # seconds after which a connection was of use
 PREFETCH: Final = 1000
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
@@ -70,11 +80,14 @@ class Client:
         timeout: float = TIMEOUT,
         tls: ssl.SSLContext | None = None,
         socket: str | None = None,
+        others: Sequence[Where] = (),
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.where = (host, port)
         self.timeout = timeout
-        self._secret, self._name, self._tls, self._socket = secret, name, tls, socket
+        self._nodes = Nodes([(host, port), *others])
+        self._secret, self._name, self._tls = secret, name, tls
+        self._socket = ((host, port), socket)  # for whom, if it is on this machine
+        self._learning: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._reader = FrameReader()
         self._open = asyncio.Event()
@@ -87,6 +100,7 @@ class Client:
         self._channels = itertools.count(1)
         self._answers: dict[int, tuple[asyncio.Future[Any], float]] = {}  # and until when
         self._subscriptions: dict[int, Subscription] = {}
+        self._renewing: set[int] = set()  # channels of those that are made again
         self._outbox: Outbox | None = None
         self._publisher = Publisher(self, self._numbers)
         self._sweeping: asyncio.TimerHandle | None = None
@@ -105,24 +119,32 @@ class Client:
         opened.cancel()
         if self._running.done() or not self._open.is_set():
             await self.close()
-            host, port = self.where
-            raise NoNodeError(f"no node at {host}:{port}: {self._last_error or 'no answer'}")
+            raise NoNodeError(f"no node at {self._nodes}: {self._last_error or 'no answer'}")
+
+    @property
+    def where(self) -> Where:
+        """The node it is connected to, or tries to be."""
+        return self._nodes.current
 
     async def _run(self) -> None:
-        pause, first = AGAIN[0], True
+        pauses, first, hopeless = Pauses(*AGAIN), True, True
         while not self._closing:
+            began = math.inf
             try:
-                await self._connect()
-                pause, first = AGAIN[0], False
+                async with asyncio.timeout(DIAL if len(self._nodes) > 1 else None):
+                    await self._connect()
+                began, first = self.loop.time(), False
+                pauses.reset()
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
-                self._last_error = getattr(error, "text", str(error))
-                if first and getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION):
-                    return  # it will not become right by trying
+                self._last_error = getattr(error, "text", str(error)) or "no answer"
+                hopeless &= getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION)
             self._disconnected()
-            if not self._closing:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, AGAIN[1])
+            if not self._closing and self._nodes.turn(self.loop.time() - began > LASTING):
+                if first and hopeless:
+                    return  # it will not become right by trying
+                hopeless = True
+                await asyncio.sleep(pauses.next())
 
     async def _connect(self) -> None:
         self._reader = FrameReader()
@@ -157,12 +179,22 @@ class Client:
         self._heard = self.loop.time()
         await self._resume()
         self._open.set()
+        if self._learning is not None:
+            self._learning.cancel()
+        self._learning = self.loop.create_task(self._learn())
+
+    async def _learn(self) -> None:
+        """Ask where the other nodes are; one that is alone, or does not know, says so."""
+        with contextlib.suppress(StreamsError, ValueError):
+            answer = await self.ask(lambda n: self.send(p.Admin(request=n, call="nodes")))
+            self._nodes.learn(json.loads(answer.result))
 
     async def _dial(self, protocol: Callable[[], Connection]) -> Connection:
         """By the socket in the node's directory, if it is on this machine; else by TCP."""
-        if self._socket is not None and os.path.exists(self._socket):
+        local, path = self._socket
+        if path is not None and local == self.where and os.path.exists(path):
             with contextlib.suppress(OSError):
-                return (await self.loop.create_unix_connection(protocol, self._socket))[1]
+                return (await self.loop.create_unix_connection(protocol, path))[1]
         return (await self.loop.create_connection(protocol, *self.where, ssl=self._tls))[1]
 
     async def _resume(self) -> None:
@@ -172,13 +204,29 @@ class Client:
         self._publisher.resume()
 
     async def _again(self, subscription: Subscription) -> None:
-        if subscription.closed:
-            return
+        here, pauses = self._connection, Pauses(*SOON)
         try:
-            await self.ask(lambda n: self.send(subscription.request(n), (), subscription.channel))
-        except StreamsError as error:
-            if error.code not in TRANSIENT:
-                subscription.failed(error)
+            while self._connection is here and not subscription.closed:
+                try:
+                    await self.ask(
+                        lambda n: self.send(subscription.request(n), (), subscription.channel)
+                    )
+                    return
+                except StreamsError as error:
+                    if error.code not in MASTERLESS:
+                        if error.code not in TRANSIENT:
+                            subscription.failed(error)
+                        return
+                await asyncio.sleep(pauses.next())
+        finally:
+            self._renewing.discard(subscription.channel)
+
+    def renew(self, subscription: Subscription) -> None:
+        """Its master is none any more: make it again, as soon as there is another one."""
+        if subscription.channel not in self._renewing:
+            self._renewing.add(subscription.channel)
+            self.send(p.Unsubscribe(), (), subscription.channel)
+            self.loop.create_task(self._again(subscription))
 
     async def _alive(self) -> None:
         """Ping, until the connection is lost."""
@@ -207,6 +255,8 @@ class Client:
     async def close(self) -> None:
         """Say good-bye: what is under way is waited for, as long as a call may take."""
         if not self._closing:
+            if self._learning is not None:
+                self._learning.cancel()
             if self._open.is_set():
                 pending = self._publisher.pending()
                 if pending:
@@ -329,8 +379,10 @@ class Client:
         now = self.loop.time()
         self._sweeping = self.loop.call_later(SWEEP, self._sweep)
         late = [future for future, deadline in self._answers.values() if deadline < now]
-        for future in itertools.chain(late, self._publisher.late(now)):
+        for future in late:
             tell(future, TimeoutError())
+        for future, error in self._publisher.late(now):
+            tell(future, error)
 
     # ------------------------------------------------------------ publishing
 
@@ -343,15 +395,20 @@ class Client:
         topic: str = "",
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        acks: Acks = "quorum",
     ) -> int:
-        """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched)."""
-        given, deadline = _bytes(payload), self._deadline(timeout)
+        """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched).
+
+        `acks`: on the disks of a `quorum` of replicas, of the `master`, or of `all` of them. With `none` it returns -1
+        when the message was sent: it may be lost, and nobody hears of it.
+        """
+        given, deadline, safety = _bytes(payload), self._deadline(timeout), level(acks)
         if id is None and headers is None:
-            future = self._publisher.put_one(stream, topic, given, deadline)
+            future = self._publisher.put_one(stream, topic, given, deadline, safety)
         else:
             ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
             told = None if headers is None else [json.dumps(dict(headers)).encode()]
-            future = self._publisher.put(stream, topic, [given], ids, told, deadline)
+            future = self._publisher.put(stream, topic, [given], ids, told, deadline, safety)
         try:
             return int((await future)[0])
         except TimeoutError as error:
@@ -366,11 +423,13 @@ class Client:
         id: str | bytes | None = None,
         topic: str = "",
         timeout: float | None = None,
+        acks: Acks = "quorum",
     ) -> list[int]:
-        """Publish messages in this order; the offset of each.
+        """Publish messages in this order; the offset of each. `acks`: as of `publish`.
 
         With one `id` for all, they are stored wholly or not at all, and a second time not at all.
         """
+        safety = level(acks)
         if not payloads:
             return []
         if id is not None:
@@ -378,13 +437,13 @@ class Client:
                 raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
             given = _all_bytes(payloads)
             deadline = self._deadline(timeout)
-            future = self._publisher.put_together(stream, given, _bytes(id), deadline)
+            future = self._publisher.put_together(stream, given, _bytes(id), deadline, safety)
             return list(await _published(future))
         if ids and len(ids) != len(payloads):
             raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
         known = [None if one is None else _bytes(one) for one in ids] if ids else None
         given, deadline = _all_bytes(payloads), self._deadline(timeout)
-        futures = self._publisher.put_many(stream, topic, given, known, deadline)
+        futures = self._publisher.put_many(stream, topic, given, known, deadline, safety)
         every = await _published(asyncio.gather(*futures))
         return list(itertools.chain.from_iterable(every))
 
@@ -454,7 +513,7 @@ class Client:
             self._subscriptions[made.channel] = made  # not before: a reconnect would make it too
             self.send(made.request(number), (), made.channel)
 
-        deadline = self._deadline(timeout)
+        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
                 await self.ask(send, deadline - self.loop.time())
@@ -467,7 +526,10 @@ class Client:
                     "CLOSED",
                 )
                 if not lost or self._closing:
-                    raise  # if it is lost: nothing has come of it, and it is asked for again
+                    again = isinstance(error, StreamsError) and error.code in MASTERLESS
+                    if not (again and await self._pause(pauses, deadline)):
+                        raise
+                # nothing has come of it, and it is asked for again
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription; its messages go to others."""
@@ -483,10 +545,25 @@ class Client:
     async def admin(self, call: str, timeout: float | None = None, **arguments: Any) -> Any:
         """Ask the node to do something with its streams."""
         told = json.dumps(arguments)
-        answer = await self.ask(
-            lambda n: self.send(p.Admin(request=n, call=call, arguments=told)), timeout
-        )
-        return json.loads(answer.result)
+        deadline, pauses = self._deadline(timeout), Pauses(*SOON)
+        while True:
+            try:
+                answer = await self.ask(
+                    lambda n: self.send(p.Admin(request=n, call=call, arguments=told)),
+                    deadline - self.loop.time(),
+                )
+                return json.loads(answer.result)
+            except StreamsError as error:
+                if error.code != NO_MASTER or not await self._pause(pauses, deadline):
+                    raise
+
+    async def _pause(self, pauses: Pauses, deadline: float) -> bool:
+        """Wait before something is tried again; False: there is no time left for that."""
+        pause = pauses.next()
+        if self._closing or self.loop.time() + pause >= deadline:
+            return False
+        await asyncio.sleep(pause)
+        return True
 
     async def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
         """Make a stream what it is asked to be: what was done, and what differs."""
@@ -556,7 +633,7 @@ async def _published(future: asyncio.Future[Any]) -> Any:
 
 
 async def connect(
-    where: str | None = None,
+    where: str | Sequence[str] | None = None,
     *,
     secret: bytes | str | None = None,
     data: str | Path = DATA,
@@ -564,7 +641,10 @@ async def connect(
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
 ) -> Client:
-    """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`."""
+    """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`.
+
+    Several may be given, as a list or with commas between them: one of them is enough, the others will do as well.
+    """
     find = partial(Address.find, where, secret=secret, data=data)
     address = await asyncio.to_thread(find)  # it reads files, and may knock at the node's port
     return await reach(address, name=name, timeout=timeout, tls=tls)
@@ -582,6 +662,7 @@ async def reach(
         timeout=timeout,
         tls=tls or address.tls(),
         socket=address.socket,
+        others=address.others,
     )
     await client.open()
     return client

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from railgun.core.errors import RailgunError
+
+NO_MASTER: Final = "NO_MASTER"
+"""Nobody could take it: nothing was done, and it is tried again."""
+DEPOSED: Final = "DEPOSED"
+"""Who took it is no master any more: it may have been done or not."""
+MASTERLESS: Final = frozenset({NO_MASTER, DEPOSED})
 
 
 class StreamsError(RailgunError):

@@ -7,6 +7,11 @@ Rules:
 2. Messages with IDs and messages without do not travel together: the first can be sent again when a connection is lost,
    and the others cannot.
 3. What nobody waits for any more, and was never sent, is not sent.
+4. What was refused for want of a master, so that nothing was done, is sent again until its deadline, with or without
+   IDs. When all that is under way to the stream has been answered, the refused ones go again in their order; until then
+   nothing more is sent to it. The node refuses those that were on their way behind one that it has refused.
+5. With `acks="none"` whoever publishes waits only until it is sent. Nodes answer such publishes at once, and until they
+   do they count as under way: so what waits here is bounded by those who wait. They are never sent again.
 """
 
 from __future__ import annotations
@@ -17,9 +22,15 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.errors import (
+    DEPOSED,
+    NO_MASTER,
+    DuplicateIdError,
+    StreamsError,
+)
+from railgun.client.nodes import Pauses
 from railgun.wire.commands import LARGEST
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -32,20 +43,41 @@ ENOUGH: Final = 256 << 10  # bytes that do not wait for more
 MOST: Final = LARGEST - 4096  # bytes of one publish
 MOST_MESSAGES: Final = 20_000  # of one publish: that many fit, however long their IDs
 PER_MESSAGE: Final = 12  # bytes of a batch besides payload and ID
+SOON: Final = (0.05, 0.5)  # seconds until what had no master is tried again: at first, and at most
+Acks = Literal["quorum", "master", "all", "none"]
+_LEVELS: Final[dict[str, p.Acks]] = {
+    "quorum": p.QUORUM, "master": p.MASTER, "all": p.ALL, "none": p.NONE,
+}  # fmt: skip
+
+
+def level(acks: str) -> p.Acks:
+    """When a publish is answered, as it is told to the node.
+
+    >>> level("quorum"), level("all")
+    (0, 2)
+    >>> level("some")
+    Traceback (most recent call last):
+    railgun.client.errors.StreamsError: acks is quorum, master, all or none, not 'some' (BAD_REQUEST)
+    """
+    found = _LEVELS.get(acks) if isinstance(acks, str) else None
+    if found is None:
+        raise StreamsError("BAD_REQUEST", f"acks is quorum, master, all or none, not {acks!r}")
+    return found
 
 
 class Batch:
     """Messages of one stream that wait to be sent, or to be answered."""
 
     __slots__ = (
-        "again", "deadline", "futures", "headers", "ids", "payloads", "safe", "size", "stream",
-        "together", "topic",
+        "acks", "again", "deadline", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
+        "stream", "together", "topic",
     )  # fmt: skip
 
-    def __init__(self, stream: str, topic: str, safe: bool) -> None:
+    def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks) -> None:
         self.stream = stream
         self.topic = topic
-        self.safe = safe
+        self.acks = acks
+        self.safe = safe and acks != p.NONE
         """Whether it can be sent twice without harm: all of its messages have IDs, or all together one."""
         self.payloads: list[bytes] = []
         self.ids: list[bytes | None] = []  # of all messages, or none if none has one
@@ -55,7 +87,8 @@ class Batch:
         self.size = 0
         self.deadline = math.inf  # the first one of its futures
         self.together = False  # one ID for all of it
-        self.again = False  # whether it was sent before
+        self.again = False  # whether it may have been stored before
+        self.refusal: StreamsError | None = None  # it was sent, and nothing was done
 
     def add(
         self,
@@ -83,10 +116,10 @@ class Batch:
         """Whether a message that was not stored is there nevertheless, and that is what was wanted."""
         return code == "OK" or (self.again and code == "DUPLICATE_ID")
 
-    def takes(self, safe: bool, size: int) -> bool:
+    def takes(self, safe: bool, size: int, acks: p.Acks) -> bool:
         """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
-        fits = self.size < ENOUGH and self.size + size <= MOST
-        return fits and not self.together and self.safe == safe
+        fits = self.size < ENOUGH and self.size + size <= MOST and self.acks == acks
+        return fits and not self.together and self.safe == (safe and acks != p.NONE)
 
     def apart(self) -> Iterable[Batch]:
         """The messages of each who waits, as batches of their own."""
@@ -95,7 +128,7 @@ class Batch:
             some = slice(at, at + count)
             payloads, ids, headers = self.payloads[some], self.ids[some], self.headers[some]
             at += count
-            one = Batch(self.stream, self.topic, self.safe)
+            one = Batch(self.stream, self.topic, self.safe, self.acks)
             one.add(payloads, ids, headers, _size(payloads, ids, headers))
             one.wait(future, count, deadline)
             yield one
@@ -121,6 +154,17 @@ class Batch:
         return [future for future, _, deadline in self.futures if deadline < now]
 
 
+class _Held:
+    """A stream without a master: publishes that were refused, by their numbers."""
+
+    __slots__ = ("numbers", "pauses", "timer")
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.pauses = Pauses(*SOON)
+        self.timer: asyncio.TimerHandle | None = None
+
+
 class Publisher:
     """All that a client publishes."""
 
@@ -130,13 +174,19 @@ class Publisher:
         self._waiting: dict[tuple[str, str], deque[Batch]] = {}  # all but the last are full
         self._under_way: dict[int, Batch] = {}
         self._counts: dict[str, int] = {}  # of those, by their stream
+        self._held: dict[str, _Held] = {}
 
     # ------------------------------------------------------------ the connection
 
     def resume(self) -> None:
         """There is a connection: send what can be sent again, and what waits."""
         for number, batch in list(self._under_way.items()):
-            batch.again = True
+            if batch.refusal is None:
+                batch.again = True
+            elif batch.forsaken:
+                self._done(number)
+                continue
+            batch.refusal = None
             try:
                 self._send_batch(number, batch)
             except Exception as error:  # its own: the others go on
@@ -146,8 +196,13 @@ class Publisher:
 
     def cut_off(self, error: StreamsError) -> None:
         """The connection is lost."""
-        for number in list(self._under_way):
-            self._failed(number, error)
+        for held in self._held.values():
+            if held.timer is not None:
+                held.timer.cancel()
+        self._held.clear()
+        for number, batch in list(self._under_way.items()):
+            if batch.refusal is None or self._client.closing:
+                self._failed(number, error)
 
     def _failed(self, number: int, error: StreamsError) -> None:
         """A publish came to nothing, or nobody knows; if it is safe, it will be sent again."""
@@ -171,9 +226,13 @@ class Publisher:
         waiting = (future for batch in self._batches() for future, _, _ in batch.futures)
         return [future for future in waiting if not future.done()]
 
-    def late(self, now: float) -> list[asyncio.Future[Any]]:
-        """Those whose deadline has passed."""
-        return [future for batch in self._batches() for future in batch.late(now)]
+    def late(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
+        """Those whose deadline has passed, and what they are to be told: what is known not to be stored says so."""
+        return [
+            (future, TimeoutError() if batch.again else batch.refusal or TimeoutError())
+            for batch in self._batches()
+            for future in batch.late(now)
+        ]
 
     # ------------------------------------------------------------ sending
 
@@ -184,6 +243,7 @@ class Publisher:
         payloads: list[bytes],
         ids: list[bytes | None] | None,
         deadline: float,
+        acks: p.Acks = p.QUORUM,
     ) -> list[asyncio.Future[Any]]:
         """Publish messages, in as many publishes as it takes."""
         totals = list(itertools.accumulate(map(len, payloads)))
@@ -191,19 +251,19 @@ class Publisher:
         while at < len(payloads):
             end = min(bisect_left(totals, before + ENOUGH, at) + 1, at + MOST_MESSAGES)
             some = ids[at:end] if ids else None
-            futures.append(self.put(stream, topic, payloads[at:end], some, None, deadline))
+            futures.append(self.put(stream, topic, payloads[at:end], some, None, deadline, acks))
             at, before = end, totals[min(end, len(totals)) - 1]
         return futures
 
     def put_one(
-        self, stream: str, topic: str, payload: bytes, deadline: float
+        self, stream: str, topic: str, payload: bytes, deadline: float, acks: p.Acks = p.QUORUM
     ) -> asyncio.Future[Any]:
         """Publish one message without an ID or headers: in the shortest way, for most are so."""
         line = self._waiting.get((stream, topic))
         size = len(payload) + PER_MESSAGE
         batch = line[-1] if line else None
-        if batch is None or batch.ids or batch.headers or not batch.takes(False, size):
-            return self.put(stream, topic, [payload], None, None, deadline)
+        if batch is None or batch.ids or batch.headers or not batch.takes(False, size, acks):
+            return self.put(stream, topic, [payload], None, None, deadline, acks)
         batch.payloads.append(payload)
         batch.size += size
         future: asyncio.Future[Any] = self._client.loop.create_future()
@@ -220,14 +280,15 @@ class Publisher:
         ids: list[bytes | None] | None,
         headers: list[bytes] | None,
         deadline: float,
+        acks: p.Acks = p.QUORUM,
     ) -> asyncio.Future[Any]:
         """Publish messages that belong to one who waits; the offsets are the future's."""
         key = (stream, topic)
         size = _size(payloads, ids, headers)
         line = self._line(key)
         safe = ids is not None and all(ids)
-        if not line or not line[-1].takes(safe, size):
-            line.append(Batch(stream, topic, safe))
+        if not line or not line[-1].takes(safe, size, acks):
+            line.append(Batch(stream, topic, safe, acks))
         batch = line[-1]
         future: asyncio.Future[Any] = self._client.loop.create_future()
         batch.add(payloads, ids, headers, size)
@@ -237,11 +298,16 @@ class Publisher:
         return future
 
     def put_together(
-        self, stream: str, payloads: list[bytes], id: bytes, deadline: float
+        self,
+        stream: str,
+        payloads: list[bytes],
+        id: bytes,
+        deadline: float,
+        acks: p.Acks = p.QUORUM,
     ) -> asyncio.Future[Any]:
         """Publish messages that are stored wholly or not at all."""
         ids = [id, *[None] * (len(payloads) - 1)]
-        batch = Batch(stream, "", safe=True)
+        batch = Batch(stream, "", True, acks)
         batch.together = True
         batch.add(payloads, ids, None, _size(payloads, ids, None))
         line = self._line((stream, ""))
@@ -264,6 +330,9 @@ class Publisher:
         """Send what waits, unless enough is under way and it is little."""
         line = self._waiting.get(key)
         while line and self._client.connected:
+            held = self._held.get(key[0])
+            if held is not None and held.numbers:
+                return
             under_way = self._counts.get(key[0], 0)
             if under_way >= UNDER_WAY or (under_way > 1 and line[0].size < ENOUGH):
                 return
@@ -277,6 +346,10 @@ class Publisher:
             self._counts[key[0]] = under_way + 1
             try:
                 self._send_batch(number, batch)
+                if batch.acks == p.NONE:
+                    for future, count, _ in batch.futures:
+                        if not future.done():
+                            future.set_result([-1] * count)
             except Exception as error:
                 self._done(number)
                 if len(batch.futures) == 1:
@@ -292,7 +365,11 @@ class Publisher:
                 "TOO_LARGE", f"{len(blobs[0]):,} bytes at once: {MOST:,} are the most"
             )
         told = p.Publish(
-            request=number, stream=batch.stream, topic=batch.topic, together=batch.together
+            request=number,
+            stream=batch.stream,
+            topic=batch.topic,
+            together=batch.together,
+            acks=batch.acks,
         )
         self._client.send(told, blobs)
 
@@ -308,19 +385,58 @@ class Publisher:
             error = StreamsError(answer.code, answer.text)
             if answer.code == "CLOSED":
                 self._failed(answer.request, error)
+            elif answer.code in (NO_MASTER, DEPOSED):
+                self._masterless(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
         return True
 
+    def _masterless(self, number: int, error: StreamsError) -> None:
+        """There was no master for a publish, or there is none any more: it is sent again, if that does no harm."""
+        batch = self._under_way[number]
+        done_perhaps = error.code == DEPOSED
+        if batch.acks == p.NONE or self._client.closing or (done_perhaps and not batch.safe):
+            self._done(number).fail(error)
+            return
+        batch.again |= done_perhaps
+        batch.refusal = error
+        self._held.setdefault(batch.stream, _Held()).numbers.add(number)
+        self._look_after(batch.stream)
+
+    def _look_after(self, stream: str) -> None:
+        """When all that is under way was refused, it is sent again after a while."""
+        held = self._held.get(stream)
+        if held is None or not held.numbers or held.timer is not None:
+            return
+        if len(held.numbers) >= self._counts[stream]:
+            held.timer = self._client.loop.call_later(held.pauses.next(), self._send_again, stream)
+
+    def _send_again(self, stream: str) -> None:
+        held = self._held[stream]
+        held.timer = None
+        numbers, held.numbers = sorted(held.numbers), set()
+        for number in numbers:
+            batch = self._under_way[number]
+            if batch.forsaken:
+                self._done(number)
+                continue
+            batch.refusal = None
+            self._send_batch(number, batch)
+
     def _done(self, number: int) -> Batch:
         batch = self._under_way.pop(number)
         self._counts[batch.stream] -= 1
+        if batch.stream in self._held:
+            self._held[batch.stream].numbers.discard(number)
+            self._look_after(batch.stream)
         for key in [key for key in self._waiting if key[0] == batch.stream]:
             self._client.loop.call_soon(self._try_send, key)
         return batch
 
     def _published(self, answer: p.Published) -> None:
         batch = self._done(answer.request)
+        if batch.stream in self._held and not self._held[batch.stream].numbers:
+            del self._held[batch.stream]  # there is a master again
         count = len(batch.payloads)
         if not answer.stored and not answer.refused:  # ephemeral
             for future, some, _ in batch.futures:

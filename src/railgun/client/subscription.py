@@ -7,6 +7,7 @@ Rules:
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
    behind the last message it gave, or where it began. What has come and was not given is dropped: it comes again.
+   So is it when its master is none any more: it is made anew as soon as there is another one.
 3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
@@ -22,7 +23,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from railgun.client.errors import StreamsError
+from railgun.client.errors import MASTERLESS, StreamsError
 from railgun.client.message import Arrival, Buffer, Message
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, split
@@ -172,6 +173,9 @@ class Subscription:
                 self._doubted(StreamsError(command.code, command.text))
             case p.Failed() if command.request:
                 pass
+            case p.Failed() if command.code in MASTERLESS:
+                self.cut_off(StreamsError(command.code, command.text))
+                self.client.renew(self)
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
 

@@ -29,6 +29,7 @@ from railgun.client.address import DATA, Address
 from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
+from railgun.client.publisher import Acks
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.records import Records
 
@@ -86,11 +87,12 @@ class SyncClient:
         topic: str = "",
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        acks: Acks = "quorum",
     ) -> int:
         """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched)."""
         return self.wait(
             self.client.publish(
-                stream, payload, id=id, topic=topic, headers=headers, timeout=timeout
+                stream, payload, id=id, topic=topic, headers=headers, timeout=timeout, acks=acks
             )
         )
 
@@ -103,10 +105,13 @@ class SyncClient:
         id: str | bytes | None = None,
         topic: str = "",
         timeout: float | None = None,
+        acks: Acks = "quorum",
     ) -> list[int]:
         """Publish messages in this order; the offset of each. With one ID for all: wholly or not at all."""
         return self.wait(
-            self.client.publish_many(stream, payloads, ids=ids, id=id, topic=topic, timeout=timeout)
+            self.client.publish_many(
+                stream, payloads, ids=ids, id=id, topic=topic, timeout=timeout, acks=acks
+            )
         )
 
     def publish_soon(
@@ -253,7 +258,7 @@ class SyncSubscription:
 
 
 def connect_sync(
-    where: str | None = None,
+    where: str | Sequence[str] | None = None,
     *,
     secret: bytes | str | None = None,
     data: str | Path = DATA,

@@ -152,6 +152,11 @@ async def _group(node: Node, name: str, group: str) -> Any:
     return node.group(name, group)
 
 
+async def _nodes(node: Node) -> Any:
+    known = [] if node.routing is None else node.routing.nodes()
+    return [{"host": host, "port": port} for host, port in known]
+
+
 _NAME: Final = Argument("name", TEXT, "The stream.", optional=False)
 _GROUP: Final = Argument("group", TEXT, "The group.", optional=False)
 _STREAM: Final = "/streams/{name}"
@@ -159,6 +164,7 @@ _OF_GROUP: Final = _STREAM + "/groups/{group}"
 
 _TABLE: Final = (
     Call("list", "All streams, with their groups.", "GET", "/streams", (), _list),
+    Call("nodes", "The nodes of the cluster, as clients reach them.", "GET", "/nodes", (), _nodes),
     Call(
         "ensure", "Make a stream what it is asked to be, or tell how it differs.", "PUT", _STREAM,
         (
@@ -206,6 +212,10 @@ _TABLE: Final = (
     ),
 )  # fmt: skip
 CALLS: Final[Mapping[str, Call]] = {call.name: call for call in _TABLE}
+OF_MASTER: Final = frozenset(
+    {"describe", "purge", "redrive", "groups", "group", "reset_group", "delete_group"}
+)
+"""Calls that only the master of the stream can do."""
 
 
 # ---------------------------------------------------------------- calling

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from railgun.core.errors import RailgunError
 
@@ -21,18 +21,6 @@ class Acks(Enum):
     MASTER = 1  # when the master has: a failover may lose it
     ALL = 2  # when all replicas have
     NONE = 3  # at once
-
-
-class NoMasterError(RailgunError):
-    """Nobody takes this just now; nothing was done."""
-
-    code: ClassVar[str] = "NO_MASTER"
-
-
-class DeposedError(RailgunError):
-    """This node is no master any more: what was being written may be stored or not."""
-
-    code: ClassVar[str] = "DEPOSED"
 
 
 class Copies(Protocol):

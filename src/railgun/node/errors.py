@@ -35,6 +35,18 @@ class NoGroupError(RailgunError, LookupError):
     code: ClassVar[str] = "NO_GROUP"
 
 
+class NoMasterError(RailgunError):
+    """Nobody can take it now: nothing was done, and it may be tried again."""
+
+    code: ClassVar[str] = "NO_MASTER"
+
+
+class DeposedError(RailgunError):
+    """Who took it is no master any more, and was so before it was safe: it may be stored or not."""
+
+    code: ClassVar[str] = "DEPOSED"
+
+
 class PortTakenError(RailgunError):
     """Somebody else listens there."""
 

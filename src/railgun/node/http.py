@@ -38,7 +38,7 @@ OPEN: Final = ("/health", "/openapi.json")
 STATUS: Final = {
     "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,
     "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500,
-    "ID_POOL_FULL": 503, "CLOSED": 503, "INTERNAL": 500,
+    "ID_POOL_FULL": 503, "CLOSED": 503, "NO_MASTER": 503, "DEPOSED": 503, "INTERNAL": 500,
 }  # fmt: skip
 """By code; what is not named here is a bad request."""
 _LOG: Final = logging.getLogger(__name__)

@@ -39,6 +39,7 @@ from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError,
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import NoGraveError, Persistent
 from railgun.node.redrive import Redriven, redrive
+from railgun.node.routing import Passage, Routing
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import Lock
@@ -116,6 +117,10 @@ class Node:
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
         self.cluster: Cluster | None = None
+        self.routing: Routing | None = None
+        """Where streams are served; None: this node is alone."""
+        self.passage: Passage | None = None
+        """How sessions are passed on to other nodes."""
         self._disk = disk or NodeDisk(data)
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -30,10 +30,10 @@ from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
 from railgun.core.delivery import Bury, GroupBusyError, Joined, Saved
 from railgun.core.errors import RailgunError
 from railgun.node.commit import Committer, Log, Stamp
-from railgun.node.copies import Acks, Copies, NoMasterError
+from railgun.node.copies import Acks, Copies
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
-from railgun.node.errors import NoGroupError, TrimmedError
+from railgun.node.errors import NoGroupError, NoMasterError, TrimmedError
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
 from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
@@ -162,7 +162,10 @@ class Persistent:
         who: object = None,
         acks: Acks = Acks.QUORUM,
     ) -> None:
-        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it."""
+        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it.
+
+        `acks`: when that is; of one node alone it is always when it has them on disk.
+        """
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]

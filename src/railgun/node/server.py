@@ -28,6 +28,7 @@ from railgun.node.disk import Disk
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
 from railgun.node.node import Node
+from railgun.node.routing import Passage
 from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
@@ -93,10 +94,12 @@ class Server:
         try:
             self.secret = config.secret or secret_of(config.data)
             loop = asyncio.get_running_loop()
-            tls = None
+            tls = trusted = None
             if config.certificate is not None:
+                trusted = ssl.create_default_context(cafile=config.certificate)
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(config.certificate, config.key)
+            self.node.passage = Passage(self.secret, trusted)
             try:
                 self._server = await loop.create_server(
                     self._accept, config.host, config.port, ssl=tls, backlog=1024
@@ -167,6 +170,11 @@ class Server:
         session = self.sessions.pop(connection, None)
         if session is not None:
             session.ended()
+
+    def moved(self, gone: Callable[[str], bool]) -> None:
+        """Streams have another master than before (`gone` says which): who uses them comes again (`Session.moved`)."""
+        for session in list(self.sessions.values()):
+            session.moved(gone)
 
     async def _watch_silence(self) -> None:
         while True:

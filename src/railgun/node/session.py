@@ -10,6 +10,8 @@ Rules:
 4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
    credit until there is room: they lose what comes, or leave it to the others of their group.
 5. A publisher that is faster than the disk is not read until what it has sent is stored.
+6. In a cluster, what another node serves is passed on to it (`node.cluster.relay`). When a stream has another master
+   than before, whoever has unanswered publishes or members of groups there is cut off, and comes again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from railgun.core.delivery import Command, Deliver, Missed, Recalled, Receipt, S
 from railgun.core.errors import RailgunError
 from railgun.core.topics import check_topic
 from railgun.node import admin
+from railgun.node.cluster.relay import Relay
+from railgun.node.copies import Acks
 from railgun.node.errors import TrimmedError
 from railgun.node.groups import GroupDriver, Told
 from railgun.node.node import Ephemeral, Node
@@ -220,7 +224,10 @@ class Session:
         self.node = node
         self.connection = connection
         self.heard = time.monotonic()
+        self.forwarded = bool(connection.who.get("forwarded"))
+        """Whether another node has passed it on."""
         self.subscriptions: dict[int, Consumer | Listener] = {}
+        self._relay: Relay | None = None  # of a node that is not alone
         self._reader = FrameReader()
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
@@ -260,6 +267,12 @@ class Session:
     def _resumed(self) -> None:
         for subscription in list(self.subscriptions.values()):
             subscription.flush()
+        if self._relay is not None:
+            self._relay.room_here()
+
+    def pass_back(self, frame: Blob) -> None:
+        """Send a frame that another node has made."""
+        self._outbox.send([frame])
 
     def fail(self, request: int, error: Exception, channel: int = 0) -> None:
         """Say what is wrong."""
@@ -272,19 +285,29 @@ class Session:
         """Bytes have come."""
         self.heard = time.monotonic()
         try:
-            for frame in self._reader.feed(data):
-                try:
-                    self._do(frame)
-                except FrameError:
-                    raise
-                except RailgunError as error:
-                    if isinstance(frame.command, p.Publish):
-                        self.node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
-                    self.fail(getattr(frame.command, "request", 0), error, frame.channel)
+            if self.node.routing is None:
+                for frame in self._reader.feed(data):
+                    self.take(frame)
+            else:
+                if self._relay is None:
+                    self._relay = Relay(self, self.node.routing)
+                for raw in self._reader.raw(data):
+                    self._relay.take(raw)
         except FrameError as error:
             self.fail(0, error)
             self._outbox.flush()
             self.connection.close(error)
+
+    def take(self, frame: Frame) -> None:
+        """Do what a frame asks for, here."""
+        try:
+            self._do(frame)
+        except FrameError:
+            raise
+        except RailgunError as error:
+            if isinstance(frame.command, p.Publish):
+                self.node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
+            self.fail(getattr(frame.command, "request", 0), error, frame.channel)
 
     def _do(self, frame: Frame) -> None:
         command = frame.command
@@ -320,6 +343,29 @@ class Session:
             self.paused = True
             with contextlib.suppress(RuntimeError):  # it is closing
                 self.connection.transport.pause_reading()
+        if for_good and self._relay is not None:
+            self._relay.give_up()
+
+    def go_on(self) -> None:
+        """Read again, if nothing stands against it."""
+        if not self.paused or self._for_good or self._unstored > MOST_UNSTORED // 2:
+            return
+        if self._relay is None or not self._relay.full:
+            self.paused = False
+            self.heard = time.monotonic()  # what it said meanwhile is about to be read
+            with contextlib.suppress(RuntimeError):
+                self.connection.transport.resume_reading()
+
+    def hold_back(self, size: int) -> None:
+        """So many bytes wait; if they are too many, nothing more is read."""
+        self._unstored += size
+        if self._unstored > MOST_UNSTORED:
+            self.rest()
+
+    def let_go(self, size: int) -> None:
+        """They wait no more."""
+        self._unstored -= size
+        self.go_on()
 
     # ------------------------------------------------------------ publishing
 
@@ -340,21 +386,27 @@ class Session:
             )
         if command.together and len(batches) > 1:
             raise RequestError("BAD_REQUEST", "what is published together is one record batch")
-        self._unstored += len(blob)
-        if self._unstored > MOST_UNSTORED:
-            self.rest()
-        answer = partial(self._stored, command.request, len(blob))
-        stream.publish(batches, answer, together=command.together, who=self)  # type: ignore[arg-type]
+        if command.acks not in p.Acks.values():
+            raise RequestError("BAD_REQUEST", f"acks is {command.acks}, and there is no such level")
+        self.hold_back(len(blob))
+        if self._relay is not None:
+            self._relay.published(stream.name)
+        answer = partial(self._stored, command, len(blob))
+        acks = Acks(command.acks)
+        stream.publish(batches, answer, together=command.together, who=self, acks=acks)  # type: ignore[arg-type]
+        if command.acks == p.NONE:
+            self.send(p.Published(request=command.request))
 
-    def _stored(self, request: int, size: int, outcome: Stored | RailgunError) -> None:
-        self._unstored -= size
-        if self.paused and self._unstored <= MOST_UNSTORED // 2 and not self._for_good:
-            self.paused = False
-            self.heard = time.monotonic()  # what it said meanwhile is about to be read
-            with contextlib.suppress(RuntimeError):
-                self.connection.transport.resume_reading()
+    def _stored(self, command: p.Publish, size: int, outcome: Stored | RailgunError) -> None:
+        request = command.request
+        self.let_go(size)
+        if self._relay is not None:
+            self._relay.answered(command.stream)
         if isinstance(outcome, RailgunError):
             self.node.refused[getattr(outcome, "code", "BAD_REQUEST")] += 1
+        if command.acks == p.NONE:  # it was answered
+            return
+        if isinstance(outcome, RailgunError):
             self.fail(request, outcome)
             return
         refused = [p.Refused(index=n, code=code, offset=o) for n, code, o in outcome.refused]
@@ -542,8 +594,30 @@ class Session:
 
         self.node.spawn(work())
 
+    def moved(self, gone: Callable[[str], bool]) -> None:
+        """Streams have another master than before, and `serves` knows it: whoever hangs on the old one is cut off."""
+        member = any(
+            isinstance(one, Consumer)
+            and one.driver
+            and one.driver.tracked
+            and gone(one.stream.name)
+            for one in self.subscriptions.values()
+        )
+        if member or (self._relay is not None and self._relay.moved(gone)):
+            self.cut_off()
+
+    def cut_off(self) -> None:
+        """End the connection, after what was said: the client will make another one."""
+        self.rest(for_good=True)
+        self.ended()
+        self.paused = False  # a client that does not take the end of it is silent
+        self._outbox.flush()
+        self.connection.close()
+
     def ended(self) -> None:
         """The connection is gone: so are its consumers, and what it waited for."""
+        if self._relay is not None:
+            self._relay.ended()
         for subscription in list(self.subscriptions.values()):
             subscription.leave(graceful=False)
         self.subscriptions.clear()

@@ -14,13 +14,14 @@ Rules:
 1. Whatever bytes come, they are frames or a `FrameError`, which ends the connection.
 2. A frame that is larger than both sides have agreed on is refused when its size has come, before its bytes have.
 3. A blob is a copy of its own, which may be changed: the node writes offsets into it.
+4. What is only passed on is not read: of a `RawFrame` nothing is known but its head, until somebody asks.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -55,7 +56,8 @@ KINDS: Final[dict[int, Any]] = {
     95: n.Interest, 96: n.Scatter, 97: n.Reserve, 98: n.Reserved, 99: n.Release, 100: n.Reply, 101: n.Reached,
 }  # fmt: skip
 """The number of each command in a frame."""
-_NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
+NUMBERS: Final[dict[Any, int]] = {kind: number for number, kind in KINDS.items()}
+T = TypeVar("T")
 
 
 class FrameError(RailgunError):
@@ -72,6 +74,34 @@ class Frame(NamedTuple):
     blob: bytearray
 
 
+class RawFrame(NamedTuple):
+    """What came, as it came: only its head was looked at.
+
+    >>> (raw,) = FrameReader().raw(b"".join(encode(p.Ping(number=7), [b"blob"], channel=3)))
+    >>> raw.channel, KINDS[raw.kind].__name__, raw.command().number, len(raw.data), raw.frame().blob
+    (3, 'Ping', 7, 22, bytearray(b'blob'))
+    """
+
+    channel: int
+    kind: int
+    length: int
+    """Bytes of the command."""
+    data: memoryview
+    """All of it."""
+
+    def command(self) -> Any:
+        """The command, without its blob."""
+        return _command(self.kind, self.data[_HEAD.size : _HEAD.size + self.length])
+
+    def frame(self) -> Frame:
+        """All of it, to be worked with."""
+        return Frame(self.channel, self.command(), bytearray(self.data[_HEAD.size + self.length :]))
+
+    def kept(self) -> RawFrame:
+        """A copy of its own: this one holds on to all that came with it."""
+        return self._replace(data=memoryview(bytes(self.data)))
+
+
 def encode(
     command: Message, blobs: Sequence[Blob] = (), channel: int = 0, largest: int = LARGEST
 ) -> list[Blob]:
@@ -85,7 +115,7 @@ def encode(
     size = _SHORTEST + len(body) + sum(map(len, blobs))
     if size > largest:
         raise FrameError(f"a frame of {size:,} bytes: {largest:,} are the most")
-    return [_HEAD.pack(size, channel, _NUMBERS[type(command)], len(body)) + body, *blobs]
+    return [_HEAD.pack(size, channel, NUMBERS[type(command)], len(body)) + body, *blobs]
 
 
 class FrameReader:
@@ -108,6 +138,15 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
+        return self._each(data, _decode)
+
+    def raw(self, data: bytes) -> Iterator[RawFrame]:
+        """The frames that are whole now, unread."""
+        return self._each(data, _head)
+
+    def _each(
+        self, data: bytes, made_of: Callable[[bytes | bytearray, int, int], T]
+    ) -> Iterator[T]:
         whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
         if self._data:
             self._data += data
@@ -125,7 +164,7 @@ class FrameReader:
                 if length - at < _SIZE.size + size:
                     self._need = _SIZE.size + size
                     break
-                frame = _decode(whole, at, size)
+                frame = made_of(whole, at, size)
                 at += _SIZE.size + size
                 self._need = _SIZE.size
                 yield frame
@@ -134,18 +173,35 @@ class FrameReader:
                 self._data += whole[at:]
 
 
+def _head(data: bytes | bytearray, at: int, size: int) -> RawFrame:
+    _, channel, number, length = _HEAD.unpack_from(data, at)
+    _kind(number)
+    if _SHORTEST + length > size:
+        raise FrameError(f"a command of {length} bytes in a frame of {size}")
+    return RawFrame(channel, number, length, memoryview(data)[at : at + _SIZE.size + size])
+
+
 def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
     _, channel, number, length = _HEAD.unpack_from(data, at)
-    kind = KINDS.get(number)
     begin, end = at + _HEAD.size, at + _SIZE.size + size
-    if kind is None:
-        raise FrameError(f"there is no command {number}: the other side is of a later version")
     if begin + length > end:
         raise FrameError(f"a command of {length} bytes in a frame of {size}")
-    try:
-        command = kind.FromString(bytes(data[begin : begin + length]))
-    except DecodeError as error:
-        raise FrameError(f"a command that is no {kind.__name__}: {error}") from error
+    command = _command(number, data[begin : begin + length])
     return tuple.__new__(
         Frame, (channel, command, bytearray(memoryview(data)[begin + length : end]))
     )
+
+
+def _kind(number: int) -> Any:
+    kind = KINDS.get(number)
+    if kind is None:
+        raise FrameError(f"there is no command {number}: the other side is of a later version")
+    return kind
+
+
+def _command(number: int, body: bytes | bytearray | memoryview) -> Any:
+    kind = _kind(number)
+    try:
+        return kind.FromString(bytes(body))
+    except DecodeError as error:
+        raise FrameError(f"a command that is no {kind.__name__}: {error}") from error

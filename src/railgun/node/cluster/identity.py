@@ -4,8 +4,8 @@ Rules:
 
 1. The id is made at the first start. Addresses and names may change; the id does not.
 2. A node belongs to one cluster, or to none yet. Before its log of Raft is begun, the file says what it begins with
-   (`BEGINS`): after a crash it begins with the same. When the log is there, it is a `MEMBER`. A member whose log is gone must not
-   come back: it may have voted, and would not know.
+   (`BEGINS`): after a crash it begins with the same. When the log is there, it is a `MEMBER`. A member whose log is
+   gone must not come back: it may have voted, and would not know.
 """
 
 from __future__ import annotations

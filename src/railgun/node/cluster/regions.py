@@ -2,12 +2,13 @@
 
 Rules:
 
-1. A promise is the highest epoch of a region that this node has heard of, from its master or from the metadata. It is on
+1. A promise is the highest epoch of a region that this node has heard of from its master, or is master of. It is on
    disk before anything follows from it; nothing of an older epoch is taken after that.
 2. What changes the role of this node in a region happens one after the other.
 3. A master opens a session with every other replica when its connection begins, and whenever it becomes a master. Its
    number has the epoch in it, so nobody takes one for another.
-4. A node that was master of an epoch when it went down is not master of it when it is back: it asks for the next one.
+4. A node that was master of an epoch when it went down is not master of it when it is back: it reports that it has to
+   begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
 6. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
    not known here yet is kept until it is.
@@ -99,7 +100,6 @@ class Region:
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
-        self._asked = 0  # the epoch that was asked for, after a restart
 
     # ------------------------------------------------------------ for copies
 
@@ -160,10 +160,7 @@ class Region:
                 self._open_sessions()
             elif info.epoch > max(self.led, promised):
                 await self._lead(info.epoch, info.epoch_index)
-            elif info.epoch == promised and self._asked < info.epoch:
-                # Promised by a former life of this process, or by a fence of a later epoch that is not known here yet.
-                self._asked = info.epoch
-                self.regions.ask_for(self.name, info.epoch + 1)
+            # Else it was promised by a former life of this process: see `anew`.
 
     async def _lead(self, epoch: int, since: int) -> None:
         going_on = bool(self.led) and self.led == epoch - 1
@@ -189,6 +186,32 @@ class Region:
         self._early.clear()
         for copy in self.streams.values():
             copy.step_down()
+        self.regions.moved({copy.stream.name for copy in self.streams.values()})
+
+    def report(self, metadata: Metadata) -> dict[str, Any] | None:
+        """What the leader of the cluster has to know; None: nothing."""
+        info = metadata.regions.get(self.name)
+        if info is None or info.master != self.me:
+            return None
+        anew = self.led != info.epoch and self.regions.promises.of(self.name) >= info.epoch
+        begun = self.led == info.epoch and not self._turn.locked()
+        return {
+            "epoch": info.epoch,
+            "active": begun and self.active,
+            "caught_up": self.caught_up() if begun else [],
+            "anew": anew and not self._turn.locked(),
+        }
+
+    def granted(self, epoch: int, until: float) -> None:
+        """The leader lets this node act, until then."""
+        if epoch != self.led:
+            return
+        idle = not self.may_act()
+        self.lease = max(self.lease, until)
+        if idle and self.may_act():
+            for copy in self.streams.values():
+                copy.stream.look()
+            self.changed()
 
     # ------------------------------------------------------------ sessions
 
@@ -298,10 +321,10 @@ class Regions:
         committer: Committer,
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
         changed: Callable[[], None],
-        ask_for: Callable[[str, int], None],
+        moved: Callable[[set[str]], None],
     ) -> None:
         self.me, self.links, self.committer = me, links, committer
-        self.spawn, self.changed, self.ask_for = spawn, changed, ask_for
+        self.spawn, self.changed, self.moved = spawn, changed, moved
         self.promises = Promises(disk)
         self._promising = asyncio.Lock()
         self._regions: dict[str, Region] = {}

@@ -5,7 +5,7 @@ Rules:
 1. What is published is appended and synced here, then pushed to the replicas, all that came in a turn of the event loop
    in one frame. It is answered when it is as safe as its publisher wants.
 2. A replica that is up with the master gets what is pushed from memory. One that lags behind gets it from the log,
-   read by another thread in pieces, at most `WINDOW` bytes ahead of what it has confirmed; then it is up with the master.
+   read by another thread in pieces, at most `WINDOW` bytes ahead of what it has confirmed, until it is up with it.
 3. All that changes files stands in the lines of their one writer (`Committer`), in the order in which it was decided.
 4. A copy that is damaged sets aside what is bad, and forgets its label; as a replica it gets what it lacks.
    Whoever has a log that takes nothing more (a failed sync) cannot be a master, and says so (`trouble`).
@@ -34,8 +34,14 @@ from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing
 from railgun.node.cluster import words
 from railgun.node.commit import Committer, Stamp
-from railgun.node.copies import Acks, DeposedError, Done, NoMasterError
-from railgun.node.errors import DamagedLogError, LogFailedError, TrimmedError
+from railgun.node.copies import Acks, Done
+from railgun.node.errors import (
+    DamagedLogError,
+    DeposedError,
+    LogFailedError,
+    NoMasterError,
+    TrimmedError,
+)
 from railgun.node.grouplog import pack_change, pack_state, unpack_records
 from railgun.node.groups import CopyNote, fold
 from railgun.node.persistent import Persistent

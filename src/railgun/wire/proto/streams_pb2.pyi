@@ -7,11 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Acks(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUORUM: _ClassVar[Acks]
+    MASTER: _ClassVar[Acks]
+    ALL: _ClassVar[Acks]
+    NONE: _ClassVar[Acks]
+
 class Start(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BEGINNING: _ClassVar[Start]
     END: _ClassVar[Start]
     OFFSET: _ClassVar[Start]
+QUORUM: Acks
+MASTER: Acks
+ALL: Acks
+NONE: Acks
 BEGINNING: Start
 END: Start
 OFFSET: Start
@@ -39,20 +50,22 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., delivery: _Optional[int] = ...) -> None: ...
 
 class Publish(_message.Message):
-    __slots__ = ("request", "stream", "topic", "response", "timeout", "together")
+    __slots__ = ("request", "stream", "topic", "response", "timeout", "together", "acks")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: str
     topic: str
     response: str
     timeout: int
     together: bool
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ...) -> None: ...
+    acks: Acks
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ..., acks: _Optional[_Union[Acks, str]] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("request", "base", "stored", "matched", "refused")
