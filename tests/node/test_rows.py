@@ -1033,7 +1033,7 @@ def test_frames_without_sense_are_answered_and_the_node_lives(tmp_path: Path) ->
                     if field.name == "ranges":
                         some = [draw.choice(numbers) for _ in range(3)]
                         made.ranges.append(p.Range(first=some[0], count=some[1], delivery=some[2]))
-                    elif field.message_type is not None or draw.random() < 0.2:
+                    elif field.message_type is not None or field.is_repeated or draw.random() < 0.2:
                         continue
                     elif field.type == field.TYPE_STRING:
                         setattr(made, field.name, draw.choice(words))
