@@ -92,8 +92,9 @@ class Events:
 
     def changed(self, listener: Listener) -> None:
         """Its credit has."""
-        self._changed[listener] = None
-        self._soon()
+        if listener.number in self._mine:
+            self._changed[listener] = None
+            self._soon()
 
     def left(self, listener: Listener) -> None:
         """It listens no longer."""
@@ -291,9 +292,11 @@ class Events:
             for one in told.listeners
         ]
         new = neighbour.hear(told.line, told.seen, news, told.gone, told.whole, told.more)
-        if new and neighbour.line:
-            self._tell_all(neighbour)
-            self.responding.remind(neighbour.node)
+        if new:
+            self.responding.anew(neighbour.node)
+            if neighbour.line:
+                self._tell_all(neighbour)
+                self.responding.remind(neighbour.node)
 
     def _scattered(self, neighbour: Neighbour, told: n.Scatter, blob: bytearray) -> None:
         if told.line != neighbour.heard:

@@ -199,6 +199,10 @@ class Responding:
                     del self._waits[command.request]
                     wait.done(command)
 
+    def anew(self, peer: str) -> None:
+        """That node has a new connection to this one, and is about to tell which names it still needs."""
+        self.names.gone(peer)
+
     def down(self, peer: str) -> None:
         """That node cannot be reached: so much for its names, and what was awaited from it."""
         self.names.gone(peer)
