@@ -218,13 +218,13 @@ def test_es_a_message_crosses_a_link_once_and_is_not_passed_on(tmp_path: Path) -
             assert await a.publish("news", b"one") == 6
             for sub in subs[:5]:
                 assert (await sub.next(DEADLINE)).payload == b"one"
-            assert await a.publish_many("news", [b"%d" % at for at in range(50)]) is not None
+            assert nodes["b"].heard["Scatter"] == 1
+            await a.publish_many("news", [b"%d" % at for at in range(50)])
             for sub in subs[:5]:
                 assert payloads(await take(sub, 50)) == [b"%d" % at for at in range(50)]
             got = [m.payload for sub in subs[5:] for m in await take(sub, 25)]
             assert len(set(got)) >= 50
-            frames = nodes["b"].heard["Scatter"]
-            assert 2 <= frames <= 51  # one for each publish, whatever the client put together
+            assert nodes["b"].heard["Scatter"] == 2
             assert nodes["c"].heard["Scatter"] == nodes["a"].heard["Scatter"] == 0
 
     run(main())
@@ -280,7 +280,8 @@ def test_es_a_fast_publisher_loses_nothing_while_credit_is_on_its_way(tmp_path: 
             a, b = await nodes["a"].client(), await nodes["b"].client()
             sub = await b.subscribe("news", prefetch=200)
             await nodes.know(1)
-            count, got = 3000, []
+            count = 3000
+            got: list[bytes] = []
 
             async def publish() -> None:
                 for at in range(0, count, 50):
@@ -360,16 +361,16 @@ def test_es_in_order_from_each_publisher_to_each_subscriber(tmp_path: Path) -> N
                 for name in b"abc":
                     mine = [one for one in got if one[0] == name]
                     assert mine == [b"%c%04d" % (name, at) for at in range(300)]
-            got = [[], []]  # type: ignore[var-annotated]
+            shared: list[list[bytes]] = [[], []]
 
             async def collect(sub: Subscription, into: list[bytes]) -> None:
-                while sum(map(len, got)) < 900:
+                while sum(map(len, shared)) < 900:
                     with contextlib.suppress(TimeoutError):
                         into += payloads(await sub.batch(100, 0.1))
 
-            await asyncio.gather(*(collect(*one) for one in zip(group, got, strict=True)))
-            assert len(set(got[0] + got[1])) == 900
-            for few in got:
+            await asyncio.gather(*(collect(*one) for one in zip(group, shared, strict=True)))
+            assert len(set(shared[0] + shared[1])) == 900
+            for few in shared:
                 for name in b"abc":
                     mine = [one for one in few if one[0] == name]
                     assert mine == sorted(mine)
@@ -410,8 +411,8 @@ def test_es_a_lost_connection_is_made_again_and_all_is_known_anew(tmp_path: Path
             for at in range(20):
                 await a.publish("news", b"%d" % at)
             assert payloads(await take(sub, 20)) == [b"%d" % at for at in range(20)]
-            for one, other in ["ab", "ba"] if who == "both" else [who]:
-                await nodes[one].cut(other)
+            for pair in ["ab", "ba"] if who == "both" else [who]:
+                await nodes[pair[0]].cut(pair[1])
             await left.close()
             await nodes.whole()
             await until(lambda: nodes["a"].believes() == [30])  # nothing is counted twice
@@ -855,14 +856,14 @@ def test_nonsense_of_another_node_harms_nobody(tmp_path: Path) -> None:
                 await until(lambda line=line: to_b.line not in (line, 0))  # type: ignore[misc]
                 await nodes.know(1)
             line = to_b.line
-            for command in (
+            for wrong in (
                 n.Scatter(line=line, parts=[n.Part(listener=999, end=1)]),
                 n.Scatter(line=line + 1, parts=[n.Part(listener=number, end=1)]),
                 n.Reached(request=77), n.Reserved(request=77, ok=True), n.Release(response="x"),
                 n.Reply(request=1, response="x"), n.Interest(line=line, seen=1, gone=[1, 2, 3]),
             ):  # fmt: skip
-                blob = build([b"bad"]) if isinstance(command, n.Scatter | n.Reply) else b""
-                assert nodes["a"].links.send("b", "events", command, [blob])
+                blob = build([b"bad"]) if isinstance(wrong, n.Scatter | n.Reply) else b""
+                assert nodes["a"].links.send("b", "events", wrong, [blob])
             assert await a.publish("news", b"good") == 1
             assert (await sub.next(DEADLINE)).payload == b"good"
             await nothing(sub)
