@@ -169,6 +169,19 @@ def test_a_new_leader_has_patience_with_all() -> None:
     assert led.crowned() == "a"
 
 
+def test_who_leads_again_knows_nothing_of_last_time() -> None:
+    led = Led("a", "b", "d", crowned="b", regions={"a": {}})
+    led.pass_time(10.0)
+    led.steering.began(led.now)
+    led.up.discard("d")
+    led.reports["b"] = {"trouble": "the disk is broken"}
+    led.pass_time(ELECTION)
+    assert led.crowned() is None  # nobody has heard of d since
+    led.up.add("d")
+    led.pass_time()
+    assert led.crowned() == "d"
+
+
 def test_a_silent_master_is_not_replaced_while_a_lease_is_good() -> None:
     led = Led("a", "b", crowned="b")
     led.up.discard("b")
@@ -346,12 +359,7 @@ def test_a_dead_node_is_pruned_step_by_step() -> None:
     led.pass_time(0.1)
     done = led.settle()
     steps = [one.command["do"] if isinstance(one, Propose) else one for one in done]
-    assert steps == ["demote", ChangeMembers(Members(("a", "b"))), "active", "remove"] or steps == [
-        "demote",
-        "active",
-        ChangeMembers(Members(("a", "b"))),
-        "remove",
-    ]
+    assert steps == ["demote", "active", ChangeMembers(Members(("a", "b"))), "remove"]
     assert sorted(led.metadata.nodes) == ["a", "b"]
 
 
@@ -372,6 +380,13 @@ def test_nobody_is_pruned_who_is_needed_for_a_quorum_of_raft() -> None:
     led.up -= {"d", "e"}
     led.pass_time(50.0)
     assert led.decide() == []  # two of four are no majority
+
+
+def test_nor_is_it_demoted_anywhere_then() -> None:
+    led = Led("a", "b", "d", "e", crowned="a", prune_after=5, regions={"e": {}})
+    led.up -= {"d", "e"}
+    led.pass_time(50.0)
+    assert led.decide() == []  # global could do without d, Raft could not
 
 
 def test_nobody_is_pruned_who_is_needed_for_a_quorum_of_a_region() -> None:
@@ -442,6 +457,38 @@ def test_a_leader_that_is_to_leave_hands_over() -> None:
     assert led.leader == "b"
     assert sorted(led.metadata.nodes) == ["b", "d"]
     assert led.members == Members(("b", "d"))
+
+
+def test_nobody_leaves_raft_without_whom_it_has_no_quorum() -> None:
+    led = Led("a", "b", "d", crowned="a", regions={"b": {}, "d": {}})
+    led.up.discard("d")
+    led.play.do("leave", node="b")
+    led.pass_time(PATIENCE + 1)
+    assert led.decide() == []
+    led.up.add("d")
+    led.pass_time()
+    assert led.decide() == [ChangeMembers(Members(("a", "d")))]
+
+
+def test_who_leaves_does_not_hand_its_regions_to_one_that_leaves_too() -> None:
+    led = Led("a", "b", "d", crowned="a")
+    led.up.discard("d")
+    for id in ("a", "b"):
+        led.play.do("leave", node=id)
+    led.pass_time(PATIENCE + 1)
+    assert led.decide() == []
+    assert led.steering.refuses(led.metadata, led.members, "a", "a", led.now) == ""
+    led.up.add("d")
+    led.pass_time()
+    assert led.crowned() == "d"
+
+
+def test_but_one_that_leaves_is_better_than_a_dead_one() -> None:
+    led = Led("a", "b", "d", crowned="d", regions={"a": {"global": "replica"}})
+    led.play.do("leave", node="b")
+    led.up.discard("d")
+    led.pass_time(PATIENCE + 1)
+    assert led.crowned() == "b"
 
 
 def test_a_node_leaves_down_to_one() -> None:

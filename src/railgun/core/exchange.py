@@ -199,6 +199,21 @@ class Exchange(Generic[M, P]):
         """For how many messages it is ready."""
         return self._seat(member).credit
 
+    def set_credit(self, member: M, credit: int) -> None:
+        """For so many it is ready, as others say who know it better."""
+        self._seat(member).credit = credit
+
+    def take(self, member: M, count: int) -> int:
+        """Others have chosen it for so many: how many it has credit for. The rest is lost to its entity."""
+        seat = self._seat(member)
+        taken = min(seat.credit, count)
+        if taken:
+            seat.credit -= taken
+            seat.served = self._turns
+            self._turns += 1
+        (seat if seat.team is None else seat.team).lost += count - taken
+        return taken
+
     def lost(self, member: M) -> int:
         """How many its entity has lost: itself, or its group as long as that has had members."""
         seat = self._seat(member)
@@ -354,6 +369,10 @@ class Responses(Generic[P]):
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
+
+    def whose(self, name: str) -> P | None:
+        """Who awaits it, if anybody does."""
+        return self._open[name][0] if name in self._open else None
 
     def open(self, name: str, publisher: P, deadline: int) -> None:
         """A response is awaited under this name."""

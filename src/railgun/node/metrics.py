@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from railgun.core.delivery import Explanation
+from railgun.core.interest import Remote
 from railgun.core.prometheus import Labels, Text
 from railgun.node.counts import BOUNDS
 from railgun.node.groups import GroupDriver
@@ -51,10 +52,11 @@ def prometheus(node: Node, connections: int) -> str:
         text.begin(f"stream_{metric}", kind, what)
         for name, stream in persistent.items():
             text.add((("stream", name),), value(stream))
-    text.begin("stream_listeners", "gauge", "Who listens to an ephemeral stream")
+    text.begin("stream_listeners", "gauge", "Who listens to an ephemeral stream on this node")
     for name, other in sorted(node.streams.items()):
         if isinstance(other, Ephemeral):
-            text.add((("stream", name),), len(other.exchange))
+            here = sum(not isinstance(one, Remote) for one in other.exchange.members())
+            text.add((("stream", name),), here)
     text.begin("publish_seconds", "histogram", "How long a publish took until it was on disk")
     for name, stream in persistent.items():
         counts = stream.counts

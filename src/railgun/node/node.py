@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
@@ -43,6 +43,9 @@ from railgun.node.routing import Passage, Routing
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import Lock
+
+if TYPE_CHECKING:
+    from railgun.node.cluster.events import Events
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
 BEAT: Final = 1.0  # seconds between two looks at the clock
@@ -113,6 +116,8 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
+        self.events: Events | None = None
+        """Ephemeral streams across nodes, if this is one of a cluster."""
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
@@ -357,6 +362,8 @@ class Node:
         except OSError as error:
             raise storage_error(error, f"the stream {name!r} cannot be made") from error
         self.streams[name] = made
+        if self.events is not None and isinstance(made, Ephemeral):
+            self.events.stream_made(made)
         return made
 
     def _make_files(self, name: str, settings: StreamSettings, id: int) -> Stream:
@@ -426,6 +433,8 @@ class Node:
             if isinstance(stream, Persistent):
                 await stream.delete(gone)
             else:
+                if self.events is not None:
+                    self.events.stream_gone(name)
                 for listener in stream.exchange.members():
                     listener.lost(gone)
         try:

@@ -156,15 +156,20 @@ class Listener:
         self.session = session
         self.channel = channel
         self.stream = stream
-        self._asked = (matcher, group)
+        self.asked = (matcher, group)
+        self.number = 0
+        """What other nodes call it."""
         self._held: int | None = None  # its credit, while too much waits in the socket
         self._untold = 0  # what it lost meanwhile
-        stream.exchange.subscribe(self, *self._asked)
+        stream.exchange.subscribe(self, *self.asked)
+        if session.node.events is not None:
+            session.node.events.joined(self)
 
     def grant(self, credit: int) -> None:
         """It is ready for so many more."""
         if self._held is None:
             self.stream.exchange.grant(self, credit)
+            self._changed()
         else:
             self._held += credit
 
@@ -175,8 +180,14 @@ class Listener:
             self.missed(count)
             return
         self.session.send(command, batches, self.channel)
+        self._changed()
         if self.session.flooded:
             self.session.hold()
+
+    def _changed(self) -> None:
+        """Other nodes may want to know of its credit."""
+        if self.session.node.events is not None:
+            self.session.node.events.changed(self)
 
     def missed(self, count: int) -> None:
         """It has lost so many."""
@@ -191,7 +202,8 @@ class Listener:
             exchange = self.stream.exchange
             self._held = exchange.credit(self)
             exchange.leave(self)
-            exchange.subscribe(self, *self._asked)  # which gives no credit
+            exchange.subscribe(self, *self.asked)  # which gives no credit
+            self._changed()
 
     def flush(self) -> None:
         """There is room: it gets messages again, and hears what it has lost."""
@@ -211,6 +223,8 @@ class Listener:
     def leave(self, graceful: bool) -> None:
         """It goes."""
         self.stream.exchange.leave(self)
+        if self.session.node.events is not None:
+            self.session.node.events.left(self)
 
 
 class Session:
@@ -417,19 +431,31 @@ class Session:
     def _scatter(self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]) -> None:
         """Publish to whoever listens."""
         check_topic(command.topic)
-        name, count = command.response, sum(head(batch).count for batch in batches)
-        if name:
-            self._await_response(command, count)
+        count = sum(head(batch).count for batch in batches)
+        if command.response:
+            timeout = self._await_response(command, count)
+            if self.node.events is not None:  # the name has to be free on all nodes
+                reserved = partial(self._reserved, stream, command, batches)
+                self.node.events.reserve(command.response, timeout, reserved)
+                return
+        self._share_out(stream, command, batches, count)
+
+    def _share_out(
+        self, stream: Ephemeral, command: p.Publish, batches: list[memoryview], count: int
+    ) -> None:
+        name = command.response
         routing = stream.exchange.publish(self, command.topic, count)
         if name and not routing.sent:
             self.node.responses.close(name)
             code = "CONSUMERS_BUSY" if routing.matched else "NO_CONSUMERS"
             self.respond(name, p.Response(code=code))
             return
+        if self.node.events is not None:
+            routing = self.node.events.scatter(command, batches, routing)
         told = p.Deliver(topic=command.topic, response=name)
         for send in routing.sends:
-            some = _some(batches, send.first, send.end, count)
-            send.member.deliver(told, some, send.end - send.first)
+            chosen = some(batches, send.first, send.end, count)
+            send.member.deliver(told, chosen, send.end - send.first)
         for loss in routing.losses:
             for member in loss.members:
                 member.missed(loss.count)
@@ -438,7 +464,8 @@ class Session:
 
     # ------------------------------------------------------------ responses
 
-    def _await_response(self, command: p.Publish, count: int) -> None:
+    def _await_response(self, command: p.Publish, count: int) -> int:
+        """For so long (µs)."""
         if count != 1:
             raise RequestError("BAD_REQUEST", f"a request is one message, not {count}")
         check_name(command.response)
@@ -448,6 +475,31 @@ class Session:
         name = command.response
         self.node.await_response(name, self, timeout)
         self._requests[name] = command.request
+        return timeout
+
+    def _reserved(
+        self,
+        stream: Ephemeral,
+        command: p.Publish,
+        batches: list[memoryview],
+        error: RailgunError | None,
+    ) -> None:
+        """The name of a response is ours, on all nodes, or is not."""
+        name, node = command.response, self.node
+        if node.responses.whose(name) is not self or self._requests.get(name) != command.request:
+            return  # it is over by now, and has been told
+        if error is None:
+            self._share_out(stream, command, batches, 1)
+            return
+        node.responses.close(name)
+        del self._requests[name]
+        self._released(name)
+        node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
+        self.fail(command.request, error)
+
+    def _released(self, name: str) -> None:
+        if self.node.events is not None:
+            self.node.events.released(name)
 
     def expired(self, name: str) -> None:
         """A response has not come in time: say so."""
@@ -457,14 +509,25 @@ class Session:
         """Give the answer to a request of this session."""
         response.request = self._requests.pop(name)
         self.send(response, blobs)
+        self._released(name)
 
     def _respond(self, command: p.Respond, blob: bytearray) -> None:
         if check(blob).count != 1:
             raise RequestError("BAD_REQUEST", "a response is one message")
+        events = self.node.events
+        if events is not None and command.response not in self.node.responses:
+            answered = partial(self._responded, command.request) if command.request else None
+            events.reply(command.response, blob, answered)
+            return
         session = self.node.responses.answer(command.response)
         session.respond(command.response, p.Response(), [blob])
-        if command.request:
-            self.send(p.Responded(request=command.request))
+        self._responded(command.request, None)
+
+    def _responded(self, request: int, error: RailgunError | None) -> None:
+        if error is not None:
+            self.fail(request, error)
+        elif request:
+            self.send(p.Responded(request=request))
 
     # ------------------------------------------------------------ consuming
 
@@ -621,10 +684,11 @@ class Session:
         for subscription in list(self.subscriptions.values()):
             subscription.leave(graceful=False)
         self.subscriptions.clear()
-        self.node.responses.gone(self)
+        for name in self.node.responses.gone(self):
+            self._released(name)
 
 
-def _some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
+def some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
     """Messages [first, end) of a publish, as batches."""
     if first == 0 and end == count:
         return batches

@@ -195,50 +195,60 @@ class FetchedGroups(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Interest(_message.Message):
-    __slots__ = ("whole", "listeners", "gone")
+    __slots__ = ("whole", "listeners", "gone", "line", "seen", "more")
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     whole: bool
     listeners: _containers.RepeatedCompositeFieldContainer[Listener]
     gone: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, whole: bool = ..., listeners: _Optional[_Iterable[_Union[Listener, _Mapping]]] = ..., gone: _Optional[_Iterable[int]] = ...) -> None: ...
+    line: int
+    seen: int
+    more: bool
+    def __init__(self, whole: bool = ..., listeners: _Optional[_Iterable[_Union[Listener, _Mapping]]] = ..., gone: _Optional[_Iterable[int]] = ..., line: _Optional[int] = ..., seen: _Optional[int] = ..., more: bool = ...) -> None: ...
 
 class Listener(_message.Message):
-    __slots__ = ("number", "stream", "matcher", "group", "credit")
+    __slots__ = ("number", "stream", "matcher", "group", "limit")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     MATCHER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     number: int
     stream: str
     matcher: str
     group: str
-    credit: int
-    def __init__(self, number: _Optional[int] = ..., stream: _Optional[str] = ..., matcher: _Optional[str] = ..., group: _Optional[str] = ..., credit: _Optional[int] = ...) -> None: ...
+    limit: int
+    def __init__(self, number: _Optional[int] = ..., stream: _Optional[str] = ..., matcher: _Optional[str] = ..., group: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class Scatter(_message.Message):
-    __slots__ = ("stream", "topic", "response", "parts")
+    __slots__ = ("stream", "topic", "response", "parts", "line")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     stream: str
     topic: str
     response: str
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    line: int
+    def __init__(self, stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("listener", "first", "end")
+    __slots__ = ("listener", "first", "end", "lost")
     LISTENER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     listener: int
     first: int
     end: int
-    def __init__(self, listener: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    lost: int
+    def __init__(self, listener: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("request", "response", "timeout")
