@@ -74,7 +74,7 @@ def test_a_name_belongs_to_one_node() -> None:
 def test_a_node_that_comes_back_tells_its_news() -> None:
     play = Play("a")
     assert play.do("node", node=node("a"))["result"] == "UNCHANGED"
-    assert play.do("node", node=node("a", host="10.1.1.1", http=8080))["result"] == "UPDATED"
+    assert play.do("node", node=node("a", host="10.1.1.1", http="http://a:8080"))["result"] == "UPDATED"
     assert play.metadata.nodes["a"].host == "10.1.1.1"
 
 
@@ -99,7 +99,7 @@ def test_who_learns_leaves_a_region_at_once() -> None:
     "change",
     [
         {"id": ""}, {"id": "a/b"}, {"id": None}, {"port": -1}, {"port": True}, {"port": 1 << 70}, {"host": ""},
-        {"host": "a\nb"}, {"http": "x"}, {"regions": []}, {"regions": {"EU": "master"}}, {"regions": {"eu": "king"}},
+        {"host": "a\nb"}, {"http": 7}, {"regions": []}, {"regions": {"EU": "master"}}, {"regions": {"eu": "king"}},
         {"regions": {"eu": ["master"]}}, {"version": 7},
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.cluster_play import Play, node
 
+from railgun.core.cluster.options import OPTIONS
 from railgun.core.cluster.reports import Report
 from railgun.core.cluster.steering import (
     MOST_VOTERS,
@@ -22,7 +23,7 @@ from railgun.core.cluster.steering import (
 )
 from railgun.core.raft.messages import Members
 
-ELECTION, PATIENCE = 1.0, 3.0
+ELECTION, PATIENCE = (float(OPTIONS[key].default or 0) for key in ("election", "patience"))
 
 
 class Led:

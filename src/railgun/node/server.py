@@ -6,7 +6,9 @@ Rules:
 2. The secret is made at the first start, in a file that only its owner can read. Beside it stands where the node
    listens, so that clients on the same machine find both; and a socket, which is quicker for them than TCP.
 3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start. So does its HTTP API.
-4. On SIGTERM or Ctrl-C it takes nothing more, answers what it has, writes what has to be written, and ends.
+4. In a cluster it also listens for other nodes, with the cluster's secret, and what clients have to know is made from
+   that: the same for all nodes.
+5. On SIGTERM or Ctrl-C it takes nothing more, answers what it has, writes what has to be written, and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from railgun.client.address import ADDRESS, DATA, SECRET, SOCKET
-from railgun.node.disk import Disk
+from railgun.node.cluster.config import ClusterConfig
+from railgun.node.cluster.member import Member
+from railgun.node.disk import Disk, NodeDisk
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
 from railgun.node.node import Node
@@ -33,7 +37,7 @@ from railgun.node.session import SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
-from railgun.wire.listening import OpenListenError, is_loopback, secret_in
+from railgun.wire.listening import OpenListenError, is_loopback, keep_secret, secret_in
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
@@ -51,12 +55,16 @@ class ServerConfig:
     key: Path | None = None
     http_port: int | None = None
     """Of the HTTP API; 0: any that is free, None: there is none."""
+    cluster: ClusterConfig | None = None
+    """None: it is alone."""
 
     def check(self) -> None:
         """Refuse to listen openly."""
-        if self.certificate is None and not is_loopback(self.host):
+        hosts = [self.host] + ([self.cluster.host] if self.cluster is not None else [])
+        open_host = next((host for host in hosts if not is_loopback(host)), None)
+        if self.certificate is None and open_host is not None:
             raise OpenListenError(
-                f"{self.host} can be reached from elsewhere, and what is sent there can be read: give the node a "
+                f"{open_host} can be reached from elsewhere, and what is sent there can be read: give the node a "
                 "certificate and its key, or let it listen on 127.0.0.1"
             )
 
@@ -79,6 +87,7 @@ class Server:
         self.http: Api | None = None
         self._server: asyncio.Server | None = None
         self._local: asyncio.AbstractServer | None = None
+        self.member: Member | None = None
         self._socket = config.data.absolute() / SOCKET
         self._stopping = False
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
@@ -89,14 +98,23 @@ class Server:
         config = self.config
         config.check()
         config.data.mkdir(parents=True, exist_ok=True)
-        self.node = Node(config.data, disk=self._disk, clock=self._clock)
+        disk = self._disk or NodeDisk(config.data)
+        in_cluster = config.cluster is not None
+        self.node = Node(config.data, disk=disk, clock=self._clock, in_cluster=in_cluster)
         told = self.node.open()
         try:
-            self.secret = config.secret or secret_of(config.data)
+            if config.cluster is not None:
+                self.secret = config.cluster.client_secret
+                keep_secret(config.data / SECRET, self.secret)
+            else:
+                self.secret = config.secret or secret_of(config.data)
             loop = asyncio.get_running_loop()
             tls = trusted = None
             if config.certificate is not None:
                 trusted = ssl.create_default_context(cafile=config.certificate)
+                trusted.check_hostname = (
+                    False  # nodes are known by the secret, and by what they trust
+                )
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(config.certificate, config.key)
             self.node.passage = Passage(self.secret, trusted)
@@ -108,20 +126,44 @@ class Server:
                 raise PortTakenError(
                     f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
                 ) from error
+            self.port = self._server.sockets[0].getsockname()[1]
             self._local = await self._listen_locally(loop)
             if config.http_port is not None:
                 self.http = Api(self, config.host, config.http_port, tls)
                 await self.http.start()
+            if config.cluster is not None:
+                told += await self._join(disk, config.cluster, tls, trusted)
         except BaseException:
+            if self.member is not None:
+                await self.member.stop()
             for listening in (self._server, self._local):
                 if listening is not None:
                     listening.close()
             await self.node.close()
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
         self._tell_where()
         self._watch = loop.create_task(self._watch_silence())
         return told
+
+    async def _join(
+        self,
+        disk: Disk,
+        cluster: ClusterConfig,
+        tls: ssl.SSLContext | None,
+        trusted: ssl.SSLContext | None,
+    ) -> list[str]:
+        """Be a member of a cluster."""
+        self.member = member = Member(
+            self.node, disk, cluster, self.moved, server_tls=tls, client_tls=trusted
+        )
+        self.node.cluster = self.node.routing = member
+        try:
+            where = (self.config.host, self.port)
+            return await member.start(where, self.http.url if self.http is not None else None)
+        except OSError as error:
+            raise PortTakenError(
+                f"cannot listen on {cluster.host}:{cluster.port}: {error.strerror or error}"
+            ) from error
 
     def _tell_where(self) -> None:
         """Let clients on this machine find it."""
@@ -198,6 +240,8 @@ class Server:
             for subscription in list(session.subscriptions.values()):
                 subscription.leave(graceful=True)
             session.subscriptions.clear()
+        if self.member is not None:
+            await self.member.stop()
         await self.node.close()
         await asyncio.sleep(0)  # what was answered goes out
         for connection in list(self.sessions):

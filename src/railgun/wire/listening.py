@@ -48,13 +48,7 @@ def is_loopback(host: str) -> bool:
 def secret_in(path: Path) -> bytes:
     """The secret in this file, made if there is none."""
     if not path.exists():
-        new = path.with_name(f"{path.name}.new")  # so that it is there wholly or not at all
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
+        keep_secret(path, secrets.token_bytes(32))
     told = path.read_text("ascii", errors="replace").strip()
     try:
         secret = bytes.fromhex(told)
@@ -66,3 +60,14 @@ def secret_in(path: Path) -> bytes:
             "a new one is made at the next start."
         )
     return secret
+
+
+def keep_secret(path: Path, secret: bytes) -> None:
+    """Let this file hold this secret; only its owner can read it."""
+    new = path.with_name(f"{path.name}.new")  # so that it is there wholly or not at all
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret.hex())
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)

@@ -34,8 +34,11 @@ class NodeInfo:
     host: str
     port: int
     """For clients."""
+    cluster_host: str
     cluster_port: int
-    http: int | None
+    """For other nodes."""
+    http: str
+    """Where its HTTP API is, if it has one."""
     regions: Mapping[str, str]
     """What it has copies of: it can be "master" there, or is a "replica" only."""
     version: str
@@ -50,13 +53,14 @@ class NodeInfo:
         {'global': 'master'}
         """
         fields = check_object(told_of, "node")
-        http = None if fields.get("http") is None else take_whole(fields, "http", 65535)
+        http = take_text(fields, "http", 500) if fields.get("http") else ""
         version = take_text(fields, "version", 100) if fields.get("version") else ""
         return NodeInfo(
             take_name(fields, "id"),
             take_name(fields, "name"),
             take_text(fields, "host", 253),
             take_whole(fields, "port", 65535),
+            take_text(fields, "cluster_host" if fields.get("cluster_host") else "host", 253),
             take_whole(fields, "cluster_port", 65535),
             http,
             _regions(fields.get("regions")),

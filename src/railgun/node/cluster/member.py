@@ -30,13 +30,15 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from railgun.core.cluster.catalogue import StreamInfo
 from railgun.core.cluster.metadata import Metadata
+from railgun.core.cluster.nodes import NodeInfo
 from railgun.core.cluster.steering import ChangeMembers, Propose, Steering, Transfer
 from railgun.core.errors import RailgunError
-from railgun.core.raft.messages import ChangeError, NotLeaderError, Settings
+from railgun.core.raft.messages import ChangeError, Members, NotLeaderError, Settings
 from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.consensus import Consensus, LostProposalError, NoLeaderError
 from railgun.node.cluster.discovery import Discovery, discovery_of
+from railgun.node.cluster.events import Events
 from railgun.node.cluster.joining import Joining
 from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
 from railgun.node.cluster.regions import Regions
@@ -106,6 +108,7 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
         )
+        self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
         self.discovery: Discovery | None = None
@@ -134,7 +137,7 @@ class Member:
         shown = config.advertise_client or client
         self.info = {
             "id": self.me,
-            "name": config.name or f"{shown[0]}:{shown[1]}",
+            "name": config.name or f"{shown[0]}-{shown[1]}",
             "host": shown[0],
             "port": shown[1],
             "cluster_host": address[0],
@@ -169,8 +172,6 @@ class Member:
             changed=self._led,
             failed=self._fail,
         )
-        from railgun.core.raft.messages import Members
-
         told = self.consensus.open(Members(tuple(who.voters)) if who.voters else None)
         if who.state == identity.MEMBER and not self.consensus.known:
             raise identity.LostIdentityError(
@@ -193,6 +194,7 @@ class Member:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self.regions.close()
+        self.events.close()
         if self.consensus is not None:
             await self.consensus.close()
         if self.discovery is not None:
@@ -320,9 +322,10 @@ class Member:
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
-        known = {one.id: _address(one) for one in self.metadata.nodes.values()}
+        nodes = list(self.metadata.nodes.values())
         if not self.metadata.cluster:
-            known = {str(one["id"]): _told_address(one) for one in self.who.nodes}
+            nodes = [NodeInfo.of(one, 0) for one in self.who.nodes]
+        known = {one.id: (one.cluster_host, one.cluster_port) for one in nodes}
         known |= {id: where for id, where in self._addresses.items() if id in known}
         known.pop(self.me, None)
         self.links.know(known)
@@ -468,10 +471,6 @@ class Member:
                         await consensus.change(members)
                 case Transfer(to):
                     consensus.transfer(to)
-        await self._tell_positions(now)
-
-    async def _tell_positions(self, now: float) -> None:
-        """See `_note_positions`; only a master knows, so it is done elsewhere."""
 
     async def _look_around(self) -> None:
         """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
@@ -500,7 +499,7 @@ class Member:
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""
         mine = self.metadata.nodes.get(self.me)
-        if mine is not None and not mine.tells(self.info):
+        if mine is not None and not mine.is_as(NodeInfo.of(self.info, mine.index)):
             await self.propose({"do": "node", "node": self.info}, timeout=2.0)
 
     async def _note_positions(self) -> None:
@@ -537,17 +536,23 @@ class Member:
             self.consensus.step(sender, decode_message(command))
         elif lane == "data":
             self.regions.received(sender, command, blob)
+        elif lane == "events":
+            self.events.received(sender, command, blob)
 
     def up(self, peer: str, lane: Lane) -> None:
         """There is a new connection."""
         if lane == "data":
             self.regions.up(peer)
+        elif lane == "events":
+            self.events.up(peer)
         self.notify()
 
     def down(self, peer: str, lane: Lane) -> None:
         """A connection is lost."""
         if lane == "data":
             self.regions.down(peer)
+        elif lane == "events":
+            self.events.down(peer)
         self.notify()
 
     async def called(self, sender: str, name: str, arguments: dict[str, Any]) -> Any:
@@ -569,9 +574,7 @@ class Member:
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
     def _led_streams(self) -> list[str]:
-        return [
-            copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads
-        ]
+        return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
 
     # ------------------------------------------------------------ what the node asks for
 
@@ -700,11 +703,3 @@ class _Applied:
         """Be what a snapshot says."""
         self._member.metadata = Metadata.load(json.loads(data)) if data else Metadata()
         self._member.dirty()
-
-
-def _address(node: Any) -> Address:
-    return (node.cluster_host or node.host, node.cluster_port)
-
-
-def _told_address(node: dict[str, Any]) -> Address:
-    return (str(node.get("cluster_host") or node["host"]), int(node["cluster_port"]))
