@@ -36,12 +36,17 @@ QUICK = Settings(election=0.15, heartbeat=0.02, lease=0.1)
 DEADLINE = 10.0
 
 
-async def until(true: Callable[[], Any], what: str = "") -> Any:
+async def until(true: Callable[[], Any]) -> Any:
     """Wait for this, not for ever."""
     async with asyncio.timeout(DEADLINE):
         while not (found := true()):
             await asyncio.sleep(0.002)
     return found
+
+
+async def idle(node: Consensus) -> None:
+    """Wait until nothing is being written."""
+    await until(lambda: not node._busy)
 
 
 class Lines:
@@ -82,6 +87,7 @@ class Nodes:
         self.up: dict[str, Consensus] = {}
         self.cut: set[tuple[str, str]] = set()
         """From whom to whom nothing comes."""
+        self.lost: Callable[[str, Message], bool] = lambda to, message: False
         self.failed: list[tuple[str, RailgunError]] = []
         self.changes = 0
         self.sent: list[tuple[str, str, Message]] = []
@@ -92,7 +98,7 @@ class Nodes:
                 self.up[to].step(sender, decode_message(encode_message(message)))
 
         self.sent.append((sender, to, message))
-        if (sender, to) not in self.cut:
+        if (sender, to) not in self.cut and not self.lost(to, message):
             asyncio.get_running_loop().call_soon(arrive)
 
     def start(self, name: str, first: Members | None = None, disk: Disk | None = None) -> Consensus:
@@ -132,7 +138,7 @@ class Nodes:
             leading = [node for node in self.up.values() if node.leads and node.id not in but]
             return max(leading, key=lambda node: node.term, default=None)
 
-        found: Consensus = await until(one, "a leader")
+        found: Consensus = await until(one)
         return found
 
     def other(self, *but: str) -> str:
@@ -154,7 +160,7 @@ class Nodes:
             told = [self.machines[name].lines for name in self.up]
             return all(one == told[0] for one in told)
 
-        await until(equal, "all the same")
+        await until(equal)
         return self.machines[next(iter(self.up))].said
 
 
@@ -365,6 +371,23 @@ def test_handing_over_waits_for_the_leases_that_were_told() -> None:
     run(main())
 
 
+def test_who_could_not_hand_over_has_leases_again() -> None:
+    async def main() -> None:
+        async with nodes("abc") as cluster:
+            await cluster.propose(b"x")
+            await cluster.agree()
+            leader = await cluster.leader()
+            to, term = cluster.other(leader.id), leader.term
+            cluster.isolate(to)
+            leader.transfer(to)
+            await until(lambda: leader.leads and leader.term > term and leader.lease_left())
+            await leader.propose(b"y")
+            cluster.cut.clear()
+            assert await cluster.agree() == [b"x", b"y"]
+
+    run(main())
+
+
 def test_a_barrier_sees_what_was_proposed_before() -> None:
     async def main() -> None:
         async with nodes("abcde") as cluster:
@@ -377,6 +400,47 @@ def test_a_barrier_sees_what_was_proposed_before() -> None:
                     leader = await cluster.leader()
                     cluster.kill(leader.id)
                     cluster.start(leader.id)
+
+    run(main())
+
+
+def test_a_barrier_waits_until_it_is_applied_here() -> None:
+    async def main() -> None:
+        async with nodes("abc") as cluster:
+            await cluster.propose(b"x")
+            leader = await cluster.leader()
+            follower = cluster.up[cluster.other(leader.id)]
+            await follower.barrier()
+            cluster.lost = lambda to, message: to == follower.id and isinstance(message, Append)
+            await leader.propose(b"y")
+            read = asyncio.ensure_future(follower.barrier(timeout=DEADLINE))
+            await until(lambda: follower._waiting)  # it knows what it waits for
+            assert cluster.machines[follower.id].said == [b"x"]
+            assert not read.done()
+            cluster.lost = lambda to, message: False
+            await read
+            assert cluster.machines[follower.id].said == [b"x", b"y"]
+
+    run(main())
+
+
+def test_all_there_is_may_be_in_a_snapshot() -> None:
+    async def main() -> None:
+        async with nodes("abc", snapshot_entries=5) as cluster:
+            late = cluster.other((await cluster.leader()).id)
+            cluster.kill(late)
+            for n in range(20):
+                await cluster.propose(b"%d" % n)
+                leader = await cluster.leader()
+                await idle(leader)
+                if n > 5 and leader._raft.log.base == leader.applied:
+                    break
+            else:
+                raise AssertionError("the log was never empty")
+            node = cluster.start(late)
+            await cluster.agree()
+            await node.barrier(timeout=DEADLINE)
+            assert node.applied >= node._raft.log.base > 0
 
     run(main())
 
