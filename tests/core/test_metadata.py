@@ -74,7 +74,10 @@ def test_a_name_belongs_to_one_node() -> None:
 def test_a_node_that_comes_back_tells_its_news() -> None:
     play = Play("a")
     assert play.do("node", node=node("a"))["result"] == "UNCHANGED"
-    assert play.do("node", node=node("a", host="10.1.1.1", http="http://a:8080"))["result"] == "UPDATED"
+    assert (
+        play.do("node", node=node("a", host="10.1.1.1", http="http://a:8080"))["result"]
+        == "UPDATED"
+    )
     assert play.metadata.nodes["a"].host == "10.1.1.1"
 
 

@@ -251,7 +251,7 @@ def test_what_a_predecessor_granted_is_waited_for() -> None:
     led.reports["b"] = {"trouble": "the disk is broken"}
     led.pass_time(ELECTION - 0.1)
     assert led.crowned() is None
-    led.pass_time(0.1)
+    led.pass_time(0.2)
     assert led.crowned() == "a"
 
 

@@ -242,14 +242,18 @@ class Member:
         while True:
             try:
                 told = await self._propose(given, deadline)
-                break
-            except (NotLeaderError, LostProposalError, NoLeaderError, PeerError) as error:
-                if isinstance(error, NotLeaderError) and error.leader:
-                    self._hint = error.leader
-                if self.loop.time() + AGAIN >= deadline:
-                    raise NoLeaderError(
-                        f"the cluster has no leader that can be reached: {error}. It may be done or not"
-                    ) from error
+                if told["result"].get("error", {}).get("code") != "NOT_FORMED":
+                    break
+                given["request"] = secrets.token_hex(12)  # its first entry is under way
+                error: RailgunError = NoLeaderError("the cluster is being formed")
+            except (NotLeaderError, LostProposalError, NoLeaderError, PeerError) as wrong:
+                error = wrong
+                if isinstance(wrong, NotLeaderError) and wrong.leader:
+                    self._hint = wrong.leader
+            if self.loop.time() + AGAIN >= deadline:
+                raise NoLeaderError(
+                    f"the cluster has no leader that can be reached: {error}. It may be done or not"
+                ) from error
             await asyncio.sleep(AGAIN)
         result: dict[str, Any] = told["result"]
         await self._seen(told["index"], deadline)
