@@ -13,12 +13,26 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
+from railgun.core.cluster.options import OPTIONS, check_options
 from railgun.core.errors import RailgunError
+from railgun.node.cluster.config import (
+    CLUSTER_PORT,
+    ROLES,
+    ClusterConfig,
+    address_of,
+    read_secret,
+)
+from railgun.node.cluster.discovery import discovery_of
 from railgun.node.persistent import Persistent
 from railgun.node.server import HTTP_PORT, Server, ServerConfig
 
 SECTIONS: Final = ("cluster", "node")
-KEYS: Final = ("data", "host", "port", "http_port", "certificate", "key")
+KEYS: Final = (
+    *("name", "data", "host", "port", "http_port", "certificate", "key", "cluster_port"),
+    *("advertise", "advertise_client", "regions"),
+)
+OF_MEMBER: Final = ("name", "cluster_port", "advertise", "advertise_client", "regions")
+CLUSTER_KEYS: Final = ("secret_file", "discovery", "bootstrap_expect", *OPTIONS)
 NO_HTTP: Final = "none"
 _CODES: Final = {"NO_TLS": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE}
 
@@ -112,23 +126,75 @@ def read_config(file: Path) -> dict[str, Any]:
             raise _unknown(file, name, f"there are the sections {' and '.join(SECTIONS)}")
         if not isinstance(section, dict):
             raise CommandError(USAGE, "config", f"{file}: {name} is a section: write [{name}]")
-    for name in told.get("cluster", {}):
-        raise _unknown(file, f"cluster.{name}", "cluster is reserved, and has no keys yet")
     node: dict[str, Any] = told.get("node", {})
     for name, value in node.items():
         if name not in KEYS:
             raise _unknown(file, f"node.{name}", f"node has {', '.join(KEYS)}")
-        if name == "http_port" and value == NO_HTTP:
-            continue
-        if name in ("port", "http_port"):
-            fits, expected = type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
-        else:
-            fits, expected = isinstance(value, str), "text"
+        fits, expected = _fits(name, value)
         if not fits:
             raise CommandError(USAGE, "config", f"{file}: node.{name} is {expected}, not {value!r}")
         if name in ("data", "certificate", "key"):
             node[name] = file.parent / value
+    of_member: dict[str, Any] = {name: node.pop(name) for name in OF_MEMBER if name in node}
+    if "cluster" in told:
+        node["cluster"] = _cluster(file, told["cluster"], node, of_member)
+    elif of_member:
+        raise _unknown(file, f"node.{next(iter(of_member))}", "there is no section [cluster]")
     return node
+
+
+def _fits(name: str, value: Any) -> tuple[bool, str]:
+    """Whether a key of the node has such a value, and what it is to have."""
+    if name == "http_port" and value == NO_HTTP:
+        return True, ""
+    if name in ("port", "http_port", "cluster_port"):
+        return type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
+    if name == "regions":
+        roles = isinstance(value, dict) and all(role in ROLES for role in value.values())
+        return roles and bool(value), "a table of regions, each 'master' or 'replica'"
+    if name in ("advertise", "advertise_client"):
+        return isinstance(value, str) and address_of(value) is not None, "HOST:PORT"
+    return isinstance(value, str), "text"
+
+
+def _cluster(
+    file: Path, section: dict[str, Any], node: dict[str, Any], of_member: dict[str, Any]
+) -> ClusterConfig:
+    """What the file says of the cluster, and of the node as a member of it."""
+    for name in section:
+        if name not in CLUSTER_KEYS:
+            raise _unknown(file, f"cluster.{name}", f"cluster has {', '.join(CLUSTER_KEYS)}")
+
+    def wrong(name: str, expected: str) -> CommandError:
+        told = f"{file}: cluster.{name} is {expected}, not {section.get(name)!r}"
+        return CommandError(USAGE, "config", told)
+
+    if not isinstance(section.get("secret_file"), str):
+        raise wrong("secret_file", "the file with the cluster's secret")
+    if not isinstance(section.get("discovery", ""), str):
+        raise wrong("discovery", "text, as static://127.0.0.1:7173")
+    expect = section.get("bootstrap_expect", 0)
+    if type(expect) is not int or not 0 <= expect <= 7:
+        raise wrong("bootstrap_expect", "0 (join) to 7 nodes")
+    try:
+        settings = check_options({key: section[key] for key in section if key in OPTIONS})
+        if section.get("discovery"):
+            discovery_of(section["discovery"])
+        secret = read_secret(file.parent / section["secret_file"])
+    except RailgunError as error:
+        raise CommandError(USAGE, "config", f"{file}: {error}") from error
+    return ClusterConfig(
+        secret,
+        of_member.get("name", ""),
+        node.get("host", "127.0.0.1"),
+        of_member.get("cluster_port", CLUSTER_PORT),
+        address_of(of_member.get("advertise", "")),
+        address_of(of_member.get("advertise_client", "")),
+        of_member.get("regions", {"global": "master"}),
+        section.get("discovery", ""),
+        expect,
+        settings,
+    )
 
 
 def _unknown(file: Path, key: str, known: str) -> CommandError:

@@ -69,3 +69,16 @@ def read_secret(path: Path) -> bytes:
     if len(secret) < 16:
         raise BadClusterError(f"the secret in {path} is too short: 64 hexadecimal digits")
     return secret
+
+
+def address_of(text: str) -> Address | None:
+    """A host and a port; None if it is no such thing.
+
+    >>> address_of("127.0.0.1:7173"), address_of("[::1]:7173"), address_of("here")
+    (('127.0.0.1', 7173), ('::1', 7173), None)
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        return None
+    return host, int(port)

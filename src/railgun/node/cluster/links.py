@@ -35,6 +35,7 @@ from railgun.core.errors import RailgunError
 from railgun.wire.commands import VERSION, Blob, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listening import is_loopback
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.proto import streams_pb2 as p
@@ -122,6 +123,7 @@ class Links:
         self._server_tls, self._client_tls = server_tls, client_tls
         self._server: asyncio.Server | None = None
         self._gate = Gate()
+        self._from: Address | None = None  # the address that others see, where that matters
         self._peers: dict[str, _Peer] = {}
         self._callers: set[Connection] = set()
         self._answers: dict[int, tuple[str, asyncio.Future[Any]]] = {}
@@ -142,6 +144,7 @@ class Links:
             backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
+        self._from = (host, 0) if is_loopback(host) and host != "localhost" else None
         self._pulse = self._loop.create_task(self._beat())
 
     async def close(self) -> None:
@@ -255,6 +258,7 @@ class Links:
                     ),
                     *where,
                     ssl=self._client_tls,
+                    local_addr=self._from,
                 )
                 return await lost
         except TimeoutError:
@@ -332,6 +336,7 @@ class Links:
                     lambda: Connection(self._secret, made, heard, gone, self._who(id, lane)),
                     *peer.address,
                     ssl=self._client_tls,
+                    local_addr=self._from,
                 )
                 await opened
         except BaseException as error:
