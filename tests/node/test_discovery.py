@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dns.asyncresolver
 import pytest
 import uvloop
 from tests.node.registries import (
@@ -287,7 +288,8 @@ def test_a_name_server_without_an_answer_is_an_error(text: str, behave: str) -> 
             server.behave = behave
             assert text in await failed(nodes.find())
             server.behave = "well"
-            await until(nodes.find)
+            async with opened(at(server, text)) as nodes:
+                assert len(await nodes.find()) >= 3
 
     run(main())
 
@@ -298,6 +300,31 @@ def test_no_name_server_at_all_is_an_error() -> None:
         async with opened(text) as nodes:
             assert "nodes.test" in await failed(nodes.find())
 
+    run(main())
+
+
+def test_name_servers_and_search_domains_are_those_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "resolv.conf"
+    port = 0
+
+    class OfThisFile(dns.asyncresolver.Resolver):  # which cannot name a port
+        def __init__(self, configure: bool) -> None:
+            super().__init__(str(file), configure)
+            self.port = port
+
+    async def main() -> None:
+        nonlocal port
+        async with name_server(ZONE) as server, opened("dns://a:7173") as nodes:
+            port = server.port
+            assert "this machine has no name servers" in await failed(nodes.find())
+            file.write_text("nameserver 127.0.0.1\nsearch elsewhere test\n")
+            assert await nodes.find() == [ONE]
+            file.write_text("nameserver 127.0.0.1\nsearch elsewhere\n")
+            assert await nodes.find() == []
+
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", OfThisFile)
     run(main())
 
 
@@ -376,7 +403,7 @@ GARBAGE = {
         '{"Service": {"Address": 7, "Port": 1}, "Node": {}}, {"Service": {"Address": "a", "Port": 1e99}}]'
     ),
     "a deep answer": http("[" * 200_000),
-    "a long answer": http("7" * (LONGEST + 1)),
+    "a long answer": http(" " * LONGEST + '{"header": {}}'),
     "an error": http("out of order", "500 Oops"),
     "not here": http("<h1>not here</h1>", "404 Not Found"),
     "elsewhere": http("", "302 Found", "Location: http://127.0.0.1:9/"),
@@ -398,6 +425,20 @@ def test_a_node_is_not_announced_to_nonsense(data: bytes) -> None:
     async def main() -> None:
         async with saying(data) as port, opened(REMOTE[0].format(port)) as made:
             await failed(made.announce(ONE, "a"))
+
+    run(main())
+
+
+@remote
+def test_nobody_is_led_elsewhere(text: str) -> None:
+    async def main() -> None:
+        answer = http('{"header": {}}' if text == REMOTE[0] else "[]")
+        async with saying(answer) as good:
+            lead = http("", "307 Elsewhere", f"Location: http://127.0.0.1:{good}/v3/kv/range")
+            async with saying(lead) as port, opened(text.format(port)) as made:
+                assert "307" in await failed(made.find())
+            async with opened(text.format(good)) as made:
+                assert await made.find() == []
 
     run(main())
 
@@ -453,13 +494,16 @@ def test_etcd_nobody_yet_then_announced_then_withdrawn(server: EtcdServer) -> No
 
 def test_etcd_forgets_the_dead_and_keeps_the_living(server: EtcdServer) -> None:
     async def main() -> None:
-        text = keys(server, "death", "ttl=2")
+        text = keys(server, "death", "ttl=3")
         async with opened(text) as one, opened(text) as two:
             await one.announce(ONE, "a")
             await two.announce(TWO, "b")
             die(two)
+            before = await server.call("kv/range", {"key": in_base64("/death/a")})
             assert await found(one, ONE, TWO)
-            await until(lambda: found(one, ONE))  # the older one is still there
+            await until(lambda: found(one, ONE))  # the older one is still there,
+            after = await server.call("kv/range", {"key": in_base64("/death/a")})
+            assert after["kvs"] == before["kvs"]  # and was all the time
 
     run(main())
 
@@ -551,7 +595,13 @@ def test_etcd_with_a_key_that_is_not_ours(server: EtcdServer) -> None:
     run(main())
 
 
-def test_etcd_with_passwords(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signed", [False, True])
+def test_etcd_with_passwords(tmp_path: Path, signed: bool) -> None:
+    options = ["--bcrypt-cost", "4"]
+    if signed:
+        key = _certificate(tmp_path)[0]
+        options += ["--auth-token", f"jwt,priv-key={key},sign-method=RS256,ttl=10m"]
+
     async def main(server: EtcdServer) -> None:
         for user, role in (("root", "root"), ("ann", "nodes")):
             await server.call("auth/role/add", {"name": role})
@@ -575,17 +625,22 @@ def test_etcd_with_passwords(tmp_path: Path) -> None:
                 assert "wrong" not in told
             await right.announce(ONE, "a")
             assert await right.find() == [ONE]
-            server.stop()
-            server.start()  # it has forgotten all tokens
-            await until_found(right, ONE)
+            root = await server.call("auth/authenticate", {"name": "root", "password": "s&t"})
+            if signed:  # whoever changes rights makes them old
+                await server.call("auth/role/add", {"name": "more"}, root["token"])
+            else:  # this forgets them
+                await server.call("auth/disable", {}, root["token"])
+                await server.call("auth/enable", {})
+            assert await right.find() == [ONE]
         async with opened(keys(server, "nodes", f"{ann}s%26t")) as right:
             assert await right.find() == []
 
-    with etcd(tmp_path, "--bcrypt-cost", "4") as server:
+    with etcd(tmp_path, *options) as server:
         run(main(server))
 
 
-def test_etcd_with_tls(tmp_path: Path) -> None:
+def _certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A key, and its certificate."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         [
@@ -596,6 +651,11 @@ def test_etcd_with_tls(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
+    return key, certificate
+
+
+def test_etcd_with_tls(tmp_path: Path) -> None:
+    key, certificate = _certificate(tmp_path)
 
     async def main(server: EtcdServer) -> None:
         async with opened(keys(server, "nodes", f"tls=true&ca={certificate}")) as one:

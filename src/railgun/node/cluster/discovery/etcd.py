@@ -30,6 +30,7 @@ from railgun.node.cluster.links import Address
 
 TTL: Final = 15.0
 MOST: Final = 10_000  # keys that are read
+_OLD_TOKEN: Final = "revision of auth store is old"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -177,4 +178,5 @@ def _encode(data: bytes) -> str:
 
 
 def _is_unknown_token(answer: Answer) -> bool:
-    return answer.status == 401 or answer.data.get("code") == 16
+    """Whether it is not known any more, or was made before rights were changed."""
+    return answer.status == 401 or (answer.status == 400 and _OLD_TOKEN in answer.text)
