@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -107,8 +108,11 @@ BAD = {
     "dns://nodes.example": "has no port",
     "dns://a.example:1,b.example:1": "one name",
     "dns://10.0.0.1:7173": "use static://",
-    "dns://a..b:7173": "cannot be a name",
-    f"dns://{'a' * 64}.b:7173": "cannot be a name",
+    "dns://a..b:7173": "cannot be a host",
+    f"dns://{'a' * 64}.b:7173": "cannot be a host",
+    "static://a..b:7173": "cannot be a host",
+    "static://[::1::2]:7173": "cannot be a host",
+    f"dns://{'a.' * 126}a.b:7173": "cannot be a host",
     "dns://nodes.example:7173?server=ns.example": "server is an address",
     "dns://nodes.example:7173?sever=127.0.0.1": "there are server, timeout",
     "dns+srv://_railgun._tcp.example:7173": "ports of their own",
@@ -382,6 +386,7 @@ def test_a_server_that_is_silent_is_an_error(text: str) -> None:
     run(main())
 
 
+NAMELESS = in_base64(json.dumps({"host": "a" * 64, "port": 1}))
 PORTLESS = in_base64('{"host": "a", "port": 0}')
 DEEP = in_base64("[" * 100_000)
 GARBAGE = {
@@ -396,11 +401,12 @@ GARBAGE = {
     "keys that are none": http('{"header": {}, "kvs": 7}'),
     "keys without addresses": http(
         '{"header": {}, "kvs": [{}, {"value": 7}, {"value": "?"}, '
-        f'{{"value": "{PORTLESS}"}}, {{"value": "{DEEP}"}}]}}'
+        f'{{"value": "{NAMELESS}"}}, {{"value": "{PORTLESS}"}}, {{"value": "{DEEP}"}}]}}'
     ),
     "services without addresses": http(
         '[{"Service": {"Address": "a", "Port": true}}, {"Service": {"Address": "", "Port": 1}}, '
-        '{"Service": {"Address": 7, "Port": 1}, "Node": {}}, {"Service": {"Address": "a", "Port": 1e99}}]'
+        '{"Service": {"Address": 7, "Port": 1}, "Node": {}}, {"Service": {"Address": "a..b", "Port": 1}}, '
+        '{"Service": {"Address": "a", "Port": 1e99}}]'
     ),
     "a deep answer": http("[" * 200_000),
     "a long answer": http(" " * LONGEST + '{"header": {}}'),

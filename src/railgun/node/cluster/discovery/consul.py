@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from railgun.node.cluster.discovery.asking import Answer, Servers
 from railgun.node.cluster.discovery.keeping import Kept
-from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place
+from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place, is_address
 from railgun.node.cluster.links import Address
 
 TTL: Final = 15.0
@@ -121,10 +121,10 @@ class Consul(Kept):
 
     def _read(self, entry: Any) -> Address | None:
         match entry:
-            case {"Service": {"Address": str(host), "Port": int(port)}} if host and _is_port(port):
+            case {"Service": {"Address": host, "Port": port}} if is_address(host, port):
                 return host, port
-            case {"Service": {"Port": int(port)}, "Node": {"Address": str(host)}} if (
-                host and _is_port(port)  # it is where its agent is
+            case {"Service": {"Address": "", "Port": port}, "Node": {"Address": host}} if (
+                is_address(host, port)  # it is where its agent is
             ):
                 return host, port
         _LOG.warning("%s: an entry has no address and port: %.200r", self._place, entry)
@@ -139,7 +139,3 @@ class Consul(Kept):
 
 def _check(instance: str) -> str:
     return f"service:{instance}"
-
-
-def _is_port(number: int) -> bool:
-    return not isinstance(number, bool) and 0 < number < 65536
