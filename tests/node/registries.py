@@ -10,7 +10,7 @@ import platform
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +23,11 @@ import dns.name
 import dns.rcode
 import dns.rdatatype
 import dns.rrset
+import pytest
 from aiohttp import web
 from bench._peers import ENVIRONMENTS, end_with_parent
 
+from railgun.node.cluster.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.testing.debian import find_program
 from railgun.wire.http import HttpPort
 
@@ -371,3 +373,29 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE):
         while not await holds():
             await asyncio.sleep(0.02)
+
+
+# ---------------------------------------------------------------- what is found
+
+ONE, TWO, THREE = ("127.0.0.1", 7173), ("127.0.0.2", 7173), ("::1", 7174)
+
+
+@contextlib.asynccontextmanager
+async def opened(text: str) -> AsyncIterator[Discovery]:
+    made = discovery_of(text)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def failed(call: Awaitable[object]) -> str:
+    """It is an error with its code; what it says."""
+    with pytest.raises(DiscoveryError) as caught:
+        await call
+    assert caught.value.code == "DISCOVERY"
+    return str(caught.value)
+
+
+async def found(discovery: Discovery, *addresses: Address) -> bool:
+    return set(await discovery.find()) == set(addresses)
