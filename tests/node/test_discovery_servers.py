@@ -445,13 +445,16 @@ def test_consul_wants_a_token() -> None:
             listening(fake.app()) as port,
             opened(agent(port.url, "token=hidden")) as right,
             opened(agent(port.url, "token=guessed")) as wrong,
+            opened(agent(port.url, "token=weak")) as weak,
             opened(agent(port.url, "")) as without,
         ):
+            assert await right.find() == []  # nobody yet
             await right.announce(ONE, "a")
             assert await right.find() == [ONE]
             assert "ACL not found" in await failed(wrong.find())
-            assert "may not see" in await failed(without.find())  # and not: nobody
-            for refused in (wrong, without):
+            for blind in (weak, without):
+                assert "nobody may be seen" in await failed(blind.find())  # and not: nobody
+            for refused in (wrong, weak, without):
                 told = await failed(refused.announce(TWO, "b"))
                 assert "service:write" in told
                 assert "guessed" not in told
