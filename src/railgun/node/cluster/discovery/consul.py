@@ -7,8 +7,8 @@ Rules:
    and passes three times as often. Who dies is no longer found then, and taken out a minute later.
 3. If the agent does not know the check any more, the instance is registered anew.
 4. Found are those that pass. That Consul leaves entries out which one may not see is an error, and not nobody: a
-   cluster must not be made twice for want of a permission. It says so to who has a token. To who has none it does not, so
-   nobody is an error then, if nothing is allowed that is not said to be.
+   cluster must not be made twice for want of a permission. It says so to who has a token. To who has none it does not,
+   so nobody is an error then, if nothing is allowed that is not said to be.
 5. An entry that cannot be read is passed over, and told in the log; if none can be, that is an error.
 """
 
