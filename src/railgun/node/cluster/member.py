@@ -274,13 +274,17 @@ class Member:
         if leader and leader != self.me:
             with contextlib.suppress(KeyError):
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
-        for other in self.links.known:  # one of them may know
+        await self._ask_around(min(left, 1.0))
+        raise NoLeaderError("nobody leads, as far as this node knows")
+
+    async def _ask_around(self, timeout: float) -> None:
+        """One of the others may know who leads."""
+        for other in self.links.known:
             if self.links.is_up(other):
-                told = await self.links.call(other, "leader", {}, min(left, 1.0))
-                if told:
+                told = await self.links.call(other, "leader", {}, timeout)
+                if told and told != self.me:
                     self._hint = str(told)
-                    break
-        raise NoLeaderError("nobody leads")
+                    return
 
     async def _seen(self, index: int, deadline: float) -> None:
         """Wait until this node has applied as much, and has done what follows; not for ever."""
@@ -401,8 +405,9 @@ class Member:
         elif leader:
             told = await self.links.call(leader, "renew", {"report": report}, timeout)
         else:
+            await self._ask_around(timeout)
             return
-        if told.get("leader"):
+        if "leader" in told:
             self._hint = told["leader"]
         for name, epoch in told.get("epochs", {}).items():
             self.regions.get(name).granted(epoch, asked + told["lease"])
