@@ -327,6 +327,10 @@ class Member:
         for info in list(metadata.streams.values()):
             await self._have(info)
         await self.regions.look(metadata)
+        nodes = [node.dump() for node in metadata.nodes.values()]
+        if nodes != self.who.nodes:  # where to look for them after a restart
+            self.who.nodes = nodes
+            await self.loop.run_in_executor(None, identity.save, self.disk, self.who)
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
@@ -495,8 +499,7 @@ class Member:
                 if alone >= LOST_SIGHT and self.discovery is not None:
                     self._addresses = await self.joining.whereabouts()
                     self.dirty()
-                    alone = 0.0
-                if consensus.leader:
+                if consensus.leader or alone >= LOST_SIGHT:
                     await self._tell_news()
                 beat += 0.5
                 if beat >= POSITIONS:
@@ -508,7 +511,9 @@ class Member:
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""
         mine = self.metadata.nodes.get(self.me)
-        if mine is not None and not mine.is_as(NodeInfo.of(self.info, mine.index)):
+        if mine is None and self.metadata.cluster:
+            return  # it was removed
+        if mine is None or not mine.is_as(NodeInfo.of(self.info, mine.index)):
             await self.propose({"do": "node", "node": self.info}, timeout=2.0)
 
     async def _note_positions(self) -> None:
