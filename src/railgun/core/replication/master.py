@@ -155,16 +155,14 @@ class Master:
         self._asked, self._asked_groups = best, groups
         commands = list[Command]()
         if self.needs_log:
-            common = agree(mine, told[best])
+            common = agree(told[best], mine)
             if common < told[best].first:
                 self.copy.anew(told[best].first)
                 commands.append(Anew(told[best].first))
             elif common < self.copy.end:
                 self.copy.cut(common)
                 commands.append(Cut(common))
-            if (
-                told[best].first > self.copy.first
-            ):  # nobody can tell any more whether that was the same
+            if told[best].first > self.copy.first:
                 self.copy.trim(told[best].first)
                 commands.append(Trim(self.copy.first))
             commands += self._fetch_more()
