@@ -300,9 +300,9 @@ def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> No
 def test_acks_of_all_wait_for_all(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
-            client = await cluster.client()
-            await client.ensure("orders")
+            await (await cluster.client()).ensure("orders")
             master = await cluster.ready("orders")
+            client = await cluster.client(master)
             assert await client.publish("orders", b"m0", acks="all") == 0
             for name in cluster.servers:
                 assert cluster.copy(name, "orders").copy.durable == 1
