@@ -1,7 +1,7 @@
 """What must be true of deliveries: to readers without a group, to groups, to exclusive ones, and of questions.
 
 In an exclusive group every delivery has an epoch, and epochs are the order in which things were handed out, whenever
-they arrived: sorted by it, nothing is skipped, nothing goes back that was not seen before, and one epoch has one member.
+they arrived: sorted by it, nothing is skipped, nothing goes back that was not seen before, and an epoch has one member.
 Times tell less, because what was handed out may be under way for a while (a node between was stopped): `transit` is how
 long.
 """
