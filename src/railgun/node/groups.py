@@ -95,6 +95,7 @@ class GroupDriver:
         self._awaited: list[Told] = []  # who waits for the log
         self._saving = 0  # changes that are on their way to it
         self._unsaved: RailgunError | None = None  # why some did not get there
+        self._unsent: list[dict[str, list[Deliver]]] = []  # exclusive: waits for the log, in order
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
@@ -236,16 +237,28 @@ class GroupDriver:
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
 
     def _hand_out(self, out: dict[str, list[Deliver]]) -> None:
-        """Send these when the log has their epoch; if it takes nothing now, later."""
+        """Send these when the log has their epoch; if it takes nothing now, later, and what comes behind them too."""
 
         def send(error: RailgunError | None) -> None:
-            still = self._still(out)
-            if error is None:
-                self._send(still)
-            elif still and not self.ended:
-                self.stream.loop.call_later(RETRY, self._hand_out, still)
+            if error is None and not self._unsent:
+                self._send(self._still(out))
+            elif not self.ended:
+                if not self._unsent:
+                    self.stream.loop.call_later(RETRY, self._hand_out_again)
+                self._unsent.append(out)
 
         self._save(send)
+
+    def _hand_out_again(self) -> None:
+        """What could not be handed out, in its order."""
+        unsent, self._unsent = self._unsent, []
+        out: dict[str, list[Deliver]] = {}
+        for some in unsent:
+            for member, delivers in some.items():
+                out.setdefault(member, []).extend(delivers)
+        still = self._still(out)
+        if still and not self.ended:
+            self._hand_out(still)
 
     def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
         """What of these was not taken back while the log was written."""
