@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A node listens on a loopback address of its own, 127.0.0.11 for the first, and calls others from there. Everybody else
-   is told another address, 127.0.1.11, where proxies stand before its ports: for other nodes and for clients.
+1. A node listens on a loopback address of its own, 127.0.0.11 for the first, and calls others from there. Everybody
+   else is told another address, 127.0.1.11, where proxies stand before its ports: for other nodes and for clients.
 2. Everything of a run is in one directory: for each node its configuration, its data, what is wrong with it
    (`n1.orders`), and what it wrote to stdout and stderr (`n1.log`).
 3. A node that ends without being asked to is not started again by anybody: `died` has it.
