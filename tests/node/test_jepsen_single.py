@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ LOAD = Load(publishers=1, pause=0.01, members=2, requesters=1, responders=1)
 
 
 def test_a_node_lives_through_kills_a_bad_disk_and_a_wrong_clock(tmp_path: Path) -> None:
-    done = Run(tmp_path / "run", seed=4, nodes=1, seconds=6.0, load=LOAD, drain=30.0)
+    done = Run(tmp_path / "run", seed=18, nodes=1, seconds=7.0, load=LOAD, drain=30.0)
     outcome = perform(done)
     assert outcome.sound, [*outcome.failures, *outcome.findings.found, outcome.logs]
     assert sum(outcome.done.values()) >= 2
@@ -53,6 +55,39 @@ def test_a_node_whose_log_is_cut_is_found_out_and_all_is_kept(
     told: list[str] = []
     outcome.tell(told.append)
     assert any("lost" in line or "two_values" in line for line in told)
+
+
+def test_three_nodes_that_know_nothing_of_each_other_are_no_cluster(tmp_path: Path) -> None:
+    """Everything that is done to a cluster is done, and what clients see of it cannot pass."""
+    done = Run(
+        *(tmp_path / "run", 1, 3, 4.0),
+        kinds=["isolate", "halves", "one_way", "bridge", "slow_links", "clients_cut", "kill"],
+        load=replace(LOAD, publishers=3),
+        settle=10.0,
+        drain=2.0,
+        clustered=False,
+    )
+    outcome = perform(done)
+    assert not outcome.failures, [*outcome.failures, outcome.logs]
+    assert outcome.done
+    assert {"diverged", "two_values"} <= set(outcome.findings.counts)
+    finals = [one for one in read(done.directory / HISTORY) if isinstance(one, LastRead)]
+    assert sorted({one.node for one in finals}) == ["n1", "n2", "n3"]
+
+
+def test_the_configuration_of_a_cluster_says_where_the_others_are(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3)
+    told = [tomllib.loads(nodes[name].config.read_text()) for name in nodes.names]
+    assert [one["node"]["name"] for one in told] == ["n1", "n2", "n3"]
+    assert [one["node"]["data"] for one in told] == ["n1", "n2", "n3"]
+    assert len({one["node"]["host"] for one in told}) == 3
+    ways = [one["node"]["advertise"] for one in told]
+    assert ways == [f"127.0.1.{11 + n}:{nodes[f'n{n + 1}'].cluster_port}" for n in range(3)]
+    for one in told:
+        assert one["cluster"]["discovery"] == f"static://{','.join(ways)}"
+        assert one["cluster"]["bootstrap_expect"] == 3
+        assert len((tmp_path / one["cluster"]["secret_file"]).read_text()) == 64
+    assert "cluster" not in tomllib.loads(Nodes(tmp_path / "one", 1)["n1"].config.read_text())
 
 
 def test_blows_are_done_to_a_real_node(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Rules:
 2. Everything of a run is in one directory: for each node its configuration, its data, what is wrong with it
    (`n1.orders`), and what it wrote to stdout and stderr (`n1.log`).
 3. A node that ends without being asked to is not started again by anybody: `died` has it.
-4. One node alone has no `[cluster]`.
+4. One node alone has no `[cluster]`; nor have many that are to know nothing of each other, to see that this is noticed.
 """
 
 from __future__ import annotations
@@ -145,14 +145,17 @@ class NodeProcess:
 class Nodes:
     """All of them, and the links between them."""
 
-    def __init__(self, directory: Path, count: int, seed: int = 0) -> None:
+    def __init__(
+        self, directory: Path, count: int, seed: int = 0, clustered: bool | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.links = Links(Random(seed))
         made = [NodeProcess(directory, f"n{n + 1}", n) for n in range(count)]
         self.by_name = {one.name: one for one in made}
         self._proxies: list[Proxy] = []
-        if count > 1:
+        self._clustered = count > 1 if clustered is None else clustered
+        if self._clustered:
             (directory / "cluster-secret").write_text(secrets.token_hex(32), "ascii")
         for one in made:
             one.config.write_text(self._config(one), "utf-8")
@@ -169,7 +172,7 @@ class Nodes:
     def _config(self, one: NodeProcess) -> str:
         lines = ["[node]", f'data = "{one.name}"', f'host = "{one.host}"', f"port = {one.port}"]
         lines.append('http_port = "none"')
-        if len(self.by_name) > 1:
+        if self._clustered:
             others = ",".join(f"{n.outside}:{n.cluster_port}" for n in self.by_name.values())
             lines += [
                 f'name = "{one.name}"',

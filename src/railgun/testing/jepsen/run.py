@@ -56,6 +56,8 @@ class Run:
     load: Load = field(default_factory=Load)
     settle: float = SETTLE
     drain: float = DRAIN
+    clustered: bool | None = None
+    """Whether nodes know of each other; if there are several, unless told otherwise."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ def perform(run: Run, say: Callable[[str], object] = lambda text: None) -> Outco
 async def performed(run: Run, say: Callable[[str], object] = lambda text: None) -> Outcome:
     """The same, within an event loop."""
     outcome = Outcome(run)
-    nodes = Nodes(run.directory, run.nodes, run.seed)
+    nodes = Nodes(run.directory, run.nodes, run.seed, run.clustered)
     history = History(run.directory / HISTORY)
     try:
         await _whole(run, nodes, history, outcome, say)

@@ -116,6 +116,7 @@ class ShimDisk:
     """A `Disk` over another one (rules 1 to 4).
 
     >>> import tempfile
+    >>> from railgun.node.disk import NodeDisk
     >>> root = tempfile.mkdtemp()
     >>> file = ShimDisk(NodeDisk(root)).create("a")
     >>> file.write([b"kept"])

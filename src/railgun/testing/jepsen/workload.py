@@ -89,11 +89,12 @@ class Workload:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def prepare(self) -> None:
-        """Make the streams."""
-        async with await self.nodes[self.nodes.names[0]].connect(20.0, direct=True) as client:
-            for stream in STREAMS:
-                await client.ensure(stream, id_box=ID_BOX)
-            await client.ensure(ASK, kind="ephemeral")
+        """Make the streams; every node is asked, and may find that they are there."""
+        for name in self.nodes.names:
+            async with await self.nodes[name].connect(20.0, direct=True) as client:
+                for stream in STREAMS:
+                    await client.ensure(stream, id_box=ID_BOX)
+                await client.ensure(ASK, kind="ephemeral")
 
     def start(self) -> None:
         """Let all of them work."""
