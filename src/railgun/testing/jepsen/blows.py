@@ -183,8 +183,6 @@ class ProbingAdmin:
 
     async def settled(self, nodes: Sequence[str]) -> bool:
         """Whether each of them takes a write, and has all that was there before, of every stream."""
-        if self._nodes.died:
-            return False
         try:
             async with asyncio.timeout(10.0):
                 for name in nodes:

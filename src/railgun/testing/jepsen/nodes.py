@@ -6,7 +6,8 @@ Rules:
    else is told another address, 127.0.1.11, where proxies stand before its ports: for other nodes and for clients.
 2. Everything of a run is in one directory: for each node its configuration, its data, what is wrong with it
    (`n1.orders`), and what it wrote to stdout and stderr (`n1.log`).
-3. A node that ends without being asked to is not started again by anybody: `died` has it.
+3. A node that ends without being asked to is remembered (`died`), and so are errors that nobody has thought of, in its
+   log (`tracebacks`).
 4. One node alone has no `[cluster]`; nor have many that are to know nothing of each other, to see that this is noticed.
 """
 
@@ -53,6 +54,8 @@ class NodeProcess:
         self.log = directory / f"{name}.log"
         self.orders = Orders()
         self.starts = 0
+        self.deaths = 0
+        """How often it was found dead."""
         self._process: asyncio.subprocess.Process | None = None
         self._asked = False  # to end
 
@@ -75,6 +78,7 @@ class NodeProcess:
         """Start it, and wait until it listens; what recovery has found."""
         if self.up:
             return []
+        self.deaths += self.died
         self.starts += 1
         self._asked = False
         with self.log.open("ab") as log:
@@ -204,8 +208,18 @@ class Nodes:
 
     @property
     def died(self) -> list[str]:
-        """Those that ended by themselves."""
-        return [name for name, one in self.by_name.items() if one.died]
+        """Those that ended by themselves, now or before."""
+        return [name for name, one in self.by_name.items() if one.died or one.deaths]
+
+    @property
+    def tracebacks(self) -> dict[str, int]:
+        """How often each wrote of an error nobody has thought of."""
+        counts = {
+            name: one.log.read_bytes().count(b"Traceback (most recent call last)")
+            for name, one in self.by_name.items()
+            if one.log.exists()
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def log_ends(self, size: int = 2_000) -> str:
         """What each wrote last, for people."""

@@ -128,6 +128,9 @@ async def performed(run: Run, say: Callable[[str], object] = lambda text: None) 
     except (RailgunError, OSError, TimeoutError) as error:
         outcome.failures.append(f"{type(error).__name__}: {error}")
     finally:
+        outcome.failures += [f"{name} ended by itself" for name in nodes.died]
+        for name, count in nodes.tracebacks.items():
+            outcome.failures.append(f"{name} wrote {count} tracebacks: see {nodes[name].log}")
         outcome.logs = nodes.log_ends()
         await nodes.stop()
         history.close()
@@ -177,7 +180,6 @@ async def _whole(
         _note(nemesis, outcome, blows)
     say("the last look at each node")
     await asyncio.gather(*(_read_all(nodes, name, history, outcome) for name in nodes.names))
-    outcome.failures += [f"{name} ended by itself" for name in nodes.died]
 
 
 async def _storm(run: Run, nemesis: Nemesis, outcome: Outcome) -> None:
