@@ -1035,6 +1035,10 @@ def test_frames_without_sense_are_answered_and_the_node_lives(tmp_path: Path) ->
                         made.ranges.append(p.Range(first=some[0], count=some[1], delivery=some[2]))
                     elif field.message_type is not None or draw.random() < 0.2:
                         continue
+                    elif field.is_repeated:
+                        getattr(made, field.name).append(draw.choice(numbers))
+                    elif field.type == field.TYPE_BYTES:
+                        setattr(made, field.name, bytes(draw.choice(blobs)))
                     elif field.type == field.TYPE_STRING:
                         setattr(made, field.name, draw.choice(words))
                     elif field.type == field.TYPE_BOOL:
