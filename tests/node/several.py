@@ -100,7 +100,7 @@ class Routes:
         self._name, self._several = name, several
 
     @property
-    def master_wait(self) -> float:  # type: ignore[override]
+    def master_wait(self) -> float:
         return self._several.wait
 
     def serves(self, stream: str, write: bool) -> Place:

@@ -136,14 +136,9 @@ def test_a_client_learns_of_the_others_and_goes_on_at_them(tmp_path: Path) -> No
 
 def test_what_a_node_tells_of_others_is_not_trusted_blindly(tmp_path: Path) -> None:
     nodes = Nodes([("a", 1)])
-    for senseless in (
-        None,
-        5,
-        "x",
-        {},
-        [],
-        [5, {"host": 1}, {"host": "b"}, {"host": "b", "port": 0}],
-    ):
+    one_by_one = [5, {"host": 1}, {"host": "b"}, {"host": "b", "port": 0}]
+    every: list[object] = [None, 5, "x", {}, [], one_by_one]
+    for senseless in every:
         nodes.learn(senseless)
         assert len(nodes) == 1
     nodes.learn([{"host": "b", "port": True}, {"host": "c", "port": 7, "more": 1}])

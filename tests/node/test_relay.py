@@ -661,6 +661,7 @@ def test_a_silent_master_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def main() -> None:
         async with several(tmp_path, "ab") as nodes:
             await nodes.ensure("orders", "b")
+            nodes.told = []
             async with Proxy(nodes.running["b"].port) as proxy:
                 real, nodes.running["b"].port = nodes.running["b"].port, proxy.port
                 client = await nodes.client("a")

@@ -56,7 +56,9 @@ class Passage:
 class Routing(Protocol):
     """What a member of a cluster knows of its streams."""
 
-    master_wait: float
+    @property
+    def master_wait(self) -> float:
+        """Seconds that something waits for who can serve it."""
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves it; `NoStreamError` if there is none of that name."""
