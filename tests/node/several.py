@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Several:
         """What a node takes for the master of a stream, where that is not so."""
         self.told: list[tuple[str, int]] | None = None
         """What nodes tell of the others; None: where they are."""
+        self.asked: Counter[str] = Counter()
+        """How often a node wanted to know who serves a stream."""
         self.changed = asyncio.Event()
         self.wait = 5.0
         self._clients: list[Client] = []
@@ -105,6 +108,7 @@ class Routes:
 
     def serves(self, stream: str, write: bool) -> Place:
         several, me = self._several, self._name
+        several.asked[stream] += 1
         server = several.running[me].server
         if server is not None and isinstance(server.node.streams.get(stream), Ephemeral):
             return Here()
