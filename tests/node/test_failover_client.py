@@ -300,6 +300,28 @@ def test_what_was_refused_is_sent_again_in_its_order_and_nothing_overtakes_it() 
     run(main())
 
 
+def test_what_is_published_behind_a_refused_one_waits_for_it() -> None:
+    refusing = True
+
+    def answer(node: Scripted, told: p.Publish) -> list[p.Published | p.Failed]:
+        if refusing:
+            return [p.Failed(request=told.request, code="NO_MASTER", text="none")]
+        return [p.Published(request=told.request, base=told.request, stored=1)]
+
+    async def main() -> None:
+        nonlocal refusing
+        async with Scripted(answer) as node, await node.client() as client:
+            first = asyncio.create_task(client.publish("orders", b"a"))
+            await until(lambda: bool(client._publisher._held))
+            refusing = False
+            seen = len(node.publishes)
+            second = asyncio.create_task(client.publish("orders", b"b"))
+            await asyncio.gather(first, second)
+            assert [blob[-1:] for _, blob in node.publishes[seen:]] == [b"a", b"b"]
+
+    run(main())
+
+
 def test_pauses_grow_and_are_short_again_after_a_success() -> None:
     count = 0
     pauses: list[float] = []

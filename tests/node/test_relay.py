@@ -402,6 +402,31 @@ def test_a_place_that_changes_cuts_off_who_hangs_on_it_and_nobody_else(tmp_path:
     run(main())
 
 
+def test_members_leave_a_master_that_does_not_know_it_is_none_and_readers_stay(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with several(tmp_path, "abc") as nodes:
+            await nodes.ensure("orders", "c")
+            await nodes.ensure("orders", "b")
+            member, reader = await nodes.client("a"), await nodes.client("a")
+            sub = await member.subscribe("orders", group="g")
+            reading = await reader.subscribe("orders")
+            before = reader._connection
+            nodes.masters["orders"] = "c"
+            between = nodes.running["a"].server
+            assert between is not None
+            between.moved({"orders"}.__contains__)  # and b hears nothing of it
+            await until(lambda: sub._life == 2)
+            direct = await nodes.client("c")
+            await direct.publish("orders", b"new")
+            assert (await sub.next(DEADLINE)).payload == b"new"
+            assert reader._connection is before
+            assert reading._life == 1
+
+    run(main())
+
+
 def test_publishes_that_would_go_elsewhere_than_those_before_them_end_the_connection(
     tmp_path: Path,
 ) -> None:
@@ -548,6 +573,40 @@ def test_publishes_behind_one_that_was_refused_do_not_overtake_it(tmp_path: Path
             sub = await client.subscribe("orders")
             found = [m.payload for m in await take(sub, 3)]
             assert found == [b"1", b"2", b"3"]
+            raw.connection.close()
+
+    run(main())
+
+
+def test_the_node_between_refuses_too_when_the_master_has_refused(tmp_path: Path) -> None:
+    """It has answered the master's ping: from then on it is the one who keeps the order."""
+
+    async def main() -> None:
+        async with several(tmp_path) as nodes:
+            nodes.wait = 0.05
+            await nodes.ensure("orders", "b")
+            nodes.believes["b", "orders"] = None  # but a believes that b is the master
+            raw = await Raw.dial(nodes.running["a"])
+
+            def publish(number: int) -> None:
+                told = p.Publish(request=number, stream="orders")
+                raw.connection.send(b"".join(encode(told, [build([b"%d" % number])])))
+
+            publish(1)
+            await until(lambda: raw.codes() == ["NO_MASTER"])
+            there = session_at(nodes, "b")
+            await until(lambda: not there._relay._refusing)  # type: ignore[union-attr]
+            del nodes.believes["b", "orders"]
+            publish(2)
+            await until(lambda: len(raw.frames) >= 3)
+            assert raw.codes() == ["NO_MASTER"] * 2
+            (ping,) = [f.command for f in raw.frames if isinstance(f.command, p.Ping)]
+            raw.connection.send(b"".join(encode(p.Pong(number=ping.number))))
+            publish(1)
+            publish(2)
+            client = await nodes.client("b")
+            sub = await client.subscribe("orders")
+            assert [m.payload for m in await take(sub, 2)] == [b"1", b"2"]
             raw.connection.close()
 
     run(main())
