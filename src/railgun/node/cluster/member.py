@@ -108,6 +108,8 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
         )
+        self._moved = moved
+        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
@@ -327,10 +329,20 @@ class Member:
         for info in list(metadata.streams.values()):
             await self._have(info)
         await self.regions.look(metadata)
+        self._tell_moved()
         nodes = [node.dump() for node in metadata.nodes.values()]
         if nodes != self.who.nodes:  # where to look for them after a restart
             self.who.nodes = nodes
             await self.loop.run_in_executor(None, identity.save, self.disk, self.who)
+
+    def _tell_moved(self) -> None:
+        """Sessions that hang on a former master come again."""
+        masters = {one.name: one.master for one in self.metadata.regions.values()}
+        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
+        self._masters = masters
+        if gone:
+            streams = {one.name for one in self.metadata.streams.values() if one.region in gone}
+            self._moved(streams.__contains__)
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
