@@ -43,7 +43,7 @@ from railgun.node.cluster.joining import Joining
 from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
-from railgun.node.errors import NoMasterError, NoStreamError
+from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
 from railgun.node.grouplog import Fold, GroupLog
 from railgun.node.node import Mode, Node
 from railgun.node.persistent import Persistent
@@ -54,6 +54,7 @@ from railgun.wire.raft import decode_message, encode_message
 PATIENCE: Final = 10.0  # seconds that a proposal may take
 STEER: Final = 0.1
 AGAIN: Final = 0.05
+ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 VERSION: Final = "0.1"
@@ -165,6 +166,7 @@ class Member:
     def begin(self) -> list[str]:
         """This node belongs to a cluster: take part."""
         who = self.who
+        self.metadata = Metadata()  # it is told again
         election = self.config.election()
         settings = Settings(election=election, heartbeat=election / 8, lease=election * 0.7)
         self.consensus = Consensus(
@@ -224,6 +226,25 @@ class Member:
         for region in self.regions:
             region.lease = 0.0
         self.notify()
+        if isinstance(error, NoSpaceError):
+            self._spawn(self._begin_again())
+
+    async def _begin_again(self) -> None:
+        """There was no room for the log of Raft. What was not written was never said: go on from what is there."""
+        while self.failed is not None:
+            await asyncio.sleep(ROOM)
+            try:
+                if self.consensus is not None:
+                    await self.consensus.close()
+                self.begin()
+            except NoSpaceError:
+                continue
+            except RailgunError as error:
+                self.failed = error
+                _LOG.critical("this node takes no part in its cluster any more: %s", error)
+                return
+            self.failed = None
+            _LOG.warning("there is room again: this node takes part")
 
     # ------------------------------------------------------------ what is agreed on
 

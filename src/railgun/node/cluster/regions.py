@@ -41,6 +41,7 @@ from railgun.wire.proto import cluster_pb2 as n
 
 PROMISES: Final = "cluster/promises.json"
 MOST_EARLY: Final = 10_000
+RETRY: Final = 0.5
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -175,7 +176,10 @@ class Region:
             else:
                 if was:
                     copy.step_down()
-                await copy.begin(epoch, self._sets, fresh=copy.id > since)
+                try:
+                    await copy.begin(epoch, self._sets, fresh=copy.id > since)
+                except RailgunError as error:  # another one can, perhaps; the other streams go on
+                    copy.trouble = str(error)
         self._open_sessions()
         self.changed()
 
@@ -325,6 +329,7 @@ class Regions:
         self.spawn, self.changed, self.moved = spawn, changed, moved
         self.promises = Promises(disk)
         self._promising = asyncio.Lock()
+        self._fences: dict[tuple[str, str], int] = {}  # the last session of each master and region
         self._regions: dict[str, Region] = {}
 
     def __iter__(self) -> Any:
@@ -376,13 +381,18 @@ class Regions:
                         copy.received(sender, command, blob)
 
     async def _fence(self, sender: str, asked: n.Fence) -> None:
-        try:
-            await self.get(asked.region).fence(sender, asked)
-        except RailgunError as error:
-            _LOG.error("region %r: %s", asked.region, error)
+        self._fences[sender, asked.region] = asked.session
+        while self._fences.get((sender, asked.region)) == asked.session:
+            try:
+                await self.get(asked.region).fence(sender, asked)
+                return
+            except RailgunError as error:  # a full disk, perhaps
+                _LOG.error("region %r: %s", asked.region, error)
+            await asyncio.sleep(RETRY)
 
     def close(self) -> None:
         """The node is about to end."""
+        self._fences.clear()
         for region in self:
             for copy in region.streams.values():
                 copy.close()
