@@ -6,7 +6,8 @@ Rules:
    disk before anything follows from it; nothing of an older epoch is taken after that.
 2. What changes the role of this node in a region happens one after the other.
 3. A master opens a session with every other replica when its connection begins, and whenever it becomes a master. Its
-   number has the epoch in it, so nobody takes one for another.
+   number has the epoch in it, so nobody takes one for another. A session needs both directions: a replica whose own
+   connection to the master is new asks for another session, for what it said may be lost.
 4. A node that was master of an epoch when it went down is not master of it when it is back: it reports that it has to
    begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
@@ -234,6 +235,8 @@ class Region:
         self.down(node)
         if self.led and node in self._others:
             self._open_session(node)
+        elif self._master is not None and self._master[0] == node:
+            self.send(node, n.Fenced(region=self.name, epoch=self._master[1]))
 
     def down(self, node: str) -> None:
         """The connection to a node is lost."""
@@ -267,6 +270,8 @@ class Region:
         if told.refused:
             _LOG.info("region %r: node %s knows of epoch %d", self.name, sender, told.epoch)
             return
+        if not told.session and self.led and sender in self._others:  # it begins anew
+            self.up(sender)
         if self._sessions.get(sender) != told.session:
             return
         known = {one.stream: words.standing_heard(one) for one in told.standings}
