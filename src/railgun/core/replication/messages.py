@@ -8,7 +8,9 @@ A driver owns the disk, the links and the promises of its node. Its duties:
    A node that becomes a master has made the promise itself, and written what it had to write. A master whose node
    promises a later epoch is none from that moment: it counts nothing any more after its standing was told.
 2. *Sessions.* Messages of one session come in order, or not at all: if one may be lost, the session is over, and the
-   master opens another one. What belongs to another session than the last is not for anybody to hear.
+   master opens another one. What belongs to another session than the last is not for anybody to hear. Above all, the
+   answer to a `Fence` of an older epoch is no promise for this one: `stands` is called for the last session of this
+   very epoch only. Session numbers of a master and a replica grow, through epochs and restarts.
 3. *Commands* are done in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
    `wrote`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn between two
    batches. If a `Write` or a `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of
