@@ -5,8 +5,8 @@ late, or in the states on the way never. What may happen is counted for each nod
 in epoch 1, and everybody has its label. Links keep their order. A session may be over at any time; what is of the one
 before comes late, or (`deaf`) not at all. A sync makes all durable that waits; a crash keeps any part of that.
 
-Proven of every state that can be reached is what `replication_node` says. Larger sets, disks that are full, and that all
-copies come to be the same when the faults are over, are the simulation's part (`replication_world`).
+Proven of every state that can be reached is what `replication_node` says. Larger sets, disks that are full, and that
+all copies come to be the same when the faults are over, are the simulation's part (`replication_world`).
 """
 
 from __future__ import annotations
@@ -252,9 +252,25 @@ def told(case: Case, story: Sequence[Step]) -> list[str]:
 
 
 CASES: Final = (
-    Case("ab", "b", publishes="11", crashes="10"),
-    Case("ab", "ab", publishes="10", crashes="01"),
+    Case("ab", "ab", publishes="11", crashes="01"),
+    Case("ab", "b", publishes="21", crashes="11"),
+    Case("ab", "ab", publishes="11", trims="11"),
+    Case("ab", "ab", changes="11", crashes="10"),
+    Case("a", "a", learners="x", members=2, publishes="1", changes="1"),
+    Case("abc", "b", publishes="1"),
+    Case("abc", "bc", warm=1),
+    Case("abc", "c", warm=2, damages="010"),
 )
 """What is explored each time."""
-LARGE: Final = (Case("abc", "b", publishes="10"),)
-"""And if there is more time."""
+LARGE: Final = (
+    Case("ab", "ab", publishes="11", crashes="11", breaks="10"),
+    Case("ab", "ab", publishes="11", deaf="11"),
+    Case("abc", "b", publishes="1", crashes="100"),
+    Case("abc", "b", publishes="1", deaf="010"),
+    Case("abc", "c", warm=1, damages="110"),
+    Case("abc", "c", warm=1, crashes="010", damages="010"),
+    Case("abc", "bc", warm=1, damages="010"),
+    Case("abc", "bc", publishes="1"),
+    Case("ab", "b", learners="x", members=1, publishes="1"),
+)
+"""And if there is more time; the last ones are cut short."""

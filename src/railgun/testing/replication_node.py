@@ -137,6 +137,8 @@ class Habits:
     """What is to be written is written in the order in which it was said."""
     knows_sessions: bool = True
     """A promise counts for the session, and the epoch, it was asked for in."""
+    at_once: int = 1_000
+    """How many batches a master pushes to a replica before it looks at something else."""
     waits_for_active: bool = True
     """Metadata change who votes only when the epoch is active."""
 
@@ -312,9 +314,9 @@ class CopyNode(Plain):
             self.disk.promise = 0
         return self._restart()
 
-    def _restart(self, safe: int = 0) -> Sent:
+    def _restart(self) -> Sent:
         self.line.clear()
-        self.machine = self.habits.replica(Copy.of(self.disk.standing(), safe))
+        self.machine = self.habits.replica(Copy.of(self.disk.standing()))
         self.sessions, self.told = {}, {}
         return self.greetings()
 
@@ -335,10 +337,10 @@ class CopyNode(Plain):
                 disk.groups, disk.states = (0, 0), ()
             if self.habits.marks_loss:
                 disk.label = LOST
-            machine, safe = self.machine, self.machine.copy.safe
+            machine = self.machine
             if isinstance(machine, Master) or not machine.session:
-                return self._restart(safe)
-            machine.copy = Copy.of(disk.standing(), safe)
+                return self._restart()
+            machine.copy = Copy.of(disk.standing())
             return self._do(machine.lost(), ()) if self.habits.marks_loss else []
 
         return self._guarded(act)
@@ -501,7 +503,7 @@ class CopyNode(Plain):
         sent: Sent = []
         peer, disk = master.peers[node], self.disk
         ends = [end for end in disk.ends() if end <= master.copy.durable]
-        while True:
+        for _ in range(self.habits.at_once):
             end = next((end for end in ends if end > peer.next), None)
             news = (peer.session, peer.standing, master.copy.safe, master.copy.first)
             if end is None and self.told.get(node) == news:
@@ -571,8 +573,7 @@ class CopyNode(Plain):
         machine, end = self.machine, self.disk.end
         commands: list[Command] = []
         match job.command:
-            case Append(epoch):
-                assert isinstance(machine, Master)
+            case Append(epoch) if isinstance(machine, Master):
                 commands = machine.appended(end - len(job.payload), epoch, end)
             case m.Write():
                 commands = machine.wrote(end)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from railgun.core.replication.master import Master
@@ -91,6 +91,7 @@ class World:
         voters = tuple("abcde"[: chance.choice([1, 2, 3, 3, 3, 3, 4, 5])])
         learners = tuple("xyz"[: chance.choice([0, 0, 1, 2])])
         names = voters + learners
+        self.habits = replace(self.habits, at_once=chance.choice([1, 1_000]))
         self.metadata = Metadata(voters, learners)
         self.nodes = {id: CopyNode(id, names, self.habits) for id in names}
         self.links: dict[tuple[Id, Id], deque[Any]] = {}

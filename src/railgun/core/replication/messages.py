@@ -18,6 +18,8 @@ A driver owns the disk, the links and the promises of its node. Its duties:
    as after a crash. A master that cannot write is none any more.
 4. A copy that finds its files damaged sets aside what is bad and all behind it, drops what waits to be written, and its
    label is `LOST`, on disk, before it says or hears anything more (`lost`). A master is none any more then.
+   What a copy knew to be safe may be of an `Anew` that was dropped: who reads a copy from disk again begins without it,
+   or with one that was written behind the `Anew`, in the same line.
 5. A `Fetch` is answered in the session that is the last, from what is on disk.
 6. A master says something (`push`, with batches or without) when a session begins, when a replica has told anew how it
    stands, and when what is safe or kept has changed.
