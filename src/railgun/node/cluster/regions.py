@@ -172,7 +172,7 @@ class Region:
         self._sessions.clear()
         was, self.led = self.led, epoch
         for copy in self.streams.values():
-            if going_on and copy.master is not None:
+            if going_on and copy.can_go_on:
                 copy.go_on(epoch, self._sets)
             else:
                 if was:
@@ -199,6 +199,7 @@ class Region:
         if info is None or info.master != self.me:
             return None
         anew = self.led != info.epoch and self.regions.promises.of(self.name) >= info.epoch
+        anew = anew or any(copy.broken for copy in self.streams.values())
         begun = self.led == info.epoch and not self._turn.locked()
         return {
             "epoch": info.epoch,
