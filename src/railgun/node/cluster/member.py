@@ -26,7 +26,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from railgun.core.cluster.catalogue import StreamInfo
 from railgun.core.cluster.metadata import Metadata
@@ -38,9 +38,12 @@ from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.consensus import Consensus, LostProposalError, NoLeaderError
 from railgun.node.cluster.discovery import Discovery, discovery_of
+from railgun.node.cluster.errors import ClusterError, NotYetError
 from railgun.node.cluster.events import Events
+from railgun.node.cluster.governing import CALLS, LEAVING, Governing
 from railgun.node.cluster.joining import Joining
 from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
+from railgun.node.cluster.overview import Overview
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoStreamError
@@ -60,20 +63,6 @@ VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
 _MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
 T = TypeVar("T")
-
-
-class ClusterError(RailgunError):
-    """What the cluster says to a proposal; `code` is its word for it."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class NotYetError(RailgunError):
-    """This node is not a member yet: there is no cluster, or it has not heard of it."""
-
-    code: ClassVar[str] = "NO_CLUSTER"
 
 
 class Member:
@@ -111,6 +100,8 @@ class Member:
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
+        self.overview = Overview(self)
+        self.governing = Governing(self)
         self.discovery: Discovery | None = None
         self.joining: Joining
         self._addresses: dict[str, Address] = {}  # where nodes were found, if not where they were
@@ -119,6 +110,7 @@ class Member:
         self._leading = False
         self._hint = ""  # who is said to lead
         self._dirty = asyncio.Event()
+        self._hurry = asyncio.Event()  # there is a reason to ask for a lease at once
         self._changed: asyncio.Future[None] = self.loop.create_future()
         self._tasks: list[asyncio.Task[Any]] = []
         self._told_positions: dict[str, dict[str, int]] = {}
@@ -322,7 +314,10 @@ class Member:
                 await self.node.drop(name)
         for info in list(metadata.streams.values()):
             await self._have(info)
+        before = [region.led for region in self.regions]
         await self.regions.look(metadata)
+        if before != [region.led for region in self.regions]:
+            self._hurry.set()  # what was granted was for an epoch before
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
@@ -379,6 +374,7 @@ class Member:
         if leads and not self._leading:
             self.steering.began(time.monotonic())
         self._leading = leads
+        self._hurry.set()
         self.notify()
 
     async def _renew_for_ever(self) -> None:
@@ -390,7 +386,10 @@ class Member:
                     await self._renew(consensus, 2 * pause)
                 except RailgunError:
                     pause = AGAIN
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+            self._hurry.clear()
 
     async def _renew(self, consensus: Consensus, timeout: float) -> None:
         asked = time.monotonic()
@@ -407,15 +406,19 @@ class Member:
         for name, epoch in told.get("epochs", {}).items():
             self.regions.get(name).granted(epoch, asked + told["lease"])
 
+    @property
+    def trouble(self) -> str:
+        """Why this node cannot be anybody's master, if so."""
+        found = next((region.trouble for region in self.regions if region.trouble), "")
+        return found or (LEAVING if self.governing.leaving else "")
+
     def _report(self, consensus: Consensus) -> dict[str, Any]:
         regions: dict[str, Any] = {}
-        trouble = ""
         for region in self.regions:
             told = region.report(self.metadata)
             if told is not None:
                 regions[region.name] = told
-            trouble = trouble or region.trouble
-        return {"regions": regions, "trouble": trouble, "applied": consensus.applied}
+        return {"regions": regions, "trouble": self.trouble, "applied": consensus.applied}
 
     def _grant(self, node: str, report: dict[str, Any]) -> dict[str, Any]:
         """A node tells how it is, and wants to act for a while longer."""
@@ -482,6 +485,7 @@ class Member:
         beat = 0.0
         while True:
             await asyncio.sleep(0.5)
+            self.overview.look()
             consensus = self.consensus
             if consensus is None:
                 continue
@@ -572,12 +576,15 @@ class Member:
             case "leader":
                 return self.consensus.leader if self.consensus is not None else None
             case "streams":
-                return [self.node.describe(name) for name in self._led_streams()]
+                return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
                 return await self.joining.called(name, arguments)
+            case _ if name in CALLS:
+                return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
-    def _led_streams(self) -> list[str]:
+    def led_streams(self) -> list[str]:
+        """The streams that this node is the master of, and serves."""
         return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
 
     # ------------------------------------------------------------ what the node asks for
@@ -640,6 +647,26 @@ class Member:
             await self.wait_for_change(0.1)
         if name not in self.node.streams:
             raise NoMasterError(f"the dead letters of {stream!r} are not there yet")
+
+    async def every(self) -> list[dict[str, Any]]:
+        """All streams of the cluster, as their masters describe them."""
+        return await self.overview.streams()
+
+    async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
+        """Do one of the calls that are about the cluster itself."""
+        return await self.governing.administer(call, arguments)
+
+    async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        """Let the master of a stream do a call, if that is another node."""
+        return await self.governing.elsewhere(call, arguments)
+
+    def status(self) -> dict[str, Any]:
+        """How the cluster is, as far as this node knows."""
+        return self.overview.status()
+
+    def reasons(self) -> dict[str, str]:
+        """Why this node is of no use, by code."""
+        return self.overview.reasons()
 
     # ------------------------------------------------------------ where streams are served
 
