@@ -290,6 +290,10 @@ def _add_cluster(command: Callable[..., Any], destroys: Callable[..., Any], clus
         "--every", type=seconds, default=1.0, metavar="S", help="with --watch, so often (1)"
     )
     made.add_argument("--check", action="store_true", help="exit code 1 if there is an alarm")
+    made.add_argument(
+        "--wait", type=_wait, metavar="S",
+        help="until all nodes answer and all replicas have caught up; exit code 1 if not in time",
+    )  # fmt: skip
     command("nodes", "nodes", "which nodes there are, and where", cluster, "cluster")
     made = command("join", "join", "tell a node without a cluster where one is", cluster, "cluster")
     made.add_argument("address", metavar="HOST:PORT", help="for nodes (cluster_port) of a member")

@@ -27,13 +27,19 @@ def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         if options.watch:
             await _watch(client, options, out)
         found = await client.admin("cluster")
+        deadline = client.loop.time() + (options.wait or 0.0)
+        while options.wait and not found["settled"] and client.loop.time() < deadline:
+            await asyncio.sleep(0.2)
+            found = await client.admin("cluster")
         out.data(cluster=found)
         out.show(view.status(found))
+        if options.wait and not found["settled"]:
+            return FAILED
         return FAILED if options.check and found["alarms"] else DONE
 
-    if options.watch and options.check:
+    if options.watch and (options.check or options.wait):
         raise CommandError(
-            USAGE, "usage", "--check looks once, --watch again and again: one of both"
+            USAGE, "usage", "--watch never ends: it cannot be with --check or --wait"
         )
     return talk(options, work)
 

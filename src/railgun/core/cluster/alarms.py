@@ -66,6 +66,27 @@ def derive(status: Mapping[str, Any]) -> list[Alarm]:
     return sorted(found, key=lambda one: one.severity)
 
 
+def is_settled(status: Mapping[str, Any]) -> bool:
+    """Whether all is as it is to be, so that one more node may be stopped.
+
+    There is no alarm, every node answers, every region is served, and every replica has caught up.
+    """
+    if status["state"] != "member" or status["leader"] is None or status["alarms"]:
+        return False
+    if not status["nodes"] or not all(one["answered"] for one in status["nodes"]):
+        return False
+    for region in status["regions"]:
+        others = {*region["voting"], *region["learning"]} - {region["master"]}
+        lags = region["lag"]
+        if not others and not region["streams"]:
+            continue
+        if not region["active"] or not region["acting"]:
+            return False
+        if not all(one in lags and lags[one]["caught_up"] for one in others):
+            return False
+    return True
+
+
 def _critical(code: str, about: str, text: str) -> Alarm:
     return Alarm(code, "critical", about, text, TODO[code])
 
@@ -83,8 +104,8 @@ def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
     up = {one["id"] for one in status["nodes"] if one["up"]}
     voters = status["voters"]
     if status["leader"] is None:
-        there = sum(one in up for one in voters)
-        told = f"nobody leads: {there} of {len(voters)} voters are seen. Nothing is made, changed or written"
+        seen = f": {_share(voters, up, 'voters')} are seen" if status["nodes"] else " yet"
+        told = f"this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
         yield _critical("NO_LEADER", "cluster", told)
     elif (spare := _spare(voters, up)) is not None and spare == 0:
         told = "one more failure, and nobody can lead: " + _share(voters, up, "voters")

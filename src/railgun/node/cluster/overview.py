@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.core.cluster.alarms import LONG, derive
+from railgun.core.cluster.alarms import LONG, derive, is_settled
 from railgun.node.cluster import identity
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
@@ -195,6 +195,7 @@ class Overview:
             "settings": dict(metadata.settings),
         }
         status["alarms"] = [asdict(one) for one in derive(status)]
+        status["settled"] = is_settled(status)
         return status
 
     def nodes(self, told: dict[str, Told] | None = None) -> list[Told]:
@@ -212,6 +213,7 @@ class Overview:
                 {
                     **node.dump(),
                     "up": up,
+                    "answered": bool(here) and "term" in here,
                     "silent_for": None if up else silent,
                     "leaving": node.id in metadata.wanted_gone,
                     "failed": here.get("failed", ""),
