@@ -100,7 +100,7 @@ class Governing:
             if node.name == called:
                 return node.id
         there = ", ".join(sorted(one.name for one in nodes.values()))
-        raise ClusterError("NO_NODE", f"there is no node {called[:80]!r}; there are {there}")
+        raise ClusterError("UNKNOWN_NODE", f"there is no node {called[:80]!r}; there are {there}")
 
     async def _join(self, address: str, wait: float | None = None) -> Told:
         """Look for a cluster at this address, too."""
