@@ -17,7 +17,7 @@ import pytest
 from tests.node.clustered import DEADLINE, QUICK, Clustered, clustered, until
 from tests.node.running import node, run
 
-from railgun.client.client import Client
+from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.node import admin
 
@@ -564,3 +564,19 @@ def test_a_node_without_a_cluster_is_not_healthy(tmp_path: Path) -> None:
 def test_every_call_about_the_cluster_is_in_the_table() -> None:
     calls = {"cluster", "nodes", "remove_node", "keep_node", "transfer", "cluster_settings", "join"}
     assert calls <= set(admin.CALLS)
+
+
+def test_what_is_left_of_a_cluster_can_be_read_by_a_node_that_is_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(30)])
+            await cluster.in_step("orders")
+        async with node(tmp_path / "n2") as running:
+            alone = await connect(data=tmp_path / "n2")
+            async with alone:
+                assert await stored(alone, "orders") == [str(n) for n in range(30)]
+            assert running.told == []
+
+    run(main())
