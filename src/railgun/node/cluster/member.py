@@ -46,7 +46,7 @@ from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
 from railgun.node.cluster.overview import Overview
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
-from railgun.node.errors import NoMasterError, NoStreamError
+from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
 from railgun.node.grouplog import Fold, GroupLog
 from railgun.node.node import Mode, Node
 from railgun.node.persistent import Persistent
@@ -57,6 +57,7 @@ from railgun.wire.raft import decode_message, encode_message
 PATIENCE: Final = 10.0  # seconds that a proposal may take
 STEER: Final = 0.1
 AGAIN: Final = 0.05
+ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 VERSION: Final = "0.1"
@@ -97,6 +98,8 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
         )
+        self._moved = moved
+        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
@@ -155,6 +158,7 @@ class Member:
     def begin(self) -> list[str]:
         """This node belongs to a cluster: take part."""
         who = self.who
+        self.metadata = Metadata()  # it is told again
         election = self.config.election()
         settings = Settings(election=election, heartbeat=election / 8, lease=election * 0.7)
         self.consensus = Consensus(
@@ -214,6 +218,25 @@ class Member:
         for region in self.regions:
             region.lease = 0.0
         self.notify()
+        if isinstance(error, NoSpaceError):
+            self._spawn(self._begin_again())
+
+    async def _begin_again(self) -> None:
+        """There was no room for the log of Raft. What was not written was never said: go on from what is there."""
+        while self.failed is not None:
+            await asyncio.sleep(ROOM)
+            try:
+                if self.consensus is not None:
+                    await self.consensus.close()
+                self.begin()
+            except NoSpaceError:
+                continue
+            except RailgunError as error:
+                self.failed = error
+                _LOG.critical("this node takes no part in its cluster any more: %s", error)
+                return
+            self.failed = None
+            _LOG.warning("there is room again: this node takes part")
 
     # ------------------------------------------------------------ what is agreed on
 
@@ -322,10 +345,20 @@ class Member:
         await self.regions.look(metadata)
         if before != [region.led for region in self.regions]:
             self._hurry.set()  # what was granted was for an epoch before
+        self._tell_moved()
         nodes = [node.dump() for node in metadata.nodes.values()]
         if nodes != self.who.nodes:  # where to look for them after a restart
             self.who.nodes = nodes
             await self.loop.run_in_executor(None, identity.save, self.disk, self.who)
+
+    def _tell_moved(self) -> None:
+        """Sessions that hang on a former master come again."""
+        masters = {one.name: one.master for one in self.metadata.regions.values()}
+        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
+        self._masters = masters
+        if gone:
+            streams = {one.name for one in self.metadata.streams.values() if one.region in gone}
+            self._moved(streams.__contains__)
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""

@@ -47,6 +47,7 @@ PROMISES: Final = "cluster/promises.json"
 MOST_EARLY: Final = 10_000
 DRAIN: Final = 0.5  # seconds for what was taken, when a master hands over
 PAUSE: Final = 0.002
+RETRY: Final = 0.5
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -189,7 +190,10 @@ class Region:
             else:
                 if was:
                     copy.step_down()
-                await copy.begin(epoch, self._sets, fresh=copy.id > since)
+                try:
+                    await copy.begin(epoch, self._sets, fresh=copy.id > since)
+                except RailgunError as error:  # another one can, perhaps; the other streams go on
+                    copy.trouble = str(error)
         self._open_sessions()
         self.changed()
 
@@ -359,6 +363,7 @@ class Regions:
         self.spawn, self.changed, self.moved = spawn, changed, moved
         self.promises = Promises(disk)
         self._promising = asyncio.Lock()
+        self._fences: dict[tuple[str, str], int] = {}  # the last session of each master and region
         self._regions: dict[str, Region] = {}
 
     def __iter__(self) -> Any:
@@ -410,13 +415,18 @@ class Regions:
                         copy.received(sender, command, blob)
 
     async def _fence(self, sender: str, asked: n.Fence) -> None:
-        try:
-            await self.get(asked.region).fence(sender, asked)
-        except RailgunError as error:
-            _LOG.error("region %r: %s", asked.region, error)
+        self._fences[sender, asked.region] = asked.session
+        while self._fences.get((sender, asked.region)) == asked.session:
+            try:
+                await self.get(asked.region).fence(sender, asked)
+                return
+            except RailgunError as error:  # a full disk, perhaps
+                _LOG.error("region %r: %s", asked.region, error)
+            await asyncio.sleep(RETRY)
 
     def close(self) -> None:
         """The node is about to end."""
+        self._fences.clear()
         for region in self:
             for copy in region.streams.values():
                 copy.close()

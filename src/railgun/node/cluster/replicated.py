@@ -242,7 +242,7 @@ class Replicated:
         self._patient = []
         self._awaited.clear()
         for done in waiting:
-            done(error)
+            _tell(done, error)
         self.stream.follow(error)
         self.around.changed()
 
@@ -256,14 +256,16 @@ class Replicated:
 
     # ------------------------------------------------------------ what the stream wants
 
-    def publish(self, batches: Sequence[bytearray], acks: Acks, done: Done) -> None:
+    def publish(
+        self, batches: Sequence[bytearray], acks: Acks, done: Done, safe: Done | None = None
+    ) -> None:
         """Store these; `done` is called when they are as safe as was asked for."""
         if not self.acting or self.master is None:
             raise NoMasterError(
                 f"this node is not the master of {self.stream.name!r} now: try again"
             )
         stamp = Stamp(self.master.epoch, self.stream.now())
-        told = partial(self._published, batches, acks, done)
+        told = partial(self._published, batches, acks, done, safe)
         self._committer.submit(self.stream.log, batches, told, stamp)
 
     def _published(
@@ -271,17 +273,22 @@ class Replicated:
         batches: Sequence[bytearray],
         acks: Acks,
         done: Done,
+        safe: Done | None,
         error: RailgunError | None,
     ) -> None:
         if error is not None:
             self._look_for_trouble(error)
-            done(error)
-            return
-        if self.master is None:
-            done(DeposedError("this node is no master any more: it may be stored or not"))
+        elif self.master is None:
+            error = DeposedError("this node is no master any more: it may be stored or not")
+        if error is not None:
+            for told in (safe, done):
+                if told is not None:
+                    told(error)
             return
         first, last = head(batches[0]), head(batches[-1])
         self._fresh.append((first.base, last.end, first.epoch, batches))
+        if safe is not None:
+            self._waiting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
             done(None)
         elif acks is Acks.ALL:
@@ -479,6 +486,7 @@ class Replicated:
             states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
         except RailgunError as error:
             self._look_for_trouble(error)
+            self._loop.call_later(RETRY, self._feed_groups, node)
             return
         finally:
             line.loading = False
@@ -626,7 +634,7 @@ class Replicated:
                     self._is_safe()
                 case m.SafeGroups(number):
                     while self._awaited and self._awaited[0][0] <= number:
-                        self._awaited.popleft()[1](None)
+                        _tell(self._awaited.popleft()[1])
         self._look_if_active()
 
     def _change(self, work: Callable[[], object]) -> None:
@@ -686,7 +694,7 @@ class Replicated:
     def _is_safe(self) -> None:
         safe = self.copy.safe
         while self._waiting and self._waiting[0][0] <= safe:
-            self._waiting.popleft()[1](None)
+            _tell(self._waiting.popleft()[1])
         self.stream.more()
         if self.master is not None:
             self._tell_soon()
@@ -698,7 +706,7 @@ class Replicated:
         still = []
         for end, done in self._patient:
             if end <= self.copy.safe and self.master.all_have(end):
-                done(None)
+                _tell(done)
             else:
                 still.append((end, done))
         self._patient = still
@@ -715,6 +723,7 @@ class Replicated:
             await self.stream.lead()
         except RailgunError as error:
             self._look_for_trouble(error)
+            self._loop.call_later(RETRY, self._look_if_active)
             return
         finally:
             self._readying = False
@@ -746,25 +755,31 @@ class Replicated:
 
     async def _recover(self, replica: Replica) -> None:
         """When all that was under way has come to its end, tell how the copy stands; the master begins there."""
-        await asyncio.sleep(RETRY)
-        try:
-            await self.settle()
-            if self.stream.log.damage is not None:
-                await self._repair()
-            states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
-        except RailgunError as error:
-            self._look_for_trouble(error)
-            return
-        if self.replica is not replica or self.closed:
-            return
+        while self.replica is replica and not self.closed:
+            await asyncio.sleep(RETRY)
+            try:
+                note = await self._found()
+            except RailgunError as error:
+                self._look_for_trouble(error)
+                continue
+            if self.replica is replica and not self.closed:
+                self._label = LOST if self._label == LOST else note.label
+                self._groups = note.groups
+                self._look_at_log()
+                replica.copy = self.copy
+                self._failing = False
+                self._do(replica.lost() if self._label == LOST else replica.failed())
+                return
+
+    async def _found(self) -> CopyNote:
+        """What is on disk, when nothing is under way, and what was damaged is mended."""
+        await self.settle()
+        if self.stream.log.damage is not None:
+            await self._repair()
+        states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
         note = states.get("", CopyNote())
-        if isinstance(note, CopyNote):
-            self._label = LOST if self._label == LOST else note.label
-            self._groups = note.groups
-        self._look_at_log()
-        replica.copy = self.copy
-        self._failing = False
-        self._do(replica.lost() if self._label == LOST else replica.failed())
+        assert isinstance(note, CopyNote)
+        return note
 
     async def _repair(self) -> None:
         """Set aside what is damaged. The copy has lost what it had, and says so from now on."""
@@ -787,6 +802,14 @@ class Replicated:
 
         self._submit_groups([], told)
         await done
+
+
+def _tell(done: Done, error: RailgunError | None = None) -> None:
+    """Somebody has waited; what they make of it is not the others' business."""
+    try:
+        done(error)
+    except Exception:
+        _LOG.exception("what was to be done when something was safe has failed")
 
 
 def _packed(states: dict[str, Any]) -> bytes:
