@@ -580,3 +580,18 @@ def test_what_is_left_of_a_cluster_can_be_read_by_a_node_that_is_alone(tmp_path:
             assert running.told == []
 
     run(main())
+
+
+def test_who_has_made_a_stream_finds_it_on_every_node(tmp_path: Path) -> None:
+    """A node that lags behind in what was agreed on must not say that there is no such stream."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            clients = [await cluster.client(name) for name in cluster.servers]
+            for n in range(20):
+                maker, user = clients[n % 3], clients[(n + 1) % 3]
+                await maker.ensure(f"s{n}")
+                assert await user.publish(f"s{n}", b"x") == 0
+            assert (await refused(clients[0], "describe", name="s99"))[0] == "NO_STREAM"
+
+    run(main())

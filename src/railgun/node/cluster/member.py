@@ -12,7 +12,9 @@ Rules:
 4. Each node tells the leader how it is, every fifth part of an election, and is told for how long it may act as
    a master: counted from before it asked.
 5. The leader steers (`core.cluster.steering`): looks at all of it ten times a second, and does what is decided.
-6. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
+6. A stream that this node does not know is refused only when it has heard of all that was agreed on before it was
+   asked: who has made it by way of another node finds it here.
+7. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ AGAIN: Final = 0.05
 ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
+SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
 _MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
@@ -117,6 +120,8 @@ class Member:
         self._changed: asyncio.Future[None] = self.loop.create_future()
         self._tasks: list[asyncio.Task[Any]] = []
         self._told_positions: dict[str, dict[str, int]] = {}
+        self._asking: set[str] = set()  # streams that nobody here has heard of: are there such?
+        self._absent: dict[str, float] = {}  # there are not, for so long
         self._closing = False
 
     # ------------------------------------------------------------ begin and end
@@ -724,9 +729,7 @@ class Member:
         if info is None:
             if not self.metadata.cluster:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
-            raise NoStreamError(
-                f"there is no stream {stream[:200]!r}: make it (railgun stream ensure)"
-            )
+            return self._unknown(stream)
         here = self.node.streams.get(stream)
         if info.settings.get("kind") == "ephemeral":
             return Here() if here is not None else Nobody(NoMasterError("it is being made here"))
@@ -743,6 +746,31 @@ class Member:
             if node is not None and node.id != self.me and self.links.is_up(node.id):
                 return There(node.id, node.host, node.port)
         return Nobody(NoMasterError(f"the master of region {info.region!r} cannot be reached"))
+
+    def _unknown(self, stream: str) -> Place:
+        """There is no such stream, or this node has not heard of it yet: it is refused when that is sure."""
+        if self._absent.get(stream, 0.0) > self.loop.time():
+            raise NoStreamError(
+                f"there is no stream {stream[:200]!r}: make it (railgun stream ensure)"
+            )
+        if stream not in self._asking and self.consensus is not None:
+            self._asking.add(stream)
+            self.node.spawn(self._make_sure(stream, self.consensus))
+        told = f"nobody leads who could tell whether there is a stream {stream[:200]!r}"
+        return Nobody(NoMasterError(told))
+
+    async def _make_sure(self, stream: str, consensus: Consensus) -> None:
+        """Hear of all that was agreed on up to now."""
+        try:
+            await consensus.barrier()
+            now = self.loop.time()
+            self._absent = {name: until for name, until in self._absent.items() if until > now}
+            self._absent[stream] = now + SURE
+        except RailgunError:
+            await asyncio.sleep(AGAIN)
+        finally:
+            self._asking.discard(stream)
+            self.notify()
 
     async def wait(self, stream: str, write: bool) -> None:
         """Until the answer may be another one."""
