@@ -582,16 +582,30 @@ def test_what_is_left_of_a_cluster_can_be_read_by_a_node_that_is_alone(tmp_path:
     run(main())
 
 
-def test_who_has_made_a_stream_finds_it_on_every_node(tmp_path: Path) -> None:
+def test_who_has_made_a_stream_finds_it_on_every_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that lags behind in what was agreed on must not say that there is no such stream."""
 
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
-            clients = [await cluster.client(name) for name in cluster.servers]
-            for n in range(20):
-                maker, user = clients[n % 3], clients[(n + 1) % 3]
+            told = await well(await cluster.client("n1"))
+            names = {one["id"]: one["name"] for one in told["nodes"]}
+            late = next(name for id, name in names.items() if id != told["leader"])
+            member = cluster.member(late)
+            received = member.received
+
+            def slowly(sender: str, lane: Any, command: Any, blob: bytearray) -> None:
+                pause = 0.1 if lane == "raft" else 0.0
+                member.loop.call_later(pause, received, sender, lane, command, blob)
+
+            monkeypatch.setattr(member, "received", slowly)
+            maker = await cluster.client(names[told["leader"]])
+            user = await cluster.client(late)
+            for n in range(3):
                 await maker.ensure(f"s{n}")
+                assert f"s{n}" not in member.metadata.streams
                 assert await user.publish(f"s{n}", b"x") == 0
-            assert (await refused(clients[0], "describe", name="s99"))[0] == "NO_STREAM"
+            assert (await refused(user, "describe", name="s99"))[0] == "NO_STREAM"
 
     run(main())
