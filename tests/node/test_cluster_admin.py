@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from tests.node.running import node, run
 
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
+from railgun.core.cluster import alarms
 from railgun.node import admin
 
 Told = dict[str, Any]
@@ -36,7 +38,7 @@ async def well(client: Client, size: int = 3) -> Told:
         votes = len(told["voters"]) == size == len(told["nodes"])
         if votes and told["settled"] and all(len(r["voting"]) == size for r in told["regions"]):
             return told
-        assert time.monotonic() < end, told
+        assert time.monotonic() < end, json.dumps(told)
         await asyncio.sleep(0.05)
 
 
@@ -200,6 +202,76 @@ def test_drift_between_a_file_and_the_cluster_is_told_by_every_node(tmp_path: Pa
             assert (now["result"], now["settings"]["patience"]) == ("UNCHANGED", 0.6)
 
     run(main())
+
+
+def test_a_replica_that_gets_nothing_is_behind_and_one_that_follows_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "LONG", 1.0)
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            await well(client)
+            pressure = Pressure(await cluster.client(), "orders")
+            end = time.monotonic() + 2.5  # longer than what is long here
+            while time.monotonic() < end:
+                assert codes(await status(client)) == set()
+                await asyncio.sleep(0.1)
+            master = cluster.master()
+            late = next(name for name in cluster.servers if name != master)
+            member = cluster.member(late)
+            received = member.received
+
+            def deaf(sender: str, lane: Any, command: Any, blob: bytearray) -> None:
+                if lane != "data":
+                    received(sender, lane, command, blob)
+
+            monkeypatch.setattr(member, "received", deaf)
+            end = time.monotonic() + DEADLINE
+            while "REPLICA_BEHIND" not in codes(told := await status(client)):
+                assert time.monotonic() < end, json.dumps(told)
+                await asyncio.sleep(0.05)
+            lag = told["regions"][0]["lag"][member.me]
+            assert lag["messages"] > 0
+            assert not lag["caught_up"]
+            assert not told["settled"]
+            await pressure.end()
+            await cluster.stop(late)
+            await cluster.start(late)
+            await well(client)
+
+    run(main())
+
+
+def test_a_node_that_cannot_write_what_was_agreed_on_takes_no_part(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client("n1")
+            await client.ensure("orders")
+            await well(client)
+            for name in ("n1", "n2"):
+                await cluster.stop(name)
+                cluster.configs[name] = replace(cluster.configs[name], http_port=0)
+                await cluster.start(name)
+            client = await cluster.client("n1")
+            await well(client)
+            consensus = cluster.member("n2").consensus
+            assert consensus is not None
+            consensus._fail(OSError("no such device"), "its log cannot be written")
+            end = time.monotonic() + DEADLINE
+            while "RAFT_FAILED" not in codes(told := await status(client)):
+                assert time.monotonic() < end, json.dumps(told)
+                await asyncio.sleep(0.05)
+            async with web(cluster, "n2") as ask:
+                code, health = await ask("GET", "/health")
+                assert (code, set(health["reasons"])) == (503, {"RAFT_FAILED"})
+            async with web(cluster, "n1") as ask:
+                assert (await ask("GET", "/health"))[0] == 200
+            assert await client.publish("orders", b"it goes on", timeout=DEADLINE) == 0
+
+    run(main(), 2 * DEADLINE + 20)
 
 
 def test_streams_that_are_of_no_cluster_are_told(tmp_path: Path) -> None:
@@ -373,8 +445,10 @@ def test_a_node_leaves_and_is_gone(tmp_path: Path) -> None:
             told = await well(asked, 2)
             assert {one["name"] for one in told["nodes"]} == set(rest)
             assert await asked.publish("orders", b"more") == 100
-            last = await asked.admin("remove_node", DEADLINE, node=rest[1], wait=DEADLINE)
+            itself = await cluster.client(rest[1])
+            last = await itself.admin("remove_node", DEADLINE, node=rest[1], wait=DEADLINE)
             assert last["result"] == "REMOVED"
+            await well(asked, 1)
             assert (await refused(asked, "remove_node", node=rest[0]))[0] == "STILL_IN_USE"
 
     run(main())

@@ -116,6 +116,7 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
     name = node["name"]
     if node.get("failed"):
         yield _critical("RAFT_FAILED", name, f"{name} takes no part any more: {node['failed']}")
+        return
     if not node["up"]:
         silent = node.get("silent_for")
         told = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")

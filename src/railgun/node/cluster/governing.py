@@ -40,7 +40,7 @@ PATIENCE: Final = 10.0
 AGAIN: Final = 0.05
 YIELD: Final = 1.5  # seconds for a master to answer what it has taken
 LEAVING: Final = "it is about to end"
-CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "admin"})
+CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
 """What other nodes ask for."""
 _LOG: Final = logging.getLogger(__name__)
 Told = dict[str, Any]
@@ -124,6 +124,10 @@ class Governing:
         """Let a node leave; with `wait`, until it is gone."""
         member = self._member
         id = self._node(node)
+        if id == member.me and (other := self._another()) is not None:
+            # It may never hear that it is gone: whoever stays knows.
+            given = {"node": id, "wait": wait or 0}
+            return dict(await member.links.call(other, "remove", given, (wait or 0) + PATIENCE))
         told = await member.propose({"do": "leave", "node": id})
         deadline = time.monotonic() + (wait or 0)
         while id in member.metadata.nodes and time.monotonic() < deadline:
@@ -133,6 +137,12 @@ class Governing:
         if id not in member.metadata.nodes:
             return {"result": "REMOVED", "why": ""}
         return {"result": told["result"], "why": self._why_not_gone(id)}
+
+    def _another(self) -> str | None:
+        """A node that stays, and is there."""
+        member = self._member
+        stay = [one for one in member.metadata.nodes if one not in member.metadata.wanted_gone]
+        return next((one for one in stay if one != member.me and member.links.is_up(one)), None)
 
     def _why_not_gone(self, id: str) -> str:
         """What a node that is to leave still is."""
@@ -207,6 +217,8 @@ class Governing:
                 return await self._move(str(given["region"]), str(given["to"]))
             case "lead":
                 return self._let_lead(str(given["to"]))
+            case "remove":
+                return await self._remove(str(given["node"]), float(given["wait"]))
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
     def _check_leads(self) -> Consensus:
