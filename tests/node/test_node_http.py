@@ -407,7 +407,7 @@ def _check_content(content: dict[str, Any], told: dict[str, Any]) -> None:
 
 def _check_schema(schema: dict[str, Any], told: dict[str, Any]) -> None:
     known = {
-        "type", "enum", "minimum", "items", "oneOf", "properties", "required", "$ref",
+        "type", "enum", "minimum", "maximum", "items", "oneOf", "properties", "required", "$ref",
         "additionalProperties", "description",
     }  # fmt: skip
     assert set(schema) <= known
@@ -416,7 +416,7 @@ def _check_schema(schema: dict[str, Any], told: dict[str, Any]) -> None:
         for part in schema["$ref"].removeprefix("#/").split("/"):
             found = found[part]
         _check_schema(found, told)
-    kinds = ("string", "integer", "boolean", "object", "array", None)
+    kinds = ("string", "integer", "number", "boolean", "object", "array", None)
     assert schema.get("type") in kinds
     assert set(schema.get("required", ())) <= set(schema.get("properties", ()))
     for inner in (*schema.get("oneOf", ()), *schema.get("properties", {}).values()):

@@ -49,6 +49,13 @@ def _some(told: str) -> int:
     return count
 
 
+def _wait(told: str) -> float:
+    wait = 0.0 if told == "0" else seconds(told)
+    if wait > 600:
+        raise argparse.ArgumentTypeError(f"a call waits for 600 seconds at most, not {told}")
+    return wait
+
+
 def _start(told: str) -> str | int:
     return told if told in ("start", "end") else number(told)
 
@@ -114,8 +121,10 @@ def add_streams(commands: Any) -> None:
             )
         return made
 
-    def destroys(name: str, function: str, what: str, among: Any) -> Any:
-        made = command(name, function, what, among, "administer")
+    def destroys(
+        name: str, function: str, what: str, among: Any, module: str = "administer"
+    ) -> Any:
+        made = command(name, function, what, among, module)
         made.add_argument("--yes", action="store_true", help="do not ask whether it is meant")
         return made
 
@@ -253,6 +262,8 @@ def add_streams(commands: Any) -> None:
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("--before", type=number, metavar="LETTER", help="only those before it (all)")
 
+    _add_cluster(command, destroys, several("cluster", "how a cluster is, and its nodes"))
+
     loads = several("bench", "measure a node that runs")
     made = command(
         "streams", "measure", "messages and requests a second, by this client", loads, "load"
@@ -269,6 +280,43 @@ def add_streams(commands: Any) -> None:
     made.add_argument(
         "--only", type=_loads, default=LOADS, metavar="LOAD,...", help=f"some of {', '.join(LOADS)}"
     )
+
+
+def _add_cluster(command: Callable[..., Any], destroys: Callable[..., Any], cluster: Any) -> None:
+    """`cluster`: what is about all nodes."""
+    made = command("status", "status", "whether all is well, and what is not", cluster, "cluster")
+    made.add_argument("--watch", action="store_true", help="look again and again, until Ctrl-C")
+    made.add_argument(
+        "--every", type=seconds, default=1.0, metavar="S", help="with --watch, so often (1)"
+    )
+    made.add_argument("--check", action="store_true", help="exit code 1 if there is an alarm")
+    made.add_argument(
+        "--wait", type=_wait, metavar="S",
+        help="until all nodes answer and all replicas have caught up; exit code 1 if not in time",
+    )  # fmt: skip
+    command("nodes", "nodes", "which nodes there are, and where", cluster, "cluster")
+    made = command("join", "join", "tell a node without a cluster where one is", cluster, "cluster")
+    made.add_argument("address", metavar="HOST:PORT", help="for nodes (cluster_port) of a member")
+    made.add_argument("--wait", type=_wait, default=10.0, metavar="S", help="for so long (10)")
+    made = destroys("remove", "remove", "let a node leave for good", cluster, "cluster")
+    made.add_argument("name", metavar="NODE", help="its name, or its id")
+    made.add_argument(
+        "--wait",
+        type=_wait,
+        default=60.0,
+        metavar="S",
+        help="until it is gone (60; 0: do not wait)",
+    )
+    made = command("keep", "keep", "let a node stay that was to leave", cluster, "cluster")
+    made.add_argument("name", metavar="NODE")
+    made = command(
+        "transfer", "transfer", "let a node be a master, or the leader", cluster, "cluster"
+    )
+    made.add_argument("name", metavar="NODE")
+    made.add_argument("--region", metavar="REGION", help="of which it is to be the master")
+    made.add_argument("--leader", action="store_true", help="it is to lead the cluster")
+    made = command("settings", "settings", "the settings of the cluster", cluster, "cluster")
+    made.add_argument("change", metavar="KEY=VALUE", nargs="*", help="seconds, or none")
 
 
 def add_sinks(commands: Any) -> None:

@@ -102,7 +102,8 @@ async def _serve(config: ServerConfig, out: Output) -> int:
         await stopped.wait()
         for number in signals:  # a second one ends it at once
             loop.remove_signal_handler(number)
-        out.line("stopping")
+        out.line("stopping" if server.member is None else "handing over, then stopping")
+        await server.hand_over()
     finally:
         await server.stop()
     out.data(stopped=True)

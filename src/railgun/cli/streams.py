@@ -35,7 +35,15 @@ LOOK: Final = 0.05  # seconds without a message, until a look whether it is the 
 AT_ONCE: Final = 16  # commands that answer requests
 CHUNK: Final = 1 << 18
 SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSettings))
-_GONE: Final = ("NO_NODE", "CONNECTION_LOST", "DEADLINE", "CLOSED", "NO_MASTER", "DEPOSED")
+_GONE: Final = (
+    "NO_NODE",
+    "CONNECTION_LOST",
+    "DEADLINE",
+    "CLOSED",
+    "NO_MASTER",
+    "DEPOSED",
+    "NO_LEADER",
+)
 _SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 
 

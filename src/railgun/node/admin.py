@@ -34,6 +34,12 @@ class BadRequestError(RailgunError):
     code: ClassVar[str] = "BAD_REQUEST"
 
 
+class NoClusterError(RailgunError):
+    """A node that is alone was asked for something of a cluster."""
+
+    code: ClassVar[str] = "NO_CLUSTER"
+
+
 class InternalError(RailgunError):
     """An error of Railgun."""
 
@@ -61,6 +67,13 @@ def _typed_whole(text: str) -> Any:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text
 
 
+def _typed_number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _one_of(*choices: str) -> Kind:
     words = " or ".join(map(repr, choices))
     return Kind(words, {"type": "string", "enum": list(choices)}, lambda v: v in choices)
@@ -74,6 +87,12 @@ FLAG: Final = Kind(
     {"type": "boolean"},
     lambda value: isinstance(value, bool),
     lambda text: {"true": True, "false": False}.get(text, text),
+)
+SECONDS: Final = Kind(
+    "a number of seconds, up to 600",
+    {"type": "number", "minimum": 0, "maximum": 600},
+    lambda value: type(value) in (int, float) and 0 <= value <= 600,
+    _typed_number,
 )
 OBJECT: Final = Kind("an object", {"type": "object"}, lambda value: isinstance(value, dict))
 OFFSETS: Final = Kind(
@@ -137,7 +156,7 @@ class Call:
 
 
 async def _list(node: Node) -> Any:
-    return node.every()
+    return node.every() if node.cluster is None else await node.cluster.every()
 
 
 async def _describe(node: Node, name: str) -> Any:
@@ -153,12 +172,29 @@ async def _group(node: Node, name: str, group: str) -> Any:
 
 
 async def _nodes(node: Node) -> Any:
+    if node.cluster is not None:
+        return await node.cluster.administer("nodes", {})
     known = [] if node.routing is None else node.routing.nodes()
     return [{"host": host, "port": port} for host, port in known]
 
 
+def _of_cluster(name: str) -> Callable[..., Awaitable[Any]]:
+    """A call that is about the cluster itself."""
+
+    async def function(node: Node, /, **arguments: Any) -> Any:
+        if node.cluster is None:
+            raise NoClusterError(
+                "this node is alone: give its file a section [cluster] with secret_file, and discovery or "
+                "bootstrap_expect, and start it again (docs/operations.md)"
+            )
+        return await node.cluster.administer(name, arguments)
+
+    return function
+
+
 _NAME: Final = Argument("name", TEXT, "The stream.", optional=False)
 _GROUP: Final = Argument("group", TEXT, "The group.", optional=False)
+_NODE: Final = Argument("node", TEXT, "The node: its name, or its id.", optional=False)
 _STREAM: Final = "/streams/{name}"
 _OF_GROUP: Final = _STREAM + "/groups/{group}"
 
@@ -209,6 +245,38 @@ _TABLE: Final = (
     Call(
         "delete_group", "Forget a group without members, and its position.", "DELETE", _OF_GROUP,
         (_NAME, _GROUP), Node.delete_group,
+    ),
+    Call(
+        "cluster", "How the cluster is: nodes, regions, alarms; from all nodes that answer.", "GET",
+        "/cluster", (), _of_cluster("cluster"),
+    ),
+    Call(
+        "remove_node", "Let a node leave the cluster, step by step.", "DELETE", "/nodes/{node}",
+        (_NODE, Argument("wait", SECONDS, "Answer when it is gone, but not later than that.")),
+        _of_cluster("remove_node"),
+    ),
+    Call(
+        "keep_node", "Let a node stay that was to leave.", "POST", "/nodes/{node}/keep",
+        (_NODE,), _of_cluster("keep_node"),
+    ),
+    Call(
+        "transfer", "Let a node be the master of a region, or lead the cluster.", "POST",
+        "/cluster/transfer",
+        (_NODE, Argument("region", TEXT, "The region; without one, the node is to lead.")),
+        _of_cluster("transfer"),
+    ),
+    Call(
+        "cluster_settings", "Change settings of the cluster; what they are now.", "POST",
+        "/cluster/settings",
+        (Argument("change", OBJECT, "Those that change."),), _of_cluster("cluster_settings"),
+    ),
+    Call(
+        "join", "Tell a node that belongs to no cluster yet where one is.", "POST", "/cluster/join",
+        (
+            Argument("address", TEXT, "HOST:PORT for nodes (cluster_port) of a member.", optional=False),
+            Argument("wait", SECONDS, "Answer when it is a member, but not later than that."),
+        ),
+        _of_cluster("join"),
     ),
 )  # fmt: skip
 CALLS: Final[Mapping[str, Call]] = {call.name: call for call in _TABLE}

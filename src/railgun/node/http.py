@@ -39,6 +39,8 @@ STATUS: Final = {
     "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,
     "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500,
     "ID_POOL_FULL": 503, "CLOSED": 503, "NO_MASTER": 503, "DEPOSED": 503, "INTERNAL": 500,
+    "NO_CLUSTER": 409, "NO_NODE": 404, "UNKNOWN_NODE": 404, "NO_REGION": 404, "STILL_IN_USE": 409, "NOT_ELIGIBLE": 409,
+    "IS_MEMBER": 409, "STALE": 409, "NO_LEADER": 503, "UNREACHABLE": 503,
 }  # fmt: skip
 """By code; what is not named here is a bad request."""
 _LOG: Final = logging.getLogger(__name__)
@@ -99,8 +101,17 @@ class Api(HttpPort):
         if twice:
             raise admin.BadRequestError(f"{min(twice)} is in the path already")
         node = self._server.node
-        done = node.spawn(admin.call(node, call.name, given | more))
+        done = node.spawn(self._done(call, given | more))
         return answer(await asyncio.shield(done))  # what was begun is not left half done
+
+    async def _done(self, call: admin.Call, given: dict[str, Any]) -> Any:
+        """By this node, or by the master of the stream, if that is another one."""
+        node = self._server.node
+        if node.cluster is not None and call.name in admin.OF_MASTER:
+            found, told = await node.cluster.elsewhere(call.name, call.checked(given))
+            if found:
+                return told
+        return await admin.call(node, call.name, given)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return figures(prometheus(self._server.node, len(self._server.sessions)))
@@ -112,7 +123,15 @@ class Api(HttpPort):
             for name, stream in sorted(streams.items())
             if isinstance(stream, Persistent) and stream.trouble
         }
-        return answer({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        told: dict[str, Any] = {"healthy": not reasons, "reasons": reasons}
+        cluster = self._server.node.cluster
+        if cluster is not None:
+            reasons |= cluster.reasons()
+            alarms = [
+                {"code": one["code"], "text": one["text"]} for one in cluster.status()["alarms"]
+            ]
+            told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
+        return answer(told, 503 if reasons else 200)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return answer(self._document)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from railgun.core.delivery import Explanation
 from railgun.core.interest import Remote
@@ -62,7 +63,39 @@ def prometheus(node: Node, connections: int) -> str:
         counts = stream.counts
         text.histogram((("stream", name),), BOUNDS, counts.commits, counts.seconds)
     _tell_groups(text, persistent)
+    if node.cluster is not None:
+        _tell_cluster(text, node.cluster.status())
     return str(text)
+
+
+def _tell_cluster(text: Text, status: dict[str, Any]) -> None:
+    """What this node knows of its cluster; of replicas their master does."""
+    nodes = status["nodes"]
+    names = {one["id"]: str(one["name"]) for one in nodes}
+    text.gauge("cluster_nodes", "Nodes of the cluster", len(nodes))
+    text.begin("cluster_up", "gauge", "1 if a node is heard of")
+    for one in nodes:
+        text.add((("node", one["name"]),), int(one["up"]))
+    text.gauge("cluster_streams", "Streams of the cluster", status["streams"])
+    text.gauge("raft_term", "Term of Raft", status["term"])
+    text.gauge("raft_commit", "Last entry of Raft that is known to be committed", status["commit"])
+    text.gauge("raft_leads", "1 if this node leads", int(status["leader"] == status["node"]))
+    for metric, what, value in (
+        ("epoch", "Epoch of a region", lambda r: r["epoch"]),
+        ("active", "1 if its epoch is active", lambda r: int(r["active"])),
+        ("is_master", "1 if this node is its master", lambda r: int(r["master"] == status["node"])),
+    ):
+        text.begin(f"region_{metric}", "gauge", what)
+        for region in status["regions"]:
+            text.add((("region", region["name"]),), value(region))
+    text.begin("replica_lag", "gauge", "Messages that a replica lacks of what is safe")
+    for region in status["regions"]:
+        for id, lag in region["lag"].items():
+            labels = (("region", region["name"]), ("node", names.get(id, id)))
+            text.add(labels, lag["messages"])
+    text.begin("alarms", "gauge", "Alarms, by code")
+    for code, count in sorted(Counter(one["code"] for one in status["alarms"]).items()):
+        text.add((("code", code),), count)
 
 
 def _tell_groups(text: Text, persistent: dict[str, Persistent]) -> None:

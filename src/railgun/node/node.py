@@ -84,6 +84,26 @@ class Cluster(Protocol):
         """Make the dead letters of a stream, in its region; returns when they are there."""
         ...
 
+    async def every(self) -> list[dict[str, Any]]:
+        """All streams of the cluster, as their masters describe them."""
+        ...
+
+    async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
+        """Do one of the calls that are about the cluster itself, or tell of it."""
+        ...
+
+    async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        """Let the master of a stream do a call, if that is another node: whether it is, and what came of it."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """How the cluster is, as far as this node knows without asking anybody."""
+        ...
+
+    def reasons(self) -> dict[str, str]:
+        """Why this node is of no use to clients, by code; nothing: it is."""
+        ...
+
 
 class Ephemeral:
     """An ephemeral stream: who listens."""
@@ -119,6 +139,8 @@ class Node:
         self.events: Events | None = None
         """Ephemeral streams across nodes, if this is one of a cluster."""
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
+        self.left_alone: list[str] = []
+        """Streams in the directory that are of no cluster, though the node is."""
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
         self.cluster: Cluster | None = None
@@ -174,6 +196,7 @@ class Node:
                 file.close()
             if self.in_cluster and not id:
                 told.append(f"stream {name!r} is left alone: it is of no cluster")
+                self.left_alone.append(name)
                 continue
             stream = self.streams[name] = self._start(name, settings, id)
             if isinstance(stream, Persistent):

@@ -21,7 +21,10 @@ def document(version: str) -> dict[str, Any]:
     for call in CALLS.values():
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
     paths["/health"] = {
-        "get": _open("health", "Whether all logs are sound; else 503 with reasons.")
+        "get": _open(
+            "health",
+            "Whether the node is of use: its logs are sound, and in a cluster it takes part; else 503 with reasons.",
+        )
     }
     paths["/openapi.json"] = {"get": _open("openapi", "This document.")}
     metrics = _described("metrics", "Figures for Prometheus.")

@@ -8,7 +8,8 @@ Rules:
 3. It listens on loopback, and elsewhere only with TLS: without, it refuses to start. So does its HTTP API.
 4. In a cluster it also listens for other nodes, with the cluster's secret, and what clients have to know is made from
    that: the same for all nodes.
-5. On SIGTERM or Ctrl-C it takes nothing more, answers what it has, writes what has to be written, and ends.
+5. On SIGTERM or Ctrl-C a member of a cluster first hands over what it is master of, and the lead (`railgun serve` does
+   that). Then it takes nothing more, answers what it has, writes what has to be written, and ends.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from railgun.wire.listening import OpenListenError, is_loopback, keep_secret, se
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
+HAND_OVER: Final = 3.0
+"""Seconds in which others take over, before a node of a cluster ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,11 @@ class Server:
             for connection, session in list(self.sessions.items()):
                 if time.monotonic() - session.heard > SILENCE and not session.paused:
                     connection.transport.abort()
+
+    async def hand_over(self, timeout: float = HAND_OVER) -> None:
+        """Let other nodes of the cluster do what only this one does, before it ends; not longer than that."""
+        if self.member is not None:
+            await self.member.governing.leave_for_now(timeout)
 
     async def stop(self) -> None:
         """End in order."""

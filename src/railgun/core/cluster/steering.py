@@ -130,6 +130,28 @@ class Steering:
             return []
         return [*_Look(self, metadata, members, leader, now).decide()]
 
+    def heir(
+        self, metadata: Metadata, members: Members, leader: str, name: str, now: float
+    ) -> str | None:
+        """Who is to take a region over from a master that wants to go; the next best one that has caught up."""
+        region = metadata.regions[name]
+        look = _Look(self, metadata, members, leader, now)
+        told = look.report(region.master or "").regions.get(name, Told())
+        near = told.caught_up if told.epoch == region.epoch else frozenset()
+        return look.successor(region, False, near)
+
+    def is_well(
+        self, metadata: Metadata, members: Members, leader: str, node: str, now: float
+    ) -> bool:
+        """Whether a node lives, and reports no trouble."""
+        return _Look(self, metadata, members, leader, now).is_well(node)
+
+    def next_leader(
+        self, metadata: Metadata, members: Members, leader: str, now: float
+    ) -> str | None:
+        """Who can lead in place of this one."""
+        return _Look(self, metadata, members, leader, now).next_leader()
+
     def silence(self, node: str, now: float) -> float:
         """For how long nothing was heard of a node, since this one leads."""
         heard = self._heard.get(node)
@@ -267,8 +289,8 @@ class _Look:
         """Whether the successor may be one that is to leave itself: it is better than a master in trouble only."""
         return region.master is not None and bool(self.report(region.master).trouble)
 
-    def successor(self, region: Region, may_leave: bool) -> str | None:
-        """Who is to be the master after the present one."""
+    def successor(self, region: Region, may_leave: bool, near: Collection[str] = ()) -> str | None:
+        """Who is to be the master after the present one; rather one of those that are `near`."""
         leaving = self.metadata.wanted_gone
         fit = [
             node
@@ -278,9 +300,10 @@ class _Look:
             and (may_leave or node not in leaving)
         ]
 
-        def rank(node: str) -> tuple[bool, int, int, str]:
+        def rank(node: str) -> tuple[bool, bool, int, int, str]:
             return (
                 node in leaving,
+                node not in near,
                 self.report(node).lag_in(region.name),
                 self.ruled[node],
                 node,
@@ -346,7 +369,7 @@ class _Look:
             if node in members.voters and self.can_spare(node, members.voters):
                 if node != self.leader:
                     return ChangeMembers(members.without(node))
-                to = self._next_leader()
+                to = self.next_leader()
                 if to is not None:
                     return Transfer(to)
         for node in sorted(self.metadata.nodes):
@@ -363,6 +386,6 @@ class _Look:
         applied = self.report(node).applied
         return applied is None or self.metadata.index - applied <= NEAR
 
-    def _next_leader(self) -> str | None:
+    def next_leader(self) -> str | None:
         fit = [one for one in self.members.voters if one not in self.gone and self.is_well(one)]
         return min((one for one in fit if one != self.leader), default=None)

@@ -44,7 +44,8 @@ class Joining:
         self._member = member
         self.seeds: set[Address] = set()
         """Where people say that there is a cluster, besides discovery."""
-        self._told = ""
+        self.told = ""
+        """Why it is not a member yet, as it was told last."""
         self._forming = asyncio.Lock()
 
     # ------------------------------------------------------------ looking for others
@@ -117,8 +118,8 @@ class Joining:
         return {one["id"]: one["where"] for one in await self._whoami() if one["cluster"] == mine}
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self.told:
+            self.told = text
             _LOG.warning("%s", text)
 
     # ------------------------------------------------------------ joining, forming

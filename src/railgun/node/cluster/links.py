@@ -373,6 +373,8 @@ class Links:
         who = connection.who
         version, to, lane = who.get("version"), who.get("to"), who.get("lane")
         theirs, node = who.get("cluster"), who.get("node")
+        if self._closed:  # it was let in before, and has only now said hello
+            raise HelloError("this node is about to end")
         if version != VERSION:
             raise HelloError(f"this node speaks version {VERSION}, not {version!r}", BAD_VERSION)
         if lane not in LANES or not isinstance(node, str) or not node:

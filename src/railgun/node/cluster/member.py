@@ -12,7 +12,9 @@ Rules:
 4. Each node tells the leader how it is, every fifth part of an election, and is told for how long it may act as
    a master: counted from before it asked.
 5. The leader steers (`core.cluster.steering`): looks at all of it ten times a second, and does what is decided.
-6. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
+6. A stream that this node does not know is refused only when it has heard of all that was agreed on before it was
+   asked: who has made it by way of another node finds it here.
+7. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from railgun.core.cluster.catalogue import StreamInfo
 from railgun.core.cluster.metadata import Metadata
@@ -38,9 +40,12 @@ from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.consensus import Consensus, LostProposalError, NoLeaderError
 from railgun.node.cluster.discovery import Discovery, discovery_of
+from railgun.node.cluster.errors import ClusterError, NotYetError
 from railgun.node.cluster.events import Events
+from railgun.node.cluster.governing import CALLS, LEAVING, Governing
 from railgun.node.cluster.joining import Joining
 from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
+from railgun.node.cluster.overview import Overview
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
@@ -57,24 +62,11 @@ AGAIN: Final = 0.05
 ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
+SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
 _MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
 T = TypeVar("T")
-
-
-class ClusterError(RailgunError):
-    """What the cluster says to a proposal; `code` is its word for it."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class NotYetError(RailgunError):
-    """This node is not a member yet: there is no cluster, or it has not heard of it."""
-
-    code: ClassVar[str] = "NO_CLUSTER"
 
 
 class Member:
@@ -114,6 +106,8 @@ class Member:
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
+        self.overview = Overview(self)
+        self.governing = Governing(self)
         self.discovery: Discovery | None = None
         self.joining: Joining
         self._addresses: dict[str, Address] = {}  # where nodes were found, if not where they were
@@ -122,9 +116,12 @@ class Member:
         self._leading = False
         self._hint = ""  # who is said to lead
         self._dirty = asyncio.Event()
+        self._hurry = asyncio.Event()  # there is a reason to ask for a lease at once
         self._changed: asyncio.Future[None] = self.loop.create_future()
         self._tasks: list[asyncio.Task[Any]] = []
         self._told_positions: dict[str, dict[str, int]] = {}
+        self._asking: set[str] = set()  # streams that nobody here has heard of: are there such?
+        self._absent: dict[str, float] = {}  # there are not, for so long
         self._closing = False
 
     # ------------------------------------------------------------ begin and end
@@ -349,7 +346,10 @@ class Member:
                 await self.node.drop(name)
         for info in list(metadata.streams.values()):
             await self._have(info)
+        before = [region.led for region in self.regions]
         await self.regions.look(metadata)
+        if before != [region.led for region in self.regions]:
+            self._hurry.set()  # what was granted was for an epoch before
         self._tell_moved()
         nodes = [node.dump() for node in metadata.nodes.values()]
         if nodes != self.who.nodes:  # where to look for them after a restart
@@ -420,6 +420,7 @@ class Member:
         if leads and not self._leading:
             self.steering.began(time.monotonic())
         self._leading = leads
+        self._hurry.set()
         self.notify()
 
     async def _renew_for_ever(self) -> None:
@@ -431,7 +432,10 @@ class Member:
                     await self._renew(consensus, 2 * pause)
                 except RailgunError:
                     pause = AGAIN
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+            self._hurry.clear()
 
     async def _renew(self, consensus: Consensus, timeout: float) -> None:
         asked = time.monotonic()
@@ -449,15 +453,19 @@ class Member:
         for name, epoch in told.get("epochs", {}).items():
             self.regions.get(name).granted(epoch, asked + told["lease"])
 
+    @property
+    def trouble(self) -> str:
+        """Why this node cannot be anybody's master, if so."""
+        found = next((region.trouble for region in self.regions if region.trouble), "")
+        return found or (LEAVING if self.governing.leaving else "")
+
     def _report(self, consensus: Consensus) -> dict[str, Any]:
         regions: dict[str, Any] = {}
-        trouble = ""
         for region in self.regions:
             told = region.report(self.metadata)
             if told is not None:
                 regions[region.name] = told
-            trouble = trouble or region.trouble
-        return {"regions": regions, "trouble": trouble, "applied": consensus.applied}
+        return {"regions": regions, "trouble": self.trouble, "applied": consensus.applied}
 
     def _grant(self, node: str, report: dict[str, Any]) -> dict[str, Any]:
         """A node tells how it is, and wants to act for a while longer."""
@@ -524,6 +532,7 @@ class Member:
         beat = 0.0
         while True:
             await asyncio.sleep(0.5)
+            self.overview.look()
             consensus = self.consensus
             if consensus is None:
                 continue
@@ -615,12 +624,15 @@ class Member:
             case "leader":
                 return self.consensus.leader if self.consensus is not None else None
             case "streams":
-                return [self.node.describe(name) for name in self._led_streams()]
+                return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
                 return await self.joining.called(name, arguments)
+            case _ if name in CALLS:
+                return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
-    def _led_streams(self) -> list[str]:
+    def led_streams(self) -> list[str]:
+        """The streams that this node is the master of, and serves."""
         return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
 
     # ------------------------------------------------------------ what the node asks for
@@ -684,6 +696,26 @@ class Member:
         if name not in self.node.streams:
             raise NoMasterError(f"the dead letters of {stream!r} are not there yet")
 
+    async def every(self) -> list[dict[str, Any]]:
+        """All streams of the cluster, as their masters describe them."""
+        return await self.overview.streams()
+
+    async def administer(self, call: str, arguments: dict[str, Any]) -> Any:
+        """Do one of the calls that are about the cluster itself."""
+        return await self.governing.administer(call, arguments)
+
+    async def elsewhere(self, call: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        """Let the master of a stream do a call, if that is another node."""
+        return await self.governing.elsewhere(call, arguments)
+
+    def status(self) -> dict[str, Any]:
+        """How the cluster is, as far as this node knows."""
+        return self.overview.status()
+
+    def reasons(self) -> dict[str, str]:
+        """Why this node is of no use, by code."""
+        return self.overview.reasons()
+
     # ------------------------------------------------------------ where streams are served
 
     @property
@@ -697,9 +729,7 @@ class Member:
         if info is None:
             if not self.metadata.cluster:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
-            raise NoStreamError(
-                f"there is no stream {stream[:200]!r}: make it (railgun stream ensure)"
-            )
+            return self._unknown(stream)
         here = self.node.streams.get(stream)
         if info.settings.get("kind") == "ephemeral":
             return Here() if here is not None else Nobody(NoMasterError("it is being made here"))
@@ -716,6 +746,31 @@ class Member:
             if node is not None and node.id != self.me and self.links.is_up(node.id):
                 return There(node.id, node.host, node.port)
         return Nobody(NoMasterError(f"the master of region {info.region!r} cannot be reached"))
+
+    def _unknown(self, stream: str) -> Place:
+        """There is no such stream, or this node has not heard of it yet: it is refused when that is sure."""
+        if self._absent.get(stream, 0.0) > self.loop.time():
+            raise NoStreamError(
+                f"there is no stream {stream[:200]!r}: make it (railgun stream ensure)"
+            )
+        if stream not in self._asking and self.consensus is not None:
+            self._asking.add(stream)
+            self.node.spawn(self._make_sure(stream, self.consensus))
+        told = f"nobody leads who could tell whether there is a stream {stream[:200]!r}"
+        return Nobody(NoMasterError(told))
+
+    async def _make_sure(self, stream: str, consensus: Consensus) -> None:
+        """Hear of all that was agreed on up to now."""
+        try:
+            await consensus.barrier()
+            now = self.loop.time()
+            self._absent = {name: until for name, until in self._absent.items() if until > now}
+            self._absent[stream] = now + SURE
+        except RailgunError:
+            await asyncio.sleep(AGAIN)
+        finally:
+            self._asking.discard(stream)
+            self.notify()
 
     async def wait(self, stream: str, write: bool) -> None:
         """Until the answer may be another one."""

@@ -11,13 +11,17 @@ Rules:
 4. A node that was master of an epoch when it went down is not master of it when it is back: it reports that it has to
    begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
-6. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
+6. A master that is asked to hand over (`yield_up`) takes nothing more, answers what it has taken, and never acts in its
+   epoch again. So another one may follow at once, with nobody waiting for a lease to end; if none does, this node
+   has to begin `anew`.
+7. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
    not known here yet is kept until it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -35,13 +39,15 @@ from railgun.node.cluster.links import Lane
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.disk import Disk, put
-from railgun.node.errors import storage_error
+from railgun.node.errors import NoMasterError, storage_error
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
 
 PROMISES: Final = "cluster/promises.json"
 MOST_EARLY: Final = 10_000
+DRAIN: Final = 0.5  # seconds for what was taken, when a master hands over
+PAUSE: Final = 0.002
 RETRY: Final = 0.5
 _LOG: Final = logging.getLogger(__name__)
 
@@ -100,6 +106,7 @@ class Region:
         self._sessions: dict[str, int] = {}  # as a master
         self._master: tuple[str, int, int] | None = None  # whom it follows: node, epoch, session
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
+        self._yields = False  # whether it is about to hand over
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
 
@@ -142,6 +149,13 @@ class Region:
             if all(master is not None and master.caught_up(node) for master in copies)
         )
 
+    def lags(self) -> dict[str, int]:
+        """How many messages the other replicas lack of what is safe, over all streams; as a master."""
+        if not self.led:
+            return {}
+        copies = list(self.streams.values())
+        return {node: sum(copy.lag(node) for copy in copies) for node in sorted(self._others)}
+
     # ------------------------------------------------------------ roles
 
     async def look(self, metadata: Metadata) -> None:
@@ -170,7 +184,7 @@ class Region:
         _LOG.info("region %r: this node is its master in epoch %d", self.name, epoch)
         self._master = None
         self._sessions.clear()
-        was, self.led = self.led, epoch
+        was, self.led, self._yields = self.led, epoch, False
         for copy in self.streams.values():
             if going_on and copy.can_go_on:
                 copy.go_on(epoch, self._sets)
@@ -193,6 +207,26 @@ class Region:
             copy.step_down()
         self.regions.moved({copy.stream.name for copy in self.streams.values()})
 
+    async def yield_up(self, epoch: int) -> None:
+        """Be the master no more, so that another one may be at once. It never acts in this epoch again."""
+        if self.led != epoch:
+            if not self.led and self.regions.promises.of(self.name) >= epoch:
+                return  # it does not act any more
+            raise NoMasterError(
+                f"region {self.name!r}: this node is not its master in epoch {epoch} yet"
+            )
+        self._yields, self.lease = True, 0.0
+        self.changed()
+        with contextlib.suppress(TimeoutError, RailgunError):
+            async with asyncio.timeout(DRAIN):
+                for copy in list(self.streams.values()):
+                    await copy.settle()
+                while any(copy.owes for copy in self.streams.values()):
+                    await asyncio.sleep(PAUSE)
+        async with self._turn:
+            if self.led == epoch:
+                self._step_down()
+
     def report(self, metadata: Metadata) -> dict[str, Any] | None:
         """What the leader of the cluster has to know; None: nothing."""
         info = metadata.regions.get(self.name)
@@ -210,7 +244,7 @@ class Region:
 
     def granted(self, epoch: int, until: float) -> None:
         """The leader lets this node act, until then."""
-        if epoch != self.led:
+        if epoch != self.led or self._yields:
             return
         idle = not self.may_act()
         self.lease = max(self.lease, until)

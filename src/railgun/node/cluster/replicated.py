@@ -176,6 +176,23 @@ class Replicated:
         """Whether a majority has the label of the epoch."""
         return self.master is not None and self.master.active
 
+    @property
+    def owes(self) -> bool:
+        """Whether somebody waits for an answer, or something was taken that is not safe yet."""
+        unsafe: bool = self.master is not None and self.copy.safe < self.copy.durable
+        return unsafe or bool(self._waiting or self._patient or self._awaited)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has lost something that it had, and has not got it back."""
+        return bool(self._label == LOST)
+
+    def lag(self, node: str) -> int:
+        """How many messages a replica lacks of what is safe, as far as the master knows."""
+        peer = self.master.peers.get(node) if self.master is not None else None
+        has = self.copy.first if peer is None else max(peer.end, self.copy.first)
+        return max(0, self.copy.safe - has)
+
     async def fenced(self, master: str, epoch: int, session: int) -> Standing:
         """Follow this master; how the copy stands."""
         if self.master is not None:

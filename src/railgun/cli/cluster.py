@@ -1,0 +1,203 @@
+"""The commands about a cluster: how it is, and what is to become of its nodes and masters."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from railgun.cli import cluster_view as view
+from railgun.cli.administer import confirm
+from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.cli.streams import talk
+from railgun.client.client import Client
+from railgun.client.errors import StreamsError
+from railgun.client.registry import Registry
+
+EVERY: Final = 1.0  # seconds between two looks
+_MARGIN: Final = 10.0  # seconds more than a node may take
+
+
+def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """How the cluster is."""
+
+    async def work(client: Client) -> int:
+        if options.watch:
+            await _watch(client, options, out)
+        found = await client.admin("cluster")
+        deadline = client.loop.time() + (options.wait or 0.0)
+        while options.wait and not found["settled"] and client.loop.time() < deadline:
+            await asyncio.sleep(0.2)
+            found = await client.admin("cluster")
+        out.data(cluster=found)
+        out.show(view.status(found))
+        if options.wait and not found["settled"]:
+            return FAILED
+        return FAILED if options.check and found["alarms"] else DONE
+
+    if options.watch and (options.check or options.wait):
+        raise CommandError(
+            USAGE, "usage", "--watch never ends: it cannot be with --check or --wait"
+        )
+    return talk(options, work)
+
+
+async def _watch(client: Client, options: argparse.Namespace, out: Output) -> None:
+    """Again and again, until Ctrl-C; a node that goes away is told, and looked for."""
+    from rich.live import Live
+
+    with Live(console=out.console, auto_refresh=False) as live:
+        while True:
+            try:
+                found = await client.admin("cluster", timeout=5 * EVERY)
+                out.data(cluster=found)
+                if not out.as_json:
+                    live.update(view.status(found), refresh=True)
+            except StreamsError as error:
+                out.warn(f"no answer: {error}")
+            await asyncio.sleep(options.every)
+
+
+def nodes(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Which nodes there are."""
+
+    async def work(client: Client) -> int:
+        found = (await client.admin("cluster"))["nodes"]
+        out.listing("nodes", found, view.nodes, "this node is not a member of a cluster yet")
+        return DONE
+
+    return talk(options, work)
+
+
+def join(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Tell a node where a cluster is."""
+
+    async def work(client: Client) -> int:
+        done = await client.admin(
+            "join", options.wait + _MARGIN, address=options.address, wait=options.wait
+        )
+        out.data(**done)
+        if done["result"] == "JOINED":
+            out.line(f"a member of the cluster {done['cluster']} now")
+            return DONE
+        raise CommandError(
+            FAILED,
+            "not-joined",
+            f"not a member yet after {options.wait:g} s, and still trying: {done['why'] or 'no answer'}",
+        )
+
+    return talk(options, work)
+
+
+def remove(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Let a node leave."""
+    confirm(options, out, f"let the node {options.name} leave the cluster, with its copies")
+
+    async def work(client: Client) -> int:
+        done = await client.admin(
+            "remove_node", options.wait + _MARGIN, node=options.name, wait=options.wait
+        )
+        out.data(node=options.name, **done)
+        if done["result"] == "REMOVED":
+            out.line(f"{options.name}: no member any more; stop it, and remove its directory")
+            return DONE
+        if not options.wait:
+            out.line(f"{options.name}: leaving; {done['why']}")
+            return DONE
+        raise CommandError(
+            FAILED,
+            "not-removed",
+            f"{options.name} is still there after {options.wait:g} s: {done['why']}. It goes on leaving; "
+            f"railgun cluster keep {options.name} takes that back",
+        )
+
+    return talk(options, work)
+
+
+def keep(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Let a node stay."""
+
+    async def work(client: Client) -> int:
+        done = await client.admin("keep_node", node=options.name)
+        out.data(node=options.name, **done)
+        out.line(f"{options.name}: stays")
+        return DONE
+
+    return talk(options, work)
+
+
+def transfer(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Let a node be the master of a region, or lead."""
+    if (options.region is None) == (not options.leader):
+        raise CommandError(USAGE, "usage", "say which: --region REGION, or --leader")
+
+    async def work(client: Client) -> int:
+        given = {} if options.leader else {"region": options.region}
+        done = await client.admin("transfer", node=options.name, **given)
+        what = "leads" if options.leader else f"is the master of {options.region}"
+
+        def is_so(found: dict[str, Any], node: str) -> bool:
+            if options.leader:
+                return bool(found["leader"] == node)
+            return any(
+                one["name"] == options.region and one["master"] == node and one["acting"]
+                for one in found["regions"]
+            )
+
+        if not await _until(client, options.name, is_so):
+            raise CommandError(
+                FAILED, "not-moved", f"{options.name} was chosen, and does not serve yet"
+            )
+        out.data(node=options.name, **done)
+        out.line(f"{options.name}: {what}")
+        return DONE
+
+    return talk(options, work)
+
+
+async def _until(client: Client, called: str, is_so: Callable[[dict[str, Any], str], bool]) -> bool:
+    """Look until it is so, for a while."""
+    deadline = client.loop.time() + _MARGIN
+    while client.loop.time() < deadline:
+        found = await client.admin("cluster")
+        node = next(
+            (one["id"] for one in found["nodes"] if called in (one["name"], one["id"])), called
+        )
+        if is_so(found, node):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def settings(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """What the cluster's settings are; change some."""
+    change = dict(_setting(one) for one in options.change)
+
+    async def work(client: Client) -> int:
+        done = await client.admin("cluster_settings", change=change)
+        out.data(**done)
+        out.show(view.settings(done["settings"], change))
+        return DONE
+
+    return talk(options, work)
+
+
+def _setting(typed: str) -> tuple[str, float | int | None]:
+    """A setting as it is typed.
+
+    >>> _setting("patience=2.5"), _setting("prune_after=none")
+    (('patience', 2.5), ('prune_after', None))
+    """
+    key, sign, value = typed.partition("=")
+    if not sign or not key:
+        raise CommandError(USAGE, "usage", f"{typed!r}: write KEY=VALUE, as patience=2")
+    if value == "none":
+        return key, None
+    try:
+        number = float(value)
+    except ValueError:
+        told = f"{key} is a number of seconds, or none: not {value!r}"
+        raise CommandError(USAGE, "usage", told) from None
+    return key, int(number) if number.is_integer() else number

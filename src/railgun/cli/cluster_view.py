@@ -1,0 +1,158 @@
+"""Pictures of a cluster, for people: at one glance whether all is well, then a line a node, and a line a region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from railgun.cli.output import duration
+
+Told = dict[str, Any]
+_COLOURS: Final = {"critical": "bold red", "warning": "yellow"}
+
+
+def _table(*columns: str) -> Table:
+    """Columns; those that end with `>` are numbers."""
+    table = Table()
+    for column in columns:
+        name = column.removesuffix(">")
+        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
+    return table
+
+
+def status(found: Told) -> RenderableType:
+    """All of it."""
+    parts: list[RenderableType] = [Text(headline(found), _colour(found["alarms"]))]
+    if found["state"] == "member":
+        names = _names(found)
+        leader = names.get(found["leader"], "nobody")
+        count = found["streams"]
+        told = f"{count} stream{'s' * (count != 1)}, leader {leader} in term {found['term']}"
+        parts.append(Text(f"{told}; told by {found['name']}", "dim"))
+    if found["nodes"]:
+        parts.append(_nodes(found["nodes"], found))
+    if found["regions"]:
+        parts.append(_regions(found))
+    parts += [alarm(one) for one in found["alarms"]]
+    return Group(*parts)
+
+
+def headline(found: Told) -> str:
+    """Whether all is well, in a line.
+
+    >>> headline({"state": "member", "cluster": "c1", "alarms": [], "nodes": [{"up": True}, {"up": True}]})
+    'cluster c1: all is well, 2 of 2 nodes are up'
+    """
+    if found["state"] != "member":
+        return "no cluster yet"
+    up = sum(one["up"] for one in found["nodes"])
+    bad = sum(one["severity"] == "critical" for one in found["alarms"])
+    well = "all is well"
+    if found["alarms"]:
+        count = len(found["alarms"])
+        well = f"{count} alarm{'s' * (count != 1)}" + (f", {bad} critical" if bad else "")
+    return f"cluster {found['cluster']}: {well}, {up} of {len(found['nodes'])} nodes are up"
+
+
+def _colour(alarms: Sequence[Told]) -> str:
+    worst = {one["severity"] for one in alarms}
+    return "bold red" if "critical" in worst else "yellow" if worst else "green"
+
+
+def alarm(one: Told) -> RenderableType:
+    """One alarm, and what to do about it."""
+    return Text.assemble(
+        (f"{one['code']}: ", _COLOURS[one["severity"]]), f"{one['text']}. ", (one["todo"], "dim")
+    )
+
+
+def nodes(found: Sequence[Told]) -> RenderableType:
+    """The nodes, without what only the whole status knows."""
+    return _nodes(found, None)
+
+
+def _nodes(found: Sequence[Told], whole: Told | None) -> RenderableType:
+    table = _table("node", "", "clients", "nodes", "regions", "id")
+    for one in found:
+        regions = ", ".join(
+            name if role == "master" else f"{name} (replica)"
+            for name, role in one["regions"].items()
+        )
+        table.add_row(
+            Text(one["name"], "bold" if whole is not None and one["id"] == whole["leader"] else ""),
+            _state(one, whole),
+            f"{one['host']}:{one['port']}",
+            f"{one['cluster_host']}:{one['cluster_port']}",
+            Text(regions),
+            Text(one["id"], "dim"),
+        )
+    return table
+
+
+def _state(one: Told, whole: Told | None) -> Text:
+    if one["failed"]:
+        return Text("failed", "bold red")
+    if not one["up"]:
+        silent = one["silent_for"]
+        return Text("silent" + ("" if silent is None else f" for {duration(silent)}"), "red")
+    if one["trouble"]:
+        return Text("in trouble", "red")
+    if one["leaving"]:
+        return Text("leaving", "yellow")
+    if whole is None:
+        return Text("up", "green")
+    if one["id"] == whole["leader"]:
+        return Text("up, leads", "green")
+    if one["id"] in whole["voters"]:
+        return Text("up", "green")
+    return Text("up, learns" if one["id"] in whole["learners"] else "up, joins", "cyan")
+
+
+def _regions(found: Told) -> RenderableType:
+    names = _names(found)
+    table = _table("region", "", "epoch>", "master", "replicas", "streams>")
+    for one in found["regions"]:
+        replicas = Text(", ").join(
+            _replica(id, one, names)
+            for id in (*one["voting"], *one["learning"])
+            if id != one["master"]
+        )
+        state = Text("active", "green") if one["active"] else Text("not active yet", "yellow")
+        if one["master"] is None:
+            state = Text("no master", "red")
+        table.add_row(
+            Text(one["name"]),
+            state,
+            str(one["epoch"]),
+            Text(names.get(one["master"], "")),
+            replicas,
+            str(one["streams"]),
+        )
+    return table
+
+
+def _replica(id: str, region: Told, names: Mapping[str | None, str]) -> Text:
+    told = names.get(id, id) + (" (learns)" if id in region["learning"] else "")
+    lag = region["lag"].get(id)
+    if lag is None:
+        return Text(told)
+    if lag["messages"]:
+        return Text(f"{told} −{lag['messages']:,}", "yellow" if lag["behind_for"] > 1 else "")
+    return Text(told, "" if lag["caught_up"] else "yellow")
+
+
+def _names(found: Told) -> dict[str | None, str]:
+    return {one["id"]: one["name"] for one in found["nodes"]}
+
+
+def settings(found: Mapping[str, Any], changed: Mapping[str, Any]) -> RenderableType:
+    """The settings of a cluster."""
+    table = _table("setting", "seconds>")
+    for key, value in sorted(found.items()):
+        words = "none" if value is None else f"{value:g}"
+        table.add_row(Text(key, "bold" if key in changed else ""), words)
+    return table

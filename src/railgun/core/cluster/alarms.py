@@ -1,0 +1,189 @@
+"""Alarms: what is wrong with a cluster, in words for people and codes for programs.
+
+They are derived from a status (`node.cluster.overview`) and from nothing else: the same status, the same alarms. Rules:
+
+1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do.
+2. *critical*: something is not served now, or a node takes no part. *warning*: all is served, and somebody should look.
+3. What is not known is no alarm: a node that was not asked, or did not answer, is silent if the leader says so, or,
+   where no leader can be asked, if there is no connection to it.
+4. What is over by itself in a moment is none either: a replica that lags or an epoch that is not active is told after
+   `LONG` seconds.
+5. One cause, one alarm: a silent node does not lag, and a cluster without a leader does not lack masters, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+LONG: Final = 10.0
+"""Seconds after which what takes its time takes too long."""
+Severity = Literal["critical", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One thing that is wrong."""
+
+    code: str
+    severity: Severity
+    about: str
+    text: str
+    todo: str
+
+
+TODO: Final[Mapping[str, str]] = {
+    "NO_CLUSTER": "Start the other nodes, or say where one is: railgun cluster join HOST:PORT",
+    "NO_LEADER": "Start the nodes that are down, or mend the network: a majority of the voters has to see each other",
+    "RAFT_FAILED": "Look after its disk, and start the node again; if it does not start, replace it",
+    "NO_QUORUM": "Start the nodes that are down: what was acknowledged is safe, and writes wait",
+    "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
+    "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
+    "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
+    "NODE_TROUBLE": "Look after its disk, and start the node again",
+    "REPLICA_BEHIND": "See whether its disk, its processor or its network is too slow",
+    "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
+    "NO_QUORUM_SPARE": "Start the nodes that are down, or add one",
+    "DRIFT": "Change the cluster (railgun cluster settings KEY=VALUE), or make the file say the same",
+    "LEFT_ALONE": "They are older than the node's membership, and served by nobody: start it without [cluster] to read",
+}
+"""What to do, by code."""
+
+
+def derive(status: Mapping[str, Any]) -> list[Alarm]:
+    """All alarms of a status, the worst first.
+
+    >>> derive({"state": "alone", "node": "n1", "looking": "2 of 3 nodes are there", "nodes": [], "regions": []})
+    [Alarm(code='NO_CLUSTER', severity='critical', about='n1', text='...2 of 3 nodes are there', todo=...)]
+    """
+    found = [*_of_cluster(status)]
+    for node in status["nodes"]:
+        found += _of_node(node)
+    if status["state"] == "member" and status["leader"] is not None:
+        for region in status["regions"]:
+            found += _of_region(status, region)
+    return sorted(found, key=lambda one: one.severity)
+
+
+def is_settled(status: Mapping[str, Any]) -> bool:
+    """Whether all is as it is to be, so that one more node may be stopped.
+
+    There is no alarm, every node answers, every region is served, and every replica has caught up.
+    """
+    if status["state"] != "member" or status["leader"] is None or status["alarms"]:
+        return False
+    if not status["nodes"] or not all(one["answered"] for one in status["nodes"]):
+        return False
+    for region in status["regions"]:
+        others = {*region["voting"], *region["learning"]} - {region["master"]}
+        lags = region["lag"]
+        if not others and not region["streams"]:
+            continue
+        if not region["active"] or not region["acting"]:
+            return False
+        if not all(one in lags and lags[one]["caught_up"] for one in others):
+            return False
+    return True
+
+
+def _critical(code: str, about: str, text: str) -> Alarm:
+    return Alarm(code, "critical", about, text, TODO[code])
+
+
+def _warning(code: str, about: str, text: str) -> Alarm:
+    return Alarm(code, "warning", about, text, TODO[code])
+
+
+def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
+    if status["state"] != "member":
+        why = status.get("looking") or "it looks for others"
+        told = f"this node is not a member of a cluster yet: {why}"
+        yield _critical("NO_CLUSTER", status["node"], told)
+        return
+    up = {one["id"] for one in status["nodes"] if one["up"]}
+    voters = status["voters"]
+    if status["leader"] is None:
+        seen = f": {_share(voters, up, 'voters')} are seen" if status["nodes"] else " yet"
+        told = f"this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
+        yield _critical("NO_LEADER", "cluster", told)
+    elif (spare := _spare(voters, up)) is not None and spare == 0:
+        told = "one more failure, and nobody can lead: " + _share(voters, up, "voters")
+        yield _warning("NO_QUORUM_SPARE", "cluster", told)
+
+
+def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
+    name = node["name"]
+    if node.get("failed"):
+        yield _critical("RAFT_FAILED", name, f"{name} takes no part any more: {node['failed']}")
+        return
+    if not node["up"]:
+        silent = node.get("silent_for")
+        told = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")
+        yield _warning("NODE_SILENT", name, told)
+        return
+    if node.get("trouble"):
+        told = f"{name} cannot be a master: {node['trouble']}"
+        yield _warning("NODE_TROUBLE", name, told)
+    for stream, why in sorted(node.get("damaged", {}).items()):
+        told = f"the copy of {stream!r} on {name} has lost something: {why}"
+        yield _warning("COPY_DAMAGED", name, told)
+    drift = node.get("drift") or {}
+    if drift:
+        words = [f"{key} is {one['file']} in its file" for key, one in sorted(drift.items())]
+        is_so = [f"{one['cluster']}" for _, one in sorted(drift.items())]
+        told = f"{name}: {', '.join(words)}, and the cluster has {', '.join(is_so)}"
+        yield _warning("DRIFT", name, told)
+    alone = node.get("left_alone") or []
+    if alone:
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
+        yield _warning("LEFT_ALONE", name, told)
+
+
+def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator[Alarm]:
+    name, voting, master = region["name"], region["voting"], region["master"]
+    nodes = {one["id"]: one for one in status["nodes"]}
+    up = {id for id, one in nodes.items() if one["up"]}
+    if not voting and not region["streams"]:
+        return  # nobody wants it, and nothing is in it
+
+    def called(id: str) -> str:
+        return str(nodes[id]["name"]) if id in nodes else id
+
+    if 2 * sum(one in up for one in voting) <= len(voting):
+        told = f"region {name}: {_share(voting, up, 'voting replicas')}. What is written waits"
+        yield _critical("NO_QUORUM", name, told)
+    elif master is None:
+        yield _critical("NO_MASTER", name, f"region {name} has no master yet")
+    elif master not in up:
+        told = f"region {name}: its master {called(master)} is silent, and nobody follows it"
+        yield _critical("NO_MASTER", name, told)
+    elif region.get("idle_for", 0.0) > LONG:
+        told = f"region {name}: its master {called(master)} does not serve for {region['idle_for']:.0f} s"
+        yield _critical("NO_MASTER", name, told)
+    elif not region["active"] and region["inactive_for"] > LONG:
+        told = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
+        yield _warning("NOT_ACTIVE", name, told)
+    elif (spare := _spare(voting, up)) is not None and spare == 0:
+        told = f"region {name}: one more failure, and writes wait: "
+        yield _warning(
+            "NO_QUORUM_SPARE", name, told + _share(voting, up, "voting replicas are there")
+        )
+    for id, lag in sorted(region["lag"].items()):
+        if id in up and not lag["caught_up"] and lag["behind_for"] > LONG:
+            much, long = f"{lag['messages']:,} messages", f"{lag['behind_for']:.0f} s"
+            told = f"{called(id)} is {much} behind in region {name}, for {long}"
+            yield _warning("REPLICA_BEHIND", called(id), told)
+
+
+def _spare(voting: list[str], up: set[str]) -> int | None:
+    """How many more may fail; None: that many were never meant to (one or two, and all are there)."""
+    there = sum(one in up for one in voting)
+    if len(voting) < 3 and there == len(voting):
+        return None
+    return max(0, there - len(voting) // 2 - 1)
+
+
+def _share(voting: list[str], up: set[str], what: str) -> str:
+    return f"{sum(one in up for one in voting)} of {len(voting)} {what}"

@@ -1,0 +1,329 @@
+"""How a cluster is, in one piece: for people, for programs, and for whoever watches it.
+
+Rules:
+
+1. Each node tells what only it knows (`here`): the leader for how long others are silent, masters how far their
+   replicas are, everybody how their disks and files are. Any node puts that together: it asks all others at once, and
+   waits for none longer than `PATIENCE`.
+2. `status` asks nobody: what this node knows, for figures and health. The same form, with less in it.
+3. A replica is behind since the moment at which something was safe that it has not got yet. So one that follows
+   closely under load is not behind, though it never has all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from railgun.core.cluster.alarms import LONG, derive, is_settled
+from railgun.node.cluster import identity
+from railgun.node.cluster.links import PeerError
+from railgun.node.cluster.regions import Region
+from railgun.node.persistent import Persistent
+
+if TYPE_CHECKING:
+    from railgun.node.cluster.member import Member
+
+PATIENCE: Final = 1.0
+Told = dict[str, Any]
+
+
+class Overview:
+    """What a node can tell of its cluster."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._behind: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and what it lacks
+        self._inactive: dict[str, tuple[int, float]] = {}  # by region: its epoch, and since when
+        self._idle: dict[str, float] = {}  # regions it is master of and does not serve
+        self._leaderless: float | None = time.monotonic()
+
+    # ------------------------------------------------------------ what takes time
+
+    def look(self) -> None:
+        """Remember since when things are as they are. Called now and then."""
+        member, now = self._member, time.monotonic()
+        led = member.consensus is not None and member.consensus.leader is not None
+        self._leaderless = None if led else self._leaderless or now
+        regions = member.metadata.regions
+        waits = {name: one.epoch for name, one in regions.items() if not one.is_active}
+        self._inactive = {
+            name: self._inactive[name]
+            if self._inactive.get(name, (0,))[0] == epoch
+            else (epoch, now)
+            for name, epoch in waits.items()
+        }
+        idle = {
+            one.name for one in member.regions if self._is_master(one.name) and not one.may_act()
+        }
+        self._idle = {name: self._idle.get(name, now) for name in idle}
+        before, self._behind = self._behind, {}
+        for region in member.regions:
+            self._look_at(region, before, now)
+
+    def _look_at(
+        self, region: Region, before: dict[tuple[str, str], tuple[float, int]], now: float
+    ) -> None:
+        total = sum(copy.safe for copy in region.streams.values())
+        good = set(region.caught_up())
+        for node, lag in region.lags().items():
+            if node in good and not lag:
+                continue
+            since, target = before.get((region.name, node), (now, total))
+            reached = total - lag if node in good or lag else -1
+            if not target > reached or target > total:  # it has got what it lacked, or that is gone
+                since, target = now, total
+            self._behind[region.name, node] = since, target
+
+    def _is_master(self, region: str) -> bool:
+        there = self._member.metadata.regions.get(region)
+        return there is not None and there.master == self._member.me
+
+    @property
+    def leaderless_for(self) -> float:
+        """Seconds for which this node has known no leader."""
+        return 0.0 if self._leaderless is None else time.monotonic() - self._leaderless
+
+    # ------------------------------------------------------------ what this node knows
+
+    def here(self) -> Told:
+        """What this node knows, and others may not."""
+        member, now = self._member, time.monotonic()
+        consensus = member.consensus
+        return {
+            "term": consensus.term if consensus is not None else 0,
+            "applied": consensus.applied if consensus is not None else 0,
+            "silence": self._silence(),
+            "failed": str(member.failed or ""),
+            "trouble": member.trouble,
+            "drift": member.metadata.drift(member.config.settings),
+            "left_alone": self._left_alone(),
+            "damaged": self._damaged(),
+            "regions": {one.name: self._led(one, now) for one in member.regions if one.led},
+        }
+
+    def _silence(self) -> dict[str, float] | None:
+        """For how long the others are silent, if this node leads."""
+        member, now = self._member, time.monotonic()
+        if member.consensus is None or not member.consensus.leads:
+            return None
+        others = [id for id in member.metadata.nodes if id != member.me]
+        return {id: round(member.steering.silence(id, now), 3) for id in others}
+
+    def _led(self, region: Region, now: float) -> Told:
+        good = set(region.caught_up())
+        lag = {
+            node: {
+                "messages": messages,
+                "caught_up": node in good,
+                "behind_for": round(now - self._behind.get((region.name, node), (now, 0))[0], 3),
+            }
+            for node, messages in region.lags().items()
+        }
+        idle = self._idle.get(region.name, now)
+        return {
+            "epoch": region.led,
+            "acting": region.may_act(),
+            "idle_for": round(now - idle, 3),
+            "lag": lag,
+        }
+
+    def _left_alone(self) -> list[str]:
+        """Streams in the directory that nobody serves, because they are not of this cluster."""
+        metadata = self._member.metadata
+        known = {one.id for one in metadata.streams.values()} | metadata.deleted
+        strange = [
+            name
+            for name, stream in self._member.node.streams.items()
+            if metadata.cluster and stream.id not in known
+        ]
+        return sorted({*self._member.node.left_alone, *strange})
+
+    def _damaged(self) -> dict[str, str]:
+        found = {}
+        for region in self._member.regions:
+            for copy in region.streams.values():
+                if copy.lost:
+                    found[copy.stream.name] = "it is fetched from the others"
+                elif copy.stream.log.damage is not None:
+                    found[copy.stream.name] = str(copy.stream.log.damage)
+        return found
+
+    # ------------------------------------------------------------ all of it
+
+    def status(self) -> Told:
+        """How the cluster is, as far as this node knows."""
+        return self._put_together({self._member.me: self.here()})
+
+    async def ask_all(self) -> Told:
+        """How the cluster is, as all say who answer."""
+        member = self._member
+        others = [id for id in member.metadata.nodes if id != member.me and member.links.is_up(id)]
+        asked = [member.links.call(id, "here", {}, PATIENCE) for id in others]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        told = {member.me: self.here()}
+        for id, answer in zip(others, answers, strict=True):
+            if isinstance(answer, dict):
+                told[id] = answer
+            elif not isinstance(answer, PeerError):
+                raise answer if isinstance(answer, BaseException) else TypeError(answer)
+        return self._put_together(told)
+
+    def _put_together(self, told: dict[str, Told]) -> Told:
+        member = self._member
+        metadata, consensus = member.metadata, member.consensus
+        is_member = member.who.state != identity.ALONE and consensus is not None
+        members = consensus.members if consensus is not None else None
+        leader = consensus.leader if consensus is not None else None
+        status: Told = {
+            "cluster": member.who.cluster,
+            "state": "member" if is_member else "alone",
+            "looking": "" if is_member else member.joining.told,
+            "node": member.me,
+            "name": member.info.get("name", ""),
+            "leader": leader,
+            "term": consensus.term if consensus is not None else 0,
+            "commit": consensus.commit if consensus is not None else 0,
+            "applied": consensus.applied if consensus is not None else 0,
+            "voters": list(members.voters) if members is not None else [],
+            "learners": list(members.learners) if members is not None else [],
+            "nodes": self.nodes(told),
+            "regions": [self._region(name, told) for name in sorted(metadata.regions)],
+            "streams": len(metadata.streams),
+            "settings": dict(metadata.settings),
+        }
+        status["alarms"] = [asdict(one) for one in derive(status)]
+        status["settled"] = is_settled(status)
+        return status
+
+    def nodes(self, told: dict[str, Told] | None = None) -> list[Told]:
+        """The nodes, with what is known of each; `told`: what they have said."""
+        member, metadata = self._member, self._member.metadata
+        told = {member.me: {"silence": self._silence()}} if told is None else told
+        consensus = member.consensus
+        leader = consensus.leader if consensus is not None else None
+        silence = told.get(leader or "", {}).get("silence")
+        found = []
+        for node in metadata.nodes.values():
+            here = told.get(node.id, {})
+            up, silent = self._is_up(node.id, leader, silence, told)
+            found.append(
+                {
+                    **node.dump(),
+                    "up": up,
+                    "answered": bool(here) and "term" in here,
+                    "silent_for": None if up else silent,
+                    "leaving": node.id in metadata.wanted_gone,
+                    "failed": here.get("failed", ""),
+                    "trouble": here.get("trouble", ""),
+                    "damaged": here.get("damaged", {}),
+                    "drift": here.get("drift", {}),
+                    "left_alone": here.get("left_alone", []),
+                    "applied": here.get("applied"),
+                }
+            )
+        return sorted(found, key=lambda one: str(one["name"]))
+
+    def _is_up(
+        self, id: str, leader: str | None, silence: dict[str, float] | None, told: dict[str, Told]
+    ) -> tuple[bool, float | None]:
+        """Whether a node is heard of, and for how long it is not: the leader knows best."""
+        if id in (self._member.me, leader):
+            return True, None
+        if silence is None:
+            return id in told or self._member.links.is_up(id), None
+        metadata = self._member.metadata
+        patience = max(metadata.seconds("patience") or 0, metadata.seconds("election") or 0)
+        silent = silence.get(id, 0.0)
+        return silent <= patience, silent
+
+    def _region(self, name: str, told: dict[str, Told]) -> Told:
+        metadata = self._member.metadata
+        region = metadata.regions[name]
+        there = told.get(region.master or "", {}).get("regions", {}).get(name, {})
+        if there.get("epoch") != region.epoch:
+            there = {}
+        now = time.monotonic()
+        since = self._inactive.get(name, (0, now))[1]
+        return {
+            "name": name,
+            "epoch": region.epoch,
+            "master": region.master,
+            "active": region.is_active,
+            "inactive_for": 0.0 if region.is_active else round(now - since, 3),
+            "voting": list(region.voting),
+            "learning": list(region.learning),
+            "streams": sum(one.region == name for one in metadata.streams.values()),
+            "acting": there.get("acting"),
+            "idle_for": there.get("idle_for", 0.0),
+            "lag": there.get("lag", {}),
+        }
+
+    # ------------------------------------------------------------ streams
+
+    async def streams(self) -> list[Told]:
+        """All streams, each as its master describes it."""
+        member, metadata = self._member, self._member.metadata
+        masters = {name: one.master for name, one in metadata.regions.items()}
+        infos = dict(metadata.streams)
+        lasting = [one for one in infos.values() if one.settings.get("kind") != "ephemeral"]
+        asked = {m for one in lasting if (m := masters.get(one.region)) and m != member.me}
+        calls = [member.links.call(id, "streams", {}, 3 * PATIENCE) for id in asked]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found: dict[str, Told] = {}
+        for id, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, list):
+                led = {name for name, one in infos.items() if masters.get(one.region) == id}
+                found |= {one["name"]: one for one in answer if one["name"] in led}
+        for name in member.led_streams():
+            found[name] = member.node.describe(name)
+        return [
+            found[name] if name in found else self._undescribed(name, masters.get(one.region))
+            for name, one in sorted(infos.items())
+        ]
+
+    def _undescribed(self, name: str, master: str | None) -> Told:
+        """A stream of which the master says nothing now."""
+        member = self._member
+        info = member.metadata.streams.get(name)
+        stream = member.node.streams.get(name)
+        if stream is not None and not isinstance(stream, Persistent):
+            return member.node.describe(name)
+        settings = dict(info.settings) if info is not None else {"kind": "persistent"}
+        blank: Told = {
+            "first": 0,
+            "end": 0,
+            "bytes": 0,
+            "last_time": None,
+            "groups": [],
+            "readers": 0,
+        }
+        told: Told = {"name": name, "settings": settings, **blank}
+        if settings.get("kind") == "ephemeral":
+            return {"name": name, "settings": settings, "consumers": 0}
+        if stream is not None:
+            told |= member.node.describe(name)
+        node = member.metadata.nodes.get(master or "")
+        if master == member.me:
+            why = "this node is its master, and is not ready yet"
+        elif node is None:
+            why = "its region has no master now"
+        else:
+            why = f"its master {node.name} does not answer"
+        return told | {"trouble": told.get("trouble") or why}
+
+    # ------------------------------------------------------------ health
+
+    def reasons(self) -> dict[str, str]:
+        """Why this node is of no use to clients, by code; nothing: it is."""
+        member = self._member
+        if member.failed is not None:
+            return {"RAFT_FAILED": str(member.failed)}
+        if member.consensus is None:
+            return {"NO_CLUSTER": f"not a member of a cluster yet: {member.joining.told}"}
+        if self.leaderless_for > LONG:
+            told = f"it has known no leader for {self.leaderless_for:.0f} s"
+            return {"NO_LEADER": told}
+        return {}

@@ -1,0 +1,164 @@
+"""One test for each alarm: when it is there, when it is not, and that one cause makes one alarm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from railgun.core.cluster.alarms import LONG, TODO, Alarm, derive
+
+Told = dict[str, Any]
+
+
+def node(id: str, **more: Any) -> Told:
+    return {"id": id, "name": f"name-{id}", "up": True, "silent_for": None} | more
+
+
+def region(**more: Any) -> Told:
+    plain = {"name": "global", "epoch": 3, "master": "a", "active": True, "inactive_for": 0.0}
+    voting = {"voting": ["a", "b", "c"], "learning": [], "streams": 1, "lag": {}, "idle_for": 0.0}
+    return plain | voting | more
+
+
+def status(**more: Any) -> Told:
+    """Of a cluster that is well, but for this."""
+    nodes = [node("a"), node("b"), node("c")]
+    plain = {"state": "member", "node": "a", "leader": "a", "voters": ["a", "b", "c"]}
+    return plain | {"nodes": nodes, "regions": [region()]} | more
+
+
+def codes(told: Told) -> list[tuple[str, str]]:
+    return [(one.code, one.severity) for one in derive(told)]
+
+
+def only(told: Told) -> Alarm:
+    [alarm] = derive(told)
+    assert alarm.todo == TODO[alarm.code]
+    return alarm
+
+
+def test_a_cluster_that_is_well_has_none() -> None:
+    assert derive(status()) == []
+
+
+def test_a_node_without_a_cluster_says_what_it_waits_for() -> None:
+    told = status(state="alone", nodes=[], regions=[], leader=None, looking="2 of 3 are there")
+    alarm = only(told)
+    assert (alarm.code, alarm.severity) == ("NO_CLUSTER", "critical")
+    assert "2 of 3 are there" in alarm.text
+
+
+def test_without_a_leader_masters_are_not_missed_too() -> None:
+    gone = [node("a"), node("b", up=False), node("c", up=False)]
+    told = status(leader=None, nodes=gone, regions=[region(master=None)])
+    assert codes(told) == [
+        ("NO_LEADER", "critical"),
+        ("NODE_SILENT", "warning"),
+        ("NODE_SILENT", "warning"),
+    ]
+    assert "1 of 3 voters" in derive(told)[0].text
+
+
+def test_a_silent_node_is_told_with_its_time_and_leaves_nothing_to_spare() -> None:
+    nodes = [node("a"), node("b"), node("c", up=False, silent_for=12.4)]
+    told = derive(status(nodes=nodes))
+    assert [one.code for one in told] == ["NO_QUORUM_SPARE", "NODE_SILENT", "NO_QUORUM_SPARE"]
+    assert told[1].text == "name-c is silent for 12 s"
+    assert {one.severity for one in told} == {"warning"}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_small_clusters_were_never_meant_to_spare_a_node(size: int) -> None:
+    ids = ["a", "b"][:size]
+    told = status(nodes=[node(id) for id in ids], voters=ids, regions=[region(voting=ids)])
+    assert derive(told) == []
+
+
+def test_a_fourth_node_can_be_spared() -> None:
+    ids = ["a", "b", "c", "d", "e"]
+    nodes = [node(id, up=id != "e") for id in ids]
+    told = status(nodes=nodes, voters=ids, regions=[region(voting=ids)])
+    assert codes(told) == [("NODE_SILENT", "warning")]
+
+
+def test_a_region_without_a_quorum_is_critical_though_there_is_a_leader() -> None:
+    ids = ["a", "b", "c", "d", "e"]
+    nodes = [node(id, up=id not in "bc") for id in ids]
+    told = codes(status(nodes=nodes, voters=ids, regions=[region()]))
+    assert ("NO_QUORUM", "critical") in told
+    assert not {"NO_MASTER", "NOT_ACTIVE"} & {code for code, _ in told}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"master": None}, "has no master yet"),
+        ({"idle_for": LONG + 1}, "name-a does not serve for 11 s"),
+    ],
+)
+def test_a_region_without_a_master(more: Told, words: str) -> None:
+    alarm = only(status(regions=[region(**more)]))
+    assert (alarm.code, alarm.severity, alarm.about) == ("NO_MASTER", "critical", "global")
+    assert words in alarm.text
+
+
+def test_a_silent_master_is_missed() -> None:
+    nodes = [node("a", up=False), node("b"), node("c")]
+    told = codes(status(nodes=nodes, leader="b"))
+    assert ("NO_MASTER", "critical") in told
+
+
+def test_a_region_that_nobody_has_is_no_alarm() -> None:
+    empty = region(name="far", master=None, voting=[], streams=0)
+    assert derive(status(regions=[region(), empty])) == []
+
+
+def test_an_epoch_that_is_not_active_for_long() -> None:
+    short = region(active=False, inactive_for=LONG)
+    assert derive(status(regions=[short])) == []
+    alarm = only(status(regions=[region(active=False, inactive_for=LONG + 0.1)]))
+    assert (alarm.code, alarm.severity) == ("NOT_ACTIVE", "warning")
+
+
+def test_a_replica_that_is_behind_for_long_unless_it_is_silent() -> None:
+    lag = {"c": {"messages": 1200, "caught_up": False, "behind_for": LONG + 1}}
+    alarm = only(status(regions=[region(lag=lag)]))
+    assert (alarm.code, alarm.about) == ("REPLICA_BEHIND", "name-c")
+    assert "1,200 messages" in alarm.text
+    close = {"c": {"messages": 9, "caught_up": False, "behind_for": LONG - 1}}
+    assert derive(status(regions=[region(lag=close)])) == []
+    silent = status(regions=[region(lag=lag)], nodes=[node("a"), node("b"), node("c", up=False)])
+    assert "REPLICA_BEHIND" not in {code for code, _ in codes(silent)}
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "severity", "words"),
+    [
+        ({"failed": "no disk"}, "RAFT_FAILED", "critical", "no disk"),
+        ({"trouble": "a sync has failed"}, "NODE_TROUBLE", "warning", "a sync has failed"),
+        ({"damaged": {"orders": "rot"}}, "COPY_DAMAGED", "warning", "'orders' on name-b"),
+        (
+            {"drift": {"patience": {"file": 5, "cluster": 1.0}}},
+            "DRIFT",
+            "warning",
+            "patience is 5 in its file, and the cluster has 1.0",
+        ),
+        (
+            {"left_alone": [f"s{n}" for n in range(7)]},
+            "LEFT_ALONE",
+            "warning",
+            "s0, s1, s2, s3, s4 and 2 more",
+        ),
+    ],
+)
+def test_what_a_node_tells_of_itself(more: Told, code: str, severity: str, words: str) -> None:
+    alarm = only(status(nodes=[node("a"), node("b", **more), node("c")]))
+    assert (alarm.code, alarm.severity, alarm.about) == (code, severity, "name-b")
+    assert words in alarm.text
+
+
+def test_the_worst_comes_first() -> None:
+    nodes = [node("a", drift={"patience": {"file": 5, "cluster": 1}}), node("b"), node("c")]
+    told = codes(status(nodes=nodes, regions=[region(master=None)]))
+    assert [severity for _, severity in told] == ["critical", "warning"]
