@@ -199,16 +199,25 @@ async def failover(cluster: OurCluster, much: Much) -> Figures:
     """How long nothing can be published when a master goes, in several ways; one figure for each time."""
     found = Figures()
     for n in range(much.kills):
-        leader, master, _ = await cluster.roles()
-        both = "leader and master" if leader is master else "master only"
-        found[f"kill -9, {both}, {n}"] = await _outage(cluster, master, signal.SIGKILL)
-        master.start()
-    for n in range(max(1, much.kills // 2)):
+        for both, what in ((True, "leader and master"), (False, "master only")):
+            master = await _bring_about(cluster, both)
+            found[f"kill -9, {what}, {n}"] = await _outage(cluster, master, signal.SIGKILL)
+            master.start()
         _, master, _ = await cluster.roles()
         found[f"SIGSTOP, {n}"] = await _outage(cluster, master, signal.SIGSTOP)
-        master.signal(signal.SIGCONT)
     await cluster.settled()
     return found
+
+
+async def _bring_about(cluster: OurCluster, both: bool) -> NodeProcess:
+    """Let the leader be the master, too, or not: kill leaders until it is so. The master."""
+    while True:
+        leader, master, _ = await cluster.roles()
+        if (leader is master) == both:
+            return master
+        leader.signal(signal.SIGKILL)
+        await cluster.until(lambda states: any(s.leads for s in states))
+        leader.start()
 
 
 async def _outage(cluster: OurCluster, master: NodeProcess, how: int) -> float:
