@@ -10,7 +10,7 @@ import platform
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +23,11 @@ import dns.name
 import dns.rcode
 import dns.rdatatype
 import dns.rrset
+import pytest
 from aiohttp import web
 from bench._peers import ENVIRONMENTS, end_with_parent
 
+from railgun.node.cluster.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.testing.debian import find_program
 from railgun.wire.http import HttpPort
 
@@ -223,14 +225,15 @@ async def name_server(records: dict[tuple[str, str], list[str]]) -> AsyncIterato
 
 
 class FakeConsul:
-    """A FAKE of a Consul agent: no Consul runs in these tests, for Debian has none that could be fetched.
+    """A FAKE of a Consul agent: no Consul runs in these tests, for Debian 12 has none that could be fetched.
 
-    It does what the HTTP API of an agent of Consul 1.17 does with services that have one TTL check: registration
-    (`/v1/agent/service/register`, checked for what it needs), `check/pass` and `service/deregister` with 404 for
-    what is not known, checks that become critical when their TTL is over, `/v1/health/service/:name` with and without
-    `passing`, and tokens: an unknown one is refused with 403; without one, and with a default policy of deny, changes
-    are refused and lists come filtered and say so in a header. With `old` an unknown check is a 500, as before 1.11. It
-    cannot show that a real agent does the same.
+    It does what the source of Consul 1.11 and later says that the HTTP API of an agent does with services that have one
+    TTL check: registration (`/v1/agent/service/register`, checked for what it needs), `check/pass` and
+    `service/deregister` with 404 for what is not known, checks that become critical when their TTL is over,
+    `/v1/health/service/:name` with and without `passing`, and tokens, with a default policy of deny: an unknown one is
+    refused with 403; `weak` is known and has no rights, so changes are refused, and lists come filtered and say so in a
+    header; without one it is the same, but the header is left out. With `old` an unknown check is a 500, as it was in
+    older ones. It cannot show that a real agent does the same.
     """
 
     def __init__(self, token: str | None = None, *, old: bool = False) -> None:
@@ -256,14 +259,14 @@ class FakeConsul:
 
     def _admits(self, request: web.Request) -> bool:
         given = request.headers.get("X-Consul-Token")
-        if self._token is not None and given not in (None, self._token):
+        if self._token is not None and given not in (None, "weak", self._token):
             raise web.HTTPForbidden(text="ACL not found")
         return self._token is None or given == self._token
 
     def _may_write(self, request: web.Request) -> None:
         if not self._admits(request):
             raise web.HTTPForbidden(
-                text="Permission denied: anonymous token lacks permission 'service:write'"
+                text="Permission denied: token lacks permission 'service:write'"
             )
 
     async def _register(self, request: web.Request) -> web.Response:
@@ -299,8 +302,10 @@ class FakeConsul:
 
     async def _health(self, request: web.Request) -> web.Response:
         if not self._admits(request):
-            hidden = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.services else {}
-            return web.json_response([], headers=hidden)
+            told = {"X-Consul-Default-ACL-Policy": "deny"}
+            if self.services and "X-Consul-Token" in request.headers:
+                told["X-Consul-Results-Filtered-By-ACLs"] = "true"
+            return web.json_response([], headers=told)
         found = []
         for service in self.services.values():
             passing = self._until[service["Check"]["CheckID"]] > time.monotonic()
@@ -308,7 +313,8 @@ class FakeConsul:
                 passing or "passing" not in request.query
             ):
                 found.append(self._entry(service, passing))
-        return web.json_response(found)
+        policy = "allow" if self._token is None else "deny"
+        return web.json_response(found, headers={"X-Consul-Default-ACL-Policy": policy})
 
     def _entry(self, service: dict[str, Any], passing: bool) -> dict[str, Any]:
         status = "passing" if passing else "critical"
@@ -371,3 +377,29 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE):
         while not await holds():
             await asyncio.sleep(0.02)
+
+
+# ---------------------------------------------------------------- what is found
+
+ONE, TWO, THREE = ("127.0.0.1", 7173), ("127.0.0.2", 7173), ("::1", 7174)
+
+
+@contextlib.asynccontextmanager
+async def opened(text: str) -> AsyncIterator[Discovery]:
+    made = discovery_of(text)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def failed(call: Awaitable[object]) -> str:
+    """It is an error with its code; what it says."""
+    with pytest.raises(DiscoveryError) as caught:
+        await call
+    assert caught.value.code == "DISCOVERY"
+    return str(caught.value)
+
+
+async def found(discovery: Discovery, *addresses: Address) -> bool:
+    return set(await discovery.find()) == set(addresses)

@@ -104,6 +104,29 @@ def test_ps12_an_exclusive_group_hands_out_nothing_the_log_does_not_know(tmp_pat
     run(main())
 
 
+def test_ps12_what_waits_for_the_log_is_not_overtaken_by_what_comes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "RETRY", 0.3)
+
+    async def main() -> None:
+        disk = LogDisk()
+        async with node(tmp_path, disk=disk) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            sub = await client.subscribe("orders", group="billing", exclusive=True, prefetch=2)
+            await client.publish_many("orders", [b"%d" % n for n in range(4)])
+            first, second = await take(sub, 2)
+            disk.room = disk.used()
+            first.ack()  # so there is room for the next one, which the log must know of first
+            await refused("NO_SPACE", sub.flush())
+            disk.room = None
+            second.ack()
+            assert [message.offset for message in await take(sub, 2)] == [2, 3]
+
+    run(main())
+
+
 def test_a_damaged_group_log_is_set_aside_and_its_groups_go_on(tmp_path: Path) -> None:
     async def main() -> None:
         disk = LogDisk()

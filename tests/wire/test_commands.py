@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
+from railgun.wire.proto import cluster_pb2 as nodes
 from railgun.wire.proto import connectors_pb2 as c
+from railgun.wire.proto import raft_pb2 as raft
 from railgun.wire.proto import sinks_pb2 as sinks
 from railgun.wire.proto import streams_pb2 as p
 
@@ -65,11 +67,15 @@ def test_a_frame_that_is_too_large_is_refused_before_it_has_come() -> None:
 def test_every_command_has_a_number_and_comes_back() -> None:
     every = {
         kind
-        for schema in (p, c, sinks)
+        for schema in (p, c, sinks, raft, nodes)
         for kind in vars(schema).values()
         if isinstance(kind, type) and hasattr(kind, "FromString")
     }
-    parts = {p.Range, p.Refused, c.Point, sinks.Uncommitted}
+    parts = {
+        *(p.Range, p.Refused, c.Point, sinks.Uncommitted),
+        *(raft.Members, raft.Entry, raft.Hard, raft.Snapshot),
+        *(nodes.Run, nodes.Standing, nodes.Listener, nodes.Part),
+    }
     assert every - parts == set(KINDS.values())
     for kind in KINDS.values():
         (frame,) = FrameReader().feed(b"".join(map(bytes, encode(kind()))))

@@ -73,7 +73,7 @@ class Batch:
         "stream", "together", "topic",
     )  # fmt: skip
 
-    def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks) -> None:
+    def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks = p.QUORUM) -> None:
         self.stream = stream
         self.topic = topic
         self.acks = acks

@@ -41,8 +41,13 @@ class Copies(Protocol):
         """Messages below this offset may be seen."""
         ...
 
-    def publish(self, batches: Sequence[bytearray], acks: Acks, done: Done) -> None:
-        """Store these; `done` is called when they are as safe as was asked for. Raises what hinders it."""
+    def publish(
+        self, batches: Sequence[bytearray], acks: Acks, done: Done, safe: Done | None
+    ) -> None:
+        """Store these; `done` is called when they are as safe as was asked for. Raises what hinders it.
+
+        `safe` is called when a majority has them, whatever was asked for: in the order of the log.
+        """
         ...
 
     def when_safe(self, end: int, done: Done) -> None:

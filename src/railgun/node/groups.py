@@ -8,7 +8,7 @@ Rules:
    to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
    again: at least once.
    What cannot be written (a full disk) is tried again, and then all of it, whatever came between.
-3. What an exclusive group hands out goes out when the log has its epoch.
+3. What an exclusive group hands out goes out when the log has its epoch, and in the order in which it was handed out.
 4. Who joins is told so, and gets messages, when the log knows the group: what is published after that reaches it.
 5. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
 """
@@ -19,6 +19,7 @@ import asyncio
 import json
 import sys
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,6 +74,14 @@ class Consumer(Protocol):
         """There is nothing more to get, for this reason."""
 
 
+@dataclass(eq=False, slots=True)
+class _HandedOut:
+    """What an exclusive group has handed out, and whether the log knows of it."""
+
+    out: dict[str, list[Deliver]]
+    known: bool = False
+
+
 class GroupDriver:
     """A group, its members, and its part of the group log."""
 
@@ -95,6 +104,7 @@ class GroupDriver:
         self._awaited: list[Told] = []  # who waits for the log
         self._saving = 0  # changes that are on their way to it
         self._unsaved: RailgunError | None = None  # why some did not get there
+        self._line: deque[_HandedOut] = deque()  # exclusive: what waits for the log, in order
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
         self._lazy: asyncio.TimerHandle | None = None
@@ -236,16 +246,25 @@ class GroupDriver:
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
 
     def _hand_out(self, out: dict[str, list[Deliver]]) -> None:
-        """Send these when the log has their epoch; if it takes nothing now, later."""
+        """Send these when the log has their epoch, and not before what was handed out before them."""
+        handed = _HandedOut(out)
+        self._line.append(handed)
+        self._let_know(handed)
 
-        def send(error: RailgunError | None) -> None:
-            still = self._still(out)
-            if error is None:
-                self._send(still)
-            elif still and not self.ended:
-                self.stream.loop.call_later(RETRY, self._hand_out, still)
+    def _let_know(self, handed: _HandedOut) -> None:
+        if not self.ended:
+            self._save(partial(self._known, handed))
 
-        self._save(send)
+    def _known(self, handed: _HandedOut, error: RailgunError | None) -> None:
+        """The log has it, or takes nothing now: then later, unless it was taken back."""
+        if error is None:
+            handed.known = True
+        elif not self._still(handed.out):
+            self._line.remove(handed)
+        else:
+            self.stream.loop.call_later(RETRY, self._let_know, handed)
+        while self._line and self._line[0].known:
+            self._send(self._still(self._line.popleft().out))
 
     def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
         """What of these was not taken back while the log was written."""

@@ -30,7 +30,7 @@ from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
 from railgun.core.delivery import Bury, GroupBusyError, Joined, Saved
 from railgun.core.errors import RailgunError
 from railgun.node.commit import Committer, Log, Stamp
-from railgun.node.copies import Acks, Copies
+from railgun.node.copies import Acks, Copies, Done
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
 from railgun.node.errors import NoGroupError, NoMasterError, TrimmedError
@@ -190,18 +190,20 @@ class Persistent:
             self._try(publish)
 
     def _commit(
-        self, batches: list[bytearray], acks: Acks, done: Callable[[RailgunError | None], None]
+        self, batches: list[bytearray], acks: Acks, done: Done, safe: Done | None = None
     ) -> None:
+        """Store these. `done` is called when they are as safe as `acks` says, `safe` in the order of the log."""
         try:
             if self._gone is not None:
                 raise self._gone
-            done = self.counts.timed(done)
-            if self.copies is None:
-                self._committer.submit(self.log, batches, done, Stamp(EPOCH, self.now()))
+            timed = self.counts.timed(done)
+            if self.copies is not None:
+                self.copies.publish(batches, acks, timed, safe)
             else:
-                self.copies.publish(batches, acks, done)
+                both = timed if safe is None else partial(_both, safe, timed)
+                self._committer.submit(self.log, batches, both, Stamp(EPOCH, self.now()))
         except RailgunError as error:
-            self.loop.call_soon(done, error)
+            self.loop.call_soon(done if safe is None else partial(_both, safe, done), error)
 
     def _stored(
         self,
@@ -288,10 +290,11 @@ class Persistent:
             self._tell(publish.answer, Stored(0, 0, self._refused(verdicts, {})))
             return
         box.begin([ids[n] for n in fresh], publish.ticket)
-        tried = partial(self._tried, publish, batches, fresh, verdicts)
-        self._commit(batches, publish.acks, tried)
+        answered = partial(self._answered, publish, batches, fresh, verdicts)
+        accepted = partial(self._accepted, publish, batches)
+        self._commit(batches, publish.acks, answered, accepted)
 
-    def _tried(
+    def _answered(
         self,
         publish: _Publish,
         batches: list[bytearray],
@@ -299,16 +302,26 @@ class Persistent:
         verdicts: list[Any],
         error: RailgunError | None,
     ) -> None:
+        refused: tuple[tuple[int, str, int], ...] = ()
+        if error is None:
+            base = head(batches[0]).base
+            refused = self._refused(verdicts, {n: base + at for at, n in enumerate(fresh)})
+        self._stored(batches, publish.answer, refused, error)
+
+    def _accepted(
+        self, publish: _Publish, batches: list[bytearray], error: RailgunError | None
+    ) -> None:
+        """The IDs of a publish are taken, or are not; in the order of the log."""
+        if self._box is None:  # another node has them now
+            return
         if error is not None:
-            again = self._ids.failed(publish.ticket)
-            refused: tuple[tuple[int, str, int], ...] = ()
+            again = self._box.failed(publish.ticket)
         else:
             first = head(batches[0])
-            again = self._ids.accepted(publish.ticket, first.base, first.time)
-            refused = self._refused(verdicts, {n: first.base + at for at, n in enumerate(fresh)})
-        self._stored(batches, publish.answer, refused, error)
+            again = self._box.accepted(publish.ticket, first.base, first.time)
         for ticket in again:
-            self._try_again(self._waiting.pop(ticket))
+            if ticket in self._waiting:
+                self._try_again(self._waiting.pop(ticket))
 
     def _try_again(self, publish: _Publish) -> None:
         """A publish has waited; if it need not any more, those behind it have their turn."""
@@ -596,6 +609,11 @@ class Persistent:
         """Leave the files; when the committer has done its work."""
         self.log.close()
         self.group_log.close()
+
+
+def _both(first: Done, then: Done, error: RailgunError | None) -> None:
+    first(error)
+    then(error)
 
 
 def kept_headers(given: bytes) -> dict[str, str]:

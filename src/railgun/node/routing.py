@@ -51,6 +51,8 @@ class Passage:
 
     secret: bytes = field(repr=False)
     tls: ssl.SSLContext | None = None
+    source: str | None = None
+    """The address of this node that they are to see; None: any."""
 
 
 class Routing(Protocol):
@@ -58,7 +60,7 @@ class Routing(Protocol):
 
     @property
     def master_wait(self) -> float:
-        """Seconds that a write waits for a master."""
+        """Seconds that something waits for who can serve it."""
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves it; `NoStreamError` if there is none of that name."""

@@ -117,7 +117,8 @@ class Server:
                 )
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(config.certificate, config.key)
-            self.node.passage = Passage(self.secret, trusted)
+            source = config.host if in_cluster and is_loopback(config.host) else None
+            self.node.passage = Passage(self.secret, trusted, source)
             try:
                 self._server = await loop.create_server(
                     self._accept, config.host, config.port, ssl=tls, backlog=1024

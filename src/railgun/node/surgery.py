@@ -155,10 +155,6 @@ def repair(log: StreamLog) -> int:
         log, damage.offset
     ) as place:  # or before it, if there is more damage than was known
         kept, number = place.found.segment, _next_number(log)
-        try:
-            place.file.sync()  # what a killed process has left may be in memory only
-        except OSError as error:
-            log._tail.fail("synced", error)
         bad = place.found.size - kept.size
         later = sum(_size(log, base) for base in _later(log._disk.list(log.directory), kept.base))
         if bad:

@@ -6,7 +6,8 @@ Rules:
    a majority has answered, of its own set and of the last one that was active, the best of these copies (`Standing`)
    has all that was ever safe. A copy that is `LOST` counts for nobody.
 2. *Fetch.* If the best copy is another node's, it cuts off what that has not, and takes over what it lacks. The same
-   for the states of groups, by their epoch and number. If whom it fetches from is gone, it gathers again.
+   for the states of groups, by their epoch and number. If whom it fetches from is gone, or tells anew how it stands
+   (it has lost something), it gathers again.
 3. *Label.* Then its log is the log. Where it ends, the epoch starts. Its own copy is labelled on disk, before it
    takes anything new.
 4. *Lead.* Each replica is fed from where it agrees. Its copy counts when it is labelled. A message is safe when a
@@ -15,7 +16,9 @@ Rules:
 5. A master that goes on in the next epoch, because the set has changed, need not gather: nobody else has written. Nor
    need that of a stream which was made in its own epoch. It labels its copy, and takes what is published meanwhile.
 6. A replica whose session is over is fed again in the next one. What it has said to have stays counted: it is on disk;
-   unless it comes back and has lost it.
+   unless it comes back and has lost it. One that tells anew how it stands in the middle of a session is fed from
+   there, but what it tells may not be on disk yet: it counts for no more than it had said to have.
+7. A replica that is too slow for what the master keeps begins anew at the first message that is left.
 """
 
 from __future__ import annotations
@@ -67,14 +70,20 @@ class Peer:
         "first",
         "groups",
         "labelled",
+        "last",
         "next",
+        "readable",
         "sent",
         "session",
         "standing",
+        "turn",
     )
 
     def __init__(self) -> None:
         self.session: int | None = None  # None: there is none
+        self.last = 0  # session there was
+        self.turn = 0  # how often it has told anew in this session
+        self.readable = True  # whether it can be fetched from
         self.standing: Standing | None = None  # as it was told when the session began
         self.next = 0  # the offset to be sent next
         self.anew = False  # whether it has to begin anew there
@@ -91,7 +100,7 @@ class Master:
     """The rules of the copy that writes. See `messages` for what its driver has to do."""
 
     __slots__ = (
-        "_asked", "_asked_groups", "copy", "epoch", "id", "needs_groups", "needs_log", "number",
+        "_asked", "_asked_groups", "_until", "copy", "epoch", "id", "needs_groups", "needs_log", "number",
         "peers", "phase", "safe_groups", "sets", "start",
     )  # fmt: skip
 
@@ -104,8 +113,9 @@ class Master:
         self.number = 0  # of the last change of groups, in this epoch
         self.safe_groups = -1
         self.needs_log = self.needs_groups = True  # while it fetches
-        self._asked: Id | None = None  # whom it fetches from
+        self._asked: Id | None = None  # whom it fetches from; None: all has come
         self._asked_groups: Id | None = None
+        self._until = 0  # where the log ends that it fetches
 
     def begin(self) -> list[Command]:
         """Find out what was acknowledged."""
@@ -121,10 +131,16 @@ class Master:
     def stands(self, node: Id, session: int, standing: Standing) -> list[Command]:
         """A replica has made its promise, and tells how it stands; or tells it anew."""
         peer = self.peers.setdefault(node, Peer())
-        peer.session, peer.standing = session, standing
+        if session < peer.last or (session == peer.last and peer.session is None):
+            return []
+        again = session == peer.session
+        peer.turn = peer.turn + 1 if again else 0
+        peer.session, peer.last, peer.standing, peer.readable = session, session, standing, True
         if self.phase is Phase.LEAD:
-            commands = self._feed(peer)
-            return commands + self._count()
+            self._feed(peer, again)
+            return self._count()
+        if self.phase is Phase.FETCH and node in (self._asked, self._asked_groups):
+            self.phase = Phase.GATHER
         return self._choose() if self.phase is Phase.GATHER else []
 
     def gone(self, node: Id) -> list[Command]:
@@ -142,7 +158,7 @@ class Master:
 
     def _choose(self) -> list[Command]:
         """See who has the best copy, if enough have told."""
-        told = {n: p.standing for n, p in self.peers.items() if p.standing is not None}
+        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
         told[self.id] = mine = self.copy.standing()
         told = {node: standing for node, standing in told.items() if standing.label != LOST}
         for one in self.sets:
@@ -152,19 +168,17 @@ class Master:
         groups = max(told, key=lambda node: (told[node].groups, node == self.id))
         self.phase = Phase.FETCH
         self.needs_log, self.needs_groups = best != self.id, groups != self.id
-        self._asked, self._asked_groups = best, groups
+        self._asked, self._asked_groups, self._until = best, groups, told[best].end
         commands = list[Command]()
         if self.needs_log:
-            common = agree(mine, told[best])
+            common = agree(told[best], mine)
             if common < told[best].first:
                 self.copy.anew(told[best].first)
                 commands.append(Anew(told[best].first))
             elif common < self.copy.end:
                 self.copy.cut(common)
                 commands.append(Cut(common))
-            if (
-                told[best].first > self.copy.first
-            ):  # nobody can tell any more whether that was the same
+            if told[best].first > self.copy.first:
                 self.copy.trim(told[best].first)
                 commands.append(Trim(self.copy.first))
             commands += self._fetch_more()
@@ -176,13 +190,12 @@ class Master:
 
     def _fetch_more(self) -> list[Command]:
         assert self._asked is not None
-        peer = self.peers[self._asked]
-        assert peer.session is not None
-        assert peer.standing is not None
-        if self.copy.end >= peer.standing.end:
-            self.needs_log = self.copy.durable < self.copy.end
+        session = self.peers[self._asked].session
+        assert session is not None
+        if self.copy.end >= self._until:
+            self._asked, self.needs_log = None, self.copy.durable < self.copy.end
             return []
-        return [Say(self._asked, Fetch(peer.session, self.copy.end))]
+        return [Say(self._asked, Fetch(session, self.copy.end))]
 
     def fetched(self, node: Id, fetched: Fetched) -> list[Command]:
         """What it asked for."""
@@ -202,6 +215,7 @@ class Master:
         if fetched.epoch == LOST:
             return self._unreadable(node)
         self.copy.groups = (fetched.epoch, fetched.number)
+        self._asked_groups = None
         return [WriteGroups(fetched.epoch, fetched.number, whole=True)]
 
     def _awaits(self, node: Id, asked: Id | None, session: int) -> bool:
@@ -209,7 +223,7 @@ class Master:
 
     def _unreadable(self, node: Id) -> list[Command]:
         """What a replica said to have cannot be read there: look for another one."""
-        self.peers[node].standing = None
+        self.peers[node].readable = False
         self.phase = Phase.GATHER
         return self._choose()
 
@@ -232,7 +246,7 @@ class Master:
         commands: list[Command] = [Serve(self.start)]
         for peer in self.peers.values():
             if peer.standing is not None:
-                commands += self._feed(peer)
+                self._feed(peer, again=False)
         return commands + self._count()
 
     # ------------------------------------------------------------ what is on its own disk
@@ -246,21 +260,16 @@ class Master:
         """What was fetched or published is on disk."""
         self.copy.durable = max(self.copy.durable, min(end, self.copy.end))
         if self.phase is Phase.FETCH:
-            if self.needs_log:
-                self._fetch_done()
+            if self.needs_log and self._asked is None:
+                self.needs_log = self.copy.durable < self.copy.end
             return self._label_if_whole()
         return self._count() if self.phase is Phase.LEAD else []
-
-    def _fetch_done(self) -> None:
-        assert self._asked is not None
-        standing = self.peers[self._asked].standing
-        whole = standing is not None and self.copy.end >= standing.end
-        self.needs_log = not (whole and self.copy.durable == self.copy.end)
 
     def wrote_groups(self, epoch: int, number: int) -> list[Command]:
         """States or changes of groups are on disk."""
         if self.phase is Phase.FETCH:
-            self.needs_groups = False
+            if self._asked_groups is None:
+                self.needs_groups = False
             return self._label_if_whole()
         if self.phase is Phase.LEAD and epoch == self.epoch:
             self.copy.groups = max(self.copy.groups, (epoch, number))
@@ -273,19 +282,20 @@ class Master:
 
     # ------------------------------------------------------------ replicas
 
-    def _feed(self, peer: Peer) -> list[Command]:
-        """A session begins: from where both agree."""
+    def _feed(self, peer: Peer, again: bool) -> None:
+        """A session begins, or a replica tells anew how it stands: from where both agree."""
         standing = peer.standing
         assert standing is not None
         common = agree(self.copy.standing(), standing)
         peer.anew = common < self.copy.first
         peer.next = max(common, self.copy.first)
-        peer.labelled = standing.label == self.epoch
-        peer.end = 0 if peer.anew else min(common, standing.end)
-        peer.first, peer.groups, peer.sent = standing.first, standing.groups, None
-        if standing.label == LOST:
-            peer.end, peer.labelled = 0, False
-        return []
+        labelled, end = standing.label == self.epoch, 0 if peer.anew else common
+        groups = (0, 0) if standing.label == LOST else standing.groups
+        if again:
+            labelled, end = labelled and peer.labelled, min(end, peer.end)
+            groups = min(groups, peer.groups)
+        peer.labelled, peer.end, peer.groups = labelled, end, groups
+        peer.first, peer.sent = standing.first, None
 
     def push(self, node: Id, end: int) -> Push | None:
         """What to send to a replica next, with batches up to `end`; its own disk has them. None: nothing, not now."""
@@ -293,15 +303,25 @@ class Master:
         if self.phase is not Phase.LEAD or peer is None or peer.session is None:
             return None
         copy = self.copy
-        if peer.next < copy.first:  # what it lacks is not kept any more
+        if peer.next < copy.first:  # it was too slow for what is kept
             peer.next, peer.anew = copy.first, True
-        base, end = peer.next, min(end, copy.durable)
+        base = peer.next
+        end = min(end, copy.durable)
         runs = clipped(copy.runs, end, base) if end > base else ()
         before = copy.epoch_before(base)
         anew, peer.anew = peer.anew, False
         peer.next = max(base, end)
         return Push(
-            peer.session, self.epoch, base, before, self.start, copy.safe, copy.first, anew, runs
+            peer.session,
+            self.epoch,
+            base,
+            before,
+            self.start,
+            copy.safe,
+            copy.first,
+            anew,
+            runs,
+            peer.turn,
         )
 
     def push_groups(self, node: Id, *, whole: bool, number: int) -> PushGroups | None:
@@ -312,7 +332,7 @@ class Master:
         if not whole and peer.sent != number - 1:
             return None
         peer.sent = number
-        return PushGroups(peer.session, self.epoch, number, whole)
+        return PushGroups(peer.session, self.epoch, number, whole, peer.turn)
 
     def has(self, node: Id, has: Has) -> list[Command]:
         """A replica tells how far its copy is."""

@@ -5,13 +5,20 @@ A driver owns the disk, the links and the promises of its node. Its duties:
 1. *Promises.* A master opens a session with each replica by `Fence`. The replica's node promises to take nothing of an
    older epoch, and the promise is on disk before `Fenced` is sent; a node that has promised more refuses. Then its
    `Replica` is told (`fenced`), and what was being written is written first: the standing that goes back is on disk.
-   A node that becomes a master has made the promise itself, and written what it had to write.
+   A node that becomes a master has made the promise itself, and written what it had to write. A master whose node
+   promises a later epoch is none from that moment: it counts nothing any more after its standing was told.
 2. *Sessions.* Messages of one session come in order, or not at all: if one may be lost, the session is over, and the
    master opens another one. What belongs to another session than the last is not for anybody to hear.
 3. *Commands* are done in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
-   `wrote`, `labelled` and so on are called.
-4. A copy that finds its files damaged sets aside what is bad, and its label is `LOST`, on disk, before it says or hears
-   anything more.
+   `wrote`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn between two
+   batches. If a `Write` or a `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of
+   `WriteGroups` and `failed_groups`. If a `Cut`, an `Anew` or a `Trim` fails, the node reads its copy from disk again,
+   as after a crash. A master that cannot write is none any more.
+4. A copy that finds its files damaged sets aside what is bad and all behind it, drops what waits to be written, and its
+   label is `LOST`, on disk, before it says or hears anything more (`lost`). A master is none any more then.
+5. A `Fetch` is answered in the session that is the last, from what is on disk.
+6. A master says something (`push`, with batches or without) when a session begins, when a replica has told anew how it
+   stands, and when what is safe or kept has changed.
 """
 
 from __future__ import annotations
@@ -44,6 +51,8 @@ class Push:
     anew: bool = False
     """Drop what you have, and begin at `base`."""
     runs: Runs = ()
+    turn: int = 0
+    """How often the replica has said in this session how it stands (`Stands`): what was sent before is void."""
 
     @property
     def end(self) -> int:
@@ -94,6 +103,8 @@ class PushGroups:
     epoch: int
     number: int
     whole: bool
+    turn: int = 0
+    """As in `Push`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Rules:
 
 1. A batch is written once, by the master of its epoch: two copies that have the same epoch at an offset are the same up
    to there. So the *runs* of a log (an epoch, and the offset where its batches end) tell all there is to compare.
-2. What is not kept any more (before `first`) was safe, so it was the same everywhere.
+2. What is not kept any more (before `first`) was safe, so who has all that is safe has had the same there. Another copy
+   may have something else there, which nobody has seen: it is not enough that it is as long.
 3. Of two copies the one with the higher label is the better one, and of equals the longer. `LOST` is no label: such a
    copy has had more than it has, so nobody may conclude anything from it.
 """
@@ -84,12 +85,14 @@ class Copy:
         """Forget what lies from there on."""
         if offset < self.safe:
             raise ProtocolError(f"a copy is to be cut at {offset}, and {self.safe} is safe")
-        self.runs = list(clipped(self.runs, offset))
+        self.runs = list(clipped(self.runs, offset, self.first))
         self.end = offset
         self.durable = min(self.durable, offset)
 
     def anew(self, base: int) -> None:
         """Nothing is left; the next one is `base`."""
+        if base < self.safe:
+            raise ProtocolError(f"a copy is to begin anew at {base}, and {self.safe} is safe")
         self.runs, self.first, self.end, self.durable = [], base, base, base
         self.safe = base
 
@@ -124,15 +127,19 @@ def clipped(runs: Iterable[tuple[int, int]], to: int, begin: int = 0) -> Runs:
 
 
 def agree(one: Standing, other: Standing) -> int:
-    """Up to where two copies are the same for certain.
+    """Up to where a copy is the same as `one`, which has all that was ever safe; for certain.
+
+    If that is before the first message of `one`, nobody can tell any more: the other begins anew there.
 
     >>> a = Standing(3, 0, 9, ((1, 5), (3, 9)))
     >>> agree(a, Standing(2, 0, 8, ((1, 5), (2, 8)))), agree(a, Standing(1, 0, 3, ((1, 3),)))
     (5, 3)
     >>> agree(a, Standing(0, 4, 4)), agree(a, Standing(0, 20, 20))
     (4, 9)
+    >>> agree(Standing(3, 4, 9, ((3, 9),)), Standing(1, 0, 6, ((1, 6),)))  # its first 4 may be anything
+    0
     """
     theirs = dict(other.runs)
     common = max((min(end, theirs[e]) for e, end in one.runs if e in theirs), default=0)
-    # What either of them does not keep any more was safe, so the other one has it, as far as it goes.
-    return max(common, min(one.first, other.end), min(other.first, one.end))
+    # What the other does not keep any more was safe, so `one` has it, or had it.
+    return max(common, min(other.first, one.end))

@@ -263,8 +263,8 @@ class Links:
                 return await lost
         except TimeoutError:
             raise PeerError("UNREACHABLE", f"{where[0]}:{where[1]} did not answer") from None
-        except OSError as error:
-            text = f"{where[0]}:{where[1]}: {error.strerror or error}"
+        except (OSError, ValueError) as error:
+            text = f"{where[0]}:{where[1]}: {getattr(error, 'strerror', None) or error}"
             raise PeerError("UNREACHABLE", text) from error
         finally:
             lost.cancel()
@@ -287,7 +287,7 @@ class Links:
                 self._receiver.up(id, lane)
                 await asyncio.wait([lost])
                 error = lost.exception()
-            except (OSError, RailgunError) as wrong:
+            except (OSError, ValueError, RailgunError) as wrong:  # also a host that is no name
                 error = wrong
             finally:
                 if peer.lines.pop(lane, None) is not None and not self._closed:

@@ -108,6 +108,8 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
         )
+        self._moved = moved
+        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.steering = Steering()
@@ -274,13 +276,17 @@ class Member:
         if leader and leader != self.me:
             with contextlib.suppress(KeyError):
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
-        for other in self.links.known:  # one of them may know
+        await self._ask_around(min(left, 1.0))
+        raise NoLeaderError("nobody leads, as far as this node knows")
+
+    async def _ask_around(self, timeout: float) -> None:
+        """One of the others may know who leads."""
+        for other in self.links.known:
             if self.links.is_up(other):
-                told = await self.links.call(other, "leader", {}, min(left, 1.0))
-                if told:
+                told = await self.links.call(other, "leader", {}, timeout)
+                if told and told != self.me:
                     self._hint = str(told)
-                    break
-        raise NoLeaderError("nobody leads")
+                    return
 
     async def _seen(self, index: int, deadline: float) -> None:
         """Wait until this node has applied as much, and has done what follows; not for ever."""
@@ -323,6 +329,20 @@ class Member:
         for info in list(metadata.streams.values()):
             await self._have(info)
         await self.regions.look(metadata)
+        self._tell_moved()
+        nodes = [node.dump() for node in metadata.nodes.values()]
+        if nodes != self.who.nodes:  # where to look for them after a restart
+            self.who.nodes = nodes
+            await self.loop.run_in_executor(None, identity.save, self.disk, self.who)
+
+    def _tell_moved(self) -> None:
+        """Sessions that hang on a former master come again."""
+        masters = {one.name: one.master for one in self.metadata.regions.values()}
+        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
+        self._masters = masters
+        if gone:
+            streams = {one.name for one in self.metadata.streams.values() if one.region in gone}
+            self._moved(streams.__contains__)
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
@@ -401,8 +421,9 @@ class Member:
         elif leader:
             told = await self.links.call(leader, "renew", {"report": report}, timeout)
         else:
+            await self._ask_around(timeout)
             return
-        if told.get("leader"):
+        if "leader" in told:
             self._hint = told["leader"]
         for name, epoch in told.get("epochs", {}).items():
             self.regions.get(name).granted(epoch, asked + told["lease"])
@@ -490,8 +511,7 @@ class Member:
                 if alone >= LOST_SIGHT and self.discovery is not None:
                     self._addresses = await self.joining.whereabouts()
                     self.dirty()
-                    alone = 0.0
-                if consensus.leader:
+                if consensus.leader or alone >= LOST_SIGHT:
                     await self._tell_news()
                 beat += 0.5
                 if beat >= POSITIONS:
@@ -503,7 +523,9 @@ class Member:
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""
         mine = self.metadata.nodes.get(self.me)
-        if mine is not None and not mine.is_as(NodeInfo.of(self.info, mine.index)):
+        if mine is None and self.metadata.cluster:
+            return  # it was removed
+        if mine is None or not mine.is_as(NodeInfo.of(self.info, mine.index)):
             await self.propose({"do": "node", "node": self.info}, timeout=2.0)
 
     async def _note_positions(self) -> None:

@@ -295,19 +295,17 @@ class Region:
         async with self._turn:
             copy = Replicated(stream, self.regions.committer, self)
             await copy.open()
-            self.streams[copy.id] = copy
-            early = self._early.pop(copy.id, {})
             if self.led:
                 await copy.begin(self.led, self._sets, fresh=copy.id > since)
-                for node, (session, standing) in early.items():
-                    if self._sessions.get(node) == session:
-                        copy.session(node, session, standing)
-            elif self._master is not None:
-                node, epoch, session = self._master
-                standing = await copy.fenced(node, epoch, session)
-                self.send(
-                    node, n.Stands(session=session, standing=words.standing(copy.id, standing))
-                )
+            followed = self._master if not self.led else None
+            if followed is not None:
+                standing = await copy.fenced(*followed)
+                told = words.standing(copy.id, standing)
+                self.send(followed[0], n.Stands(session=followed[2], standing=told))
+            self.streams[copy.id] = copy  # from now on it hears what is told of it
+            for node, (session, told_early) in self._early.pop(copy.id, {}).items():
+                if self._sessions.get(node) == session:
+                    copy.session(node, session, told_early)
 
     def remove(self, id: int) -> None:
         """A stream is deleted."""

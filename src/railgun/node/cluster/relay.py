@@ -312,15 +312,21 @@ class Relay:
             return AGAIN[0]
         upstream = self._upstreams.get(place.node)
         if upstream is None or upstream.address != (place.host, place.port):
+            if upstream is not None:
+                upstream.close()
             upstream = self._upstreams[place.node] = Upstream(self, self._session, place)
+        changed = self._loop.create_task(self._routing.wait(*key))
         try:
-            await upstream.opened()
+            await asyncio.wait([changed, upstream.dialling], return_when=asyncio.FIRST_COMPLETED)
+            upstream.check()
             return AGAIN[0]
         except UpstreamError as error:
             if self._upstreams.get(place.node) is upstream:
                 del self._upstreams[place.node]
                 if error.refused:
                     _LOG.warning("node %s at %s:%d refuses us: %s", *_named(place), error)
+        finally:
+            changed.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._routing.wait(*key)

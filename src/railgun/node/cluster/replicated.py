@@ -239,14 +239,16 @@ class Replicated:
 
     # ------------------------------------------------------------ what the stream wants
 
-    def publish(self, batches: Sequence[bytearray], acks: Acks, done: Done) -> None:
+    def publish(
+        self, batches: Sequence[bytearray], acks: Acks, done: Done, safe: Done | None = None
+    ) -> None:
         """Store these; `done` is called when they are as safe as was asked for."""
         if not self.acting or self.master is None:
             raise NoMasterError(
                 f"this node is not the master of {self.stream.name!r} now: try again"
             )
         stamp = Stamp(self.master.epoch, self.stream.now())
-        told = partial(self._published, batches, acks, done)
+        told = partial(self._published, batches, acks, done, safe)
         self._committer.submit(self.stream.log, batches, told, stamp)
 
     def _published(
@@ -254,17 +256,22 @@ class Replicated:
         batches: Sequence[bytearray],
         acks: Acks,
         done: Done,
+        safe: Done | None,
         error: RailgunError | None,
     ) -> None:
         if error is not None:
             self._look_for_trouble(error)
-            done(error)
-            return
-        if self.master is None:
-            done(DeposedError("this node is no master any more: it may be stored or not"))
+        elif self.master is None:
+            error = DeposedError("this node is no master any more: it may be stored or not")
+        if error is not None:
+            for told in (safe, done):
+                if told is not None:
+                    told(error)
             return
         first, last = head(batches[0]), head(batches[-1])
         self._fresh.append((first.base, last.end, first.epoch, batches))
+        if safe is not None:
+            self._waiting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
             done(None)
         elif acks is Acks.ALL:

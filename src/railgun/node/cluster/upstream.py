@@ -73,17 +73,18 @@ class Upstream:
         self._beating: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
         self._closed = False
-        self._dialling = self._loop.create_task(self._dial())
-        self._dialling.add_done_callback(_heard_of)
+        self.dialling = self._loop.create_task(self._dial())
+        """It is done when it is open, or will not be."""
+        self.dialling.add_done_callback(_heard_of)
 
     # ------------------------------------------------------------ begin and end
 
-    async def opened(self) -> None:
-        """Wait until it is open; raises `UpstreamError` if it will not be."""
-        await asyncio.wait([self._dialling])
-        if self._dialling.cancelled():
+    def check(self) -> None:
+        """Raises `UpstreamError` if it will not be open."""
+        if self.dialling.cancelled():
             raise UpstreamError("it was closed")
-        self._dialling.result()
+        if self.dialling.done():
+            self.dialling.result()
 
     async def _dial(self) -> None:
         opened: asyncio.Future[None] = self._loop.create_future()
@@ -110,6 +111,7 @@ class Upstream:
                     lambda: _Wire(passage.secret, made, self._received, gone, who),
                     *self.address,
                     ssl=passage.tls,
+                    local_addr=(passage.source, 0) if passage.source else None,
                 )
                 await opened
         except BaseException as error:
@@ -142,7 +144,7 @@ class Upstream:
     def close(self) -> None:
         """End it, after what was sent."""
         self._closed = True
-        self._dialling.cancel()
+        self.dialling.cancel()
         if self._beating is not None:
             self._beating.cancel()
         if self._wire is not None and self._outbox is not None:

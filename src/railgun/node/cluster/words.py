@@ -46,6 +46,7 @@ def push(stream: int, told: m.Push) -> n.Push:
         safe=told.safe,
         first=told.first,
         anew=told.anew,
+        turn=told.turn,
     )
 
 
@@ -53,7 +54,7 @@ def push_heard(told: n.Push, runs: Runs) -> m.Push:
     """From the master, with batches of these epochs."""
     return m.Push(
         *(told.session, told.epoch, told.base, told.before, told.start, told.safe, told.first),
-        *(told.anew, runs),
+        *(told.anew, runs, told.turn),
     )
 
 
@@ -65,12 +66,13 @@ def push_groups(stream: int, told: m.PushGroups) -> n.PushGroups:
         epoch=told.epoch,
         number=told.number,
         whole=told.whole,
+        turn=told.turn,
     )
 
 
 def push_groups_heard(told: n.PushGroups) -> m.PushGroups:
     """From the master."""
-    return m.PushGroups(told.session, told.epoch, told.number, told.whole)
+    return m.PushGroups(told.session, told.epoch, told.number, told.whole, told.turn)
 
 
 def has_heard(told: n.Has) -> m.Has:

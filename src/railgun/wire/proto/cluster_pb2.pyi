@@ -79,7 +79,7 @@ class Standing(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., label: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., group_epoch: _Optional[int] = ..., group_number: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("stream", "session", "epoch", "base", "before", "start", "safe", "first", "anew")
+    __slots__ = ("stream", "session", "epoch", "base", "before", "start", "safe", "first", "anew", "turn")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Push(_message.Message):
     SAFE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     stream: int
     session: int
     epoch: int
@@ -98,7 +99,8 @@ class Push(_message.Message):
     safe: int
     first: int
     anew: bool
-    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., before: _Optional[int] = ..., start: _Optional[int] = ..., safe: _Optional[int] = ..., first: _Optional[int] = ..., anew: bool = ...) -> None: ...
+    turn: int
+    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., before: _Optional[int] = ..., start: _Optional[int] = ..., safe: _Optional[int] = ..., first: _Optional[int] = ..., anew: bool = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Has(_message.Message):
     __slots__ = ("stream", "session", "end", "labelled", "first")
@@ -147,18 +149,20 @@ class Fetched(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., base: _Optional[int] = ..., end: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class PushGroups(_message.Message):
-    __slots__ = ("stream", "session", "epoch", "number", "whole")
+    __slots__ = ("stream", "session", "epoch", "number", "whole", "turn")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     stream: int
     session: int
     epoch: int
     number: int
     whole: bool
-    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    turn: int
+    def __init__(self, stream: _Optional[int] = ..., session: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., whole: bool = ..., turn: _Optional[int] = ...) -> None: ...
 
 class HasGroups(_message.Message):
     __slots__ = ("stream", "session", "epoch", "number")

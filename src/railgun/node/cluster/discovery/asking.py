@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-from yarl import URL
 
 from railgun.node.cluster.discovery.plugin import Place
 from railgun.node.cluster.links import Address
@@ -77,7 +76,7 @@ class Servers:
             shown = f"[{host}]" if ":" in host else host
             try:
                 async with asyncio.timeout(self._each):
-                    url = URL(f"{self._scheme}://{shown}:{port}{path}", encoded=True)
+                    url = f"{self._scheme}://{shown}:{port}{path}"
                     answer = await self._ask_one(method, url, body, headers or {}, json_only)
             except TimeoutError:
                 failed.append(f"{shown}:{port}: no answer within {self._each:.3g} s")
@@ -95,7 +94,7 @@ class Servers:
         )
 
     async def _ask_one(
-        self, method: str, url: URL, body: Any, headers: Mapping[str, str], json_only: bool
+        self, method: str, url: str, body: Any, headers: Mapping[str, str], json_only: bool
     ) -> Answer:
         async with (
             aiohttp.ClientSession() as session,

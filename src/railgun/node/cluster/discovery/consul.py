@@ -6,8 +6,9 @@ Rules:
 2. A node is an instance of the service, with a check that this node has to pass every `ttl` seconds (15 unless told)
    and passes three times as often. Who dies is no longer found then, and taken out a minute later.
 3. If the agent does not know the check any more, the instance is registered anew.
-4. Found are those that pass. That Consul left entries out because the token may not see them is an error, and not
-   nobody: a cluster must not be made twice for want of a permission.
+4. Found are those that pass. That Consul leaves entries out which one may not see is an error, and not nobody: a
+   cluster must not be made twice for want of a permission. It says so to who has a token. To who has none it does not,
+   so nobody is an error then, if nothing is allowed that is not said to be.
 5. An entry that cannot be read is passed over, and told in the log; if none can be, that is an error.
 """
 
@@ -19,12 +20,13 @@ from urllib.parse import quote
 
 from railgun.node.cluster.discovery.asking import Answer, Servers
 from railgun.node.cluster.discovery.keeping import Kept
-from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place
+from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place, is_address
 from railgun.node.cluster.links import Address
 
 TTL: Final = 15.0
 REMOVED_AFTER: Final = "1m"  # the least Consul allows
 _FILTERED: Final = "X-Consul-Results-Filtered-By-ACLs"
+_POLICY: Final = "X-Consul-Default-ACL-Policy"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -61,9 +63,12 @@ class Consul(Kept):
             raise self._place.failed(
                 f"that is no list of services: {answer.text[:80]!r}. Is it Consul?"
             )
-        if not answer.data and answer.headers.get(_FILTERED) == "true":
+        hidden = answer.headers.get(_FILTERED) == "true"
+        if not self._headers:
+            hidden = answer.headers.get(_POLICY) == "deny"
+        if not answer.data and hidden:
             raise self._place.failed(
-                f"the token may not see the service {self._service}: give it service:read and node:read"
+                f"nobody may be seen of {self._service}: give a token with service:read and node:read"
             )
         found = [address for one in answer.data if (address := self._read(one)) is not None]
         if answer.data and not found:
@@ -121,10 +126,10 @@ class Consul(Kept):
 
     def _read(self, entry: Any) -> Address | None:
         match entry:
-            case {"Service": {"Address": str(host), "Port": int(port)}} if host and _is_port(port):
+            case {"Service": {"Address": host, "Port": port}} if is_address(host, port):
                 return host, port
-            case {"Service": {"Port": int(port)}, "Node": {"Address": str(host)}} if (
-                host and _is_port(port)  # it is where its agent is
+            case {"Service": {"Address": "", "Port": port}, "Node": {"Address": host}} if (
+                is_address(host, port)  # it is where its agent is
             ):
                 return host, port
         _LOG.warning("%s: an entry has no address and port: %.200r", self._place, entry)
@@ -139,7 +144,3 @@ class Consul(Kept):
 
 def _check(instance: str) -> str:
     return f"service:{instance}"
-
-
-def _is_port(number: int) -> bool:
-    return not isinstance(number, bool) and 0 < number < 65536

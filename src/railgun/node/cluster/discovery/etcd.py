@@ -25,11 +25,12 @@ from typing import Any, Final
 
 from railgun.node.cluster.discovery.asking import Answer, Servers
 from railgun.node.cluster.discovery.keeping import Kept
-from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place
+from railgun.node.cluster.discovery.plugin import TIMEOUT, DiscoveryError, Place, is_address
 from railgun.node.cluster.links import Address
 
 TTL: Final = 15.0
 MOST: Final = 10_000  # keys that are read
+_OLD_TOKEN: Final = "revision of auth store is old"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -107,7 +108,7 @@ class Etcd(Kept):
         answer = await self._call("lease/keepalive", {"ID": lease})
         match answer.data:
             case {"result": {"TTL": str(left)}} if answer.status == 200:
-                return left.isdigit() and int(left) > 0
+                return left.isdecimal() and left.strip("0") != ""
         return False
 
     async def _write(self, lease: str, address: Address, node: str) -> Answer:
@@ -127,9 +128,9 @@ class Etcd(Kept):
     def _read(self, entry: Any) -> Address | None:
         try:
             told = json.loads(base64.b64decode(entry["value"], validate=True))
-            host, port = told["host"], told["port"]
-            if host and type(host) is str and type(port) is int and 0 < port < 65536:
-                return host, port
+            address = told["host"], told["port"]
+            if is_address(*address):
+                return address
         except (KeyError, TypeError, ValueError, RecursionError, binascii.Error):
             pass
         _LOG.warning("%s: a key has no address: %.200r", self._place, entry)
@@ -177,4 +178,5 @@ def _encode(data: bytes) -> str:
 
 
 def _is_unknown_token(answer: Answer) -> bool:
-    return answer.status == 401 or answer.data.get("code") == 16
+    """Whether it is not known any more, or was made before rights were changed."""
+    return answer.status == 401 or (answer.status == 400 and _OLD_TOKEN in answer.text)

@@ -11,12 +11,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import unquote
 
 from railgun.core.errors import RailgunError
@@ -27,6 +28,8 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w.-]+))(?::(?P<port>[0-9]+))?", re.ASCII
 )
+
+_NAME: Final = re.compile(r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?", re.ASCII)
 
 
 class DiscoveryError(RailgunError):
@@ -141,7 +144,9 @@ class Place:
             raise self.bad(
                 f"{text[:80]!r} is no host; there is name:port, 10.0.0.1:port and [::1]:port"
             )
-        host = fits["v6"] or fits["name"]
+        host: str = fits["v6"] or fits["name"]
+        if not is_host(host):
+            raise self.bad(f"{host[:80]!r} cannot be a host; is it written right?")
         if fits["port"] is None:
             return host, None
         if len(fits["port"]) > 5 or not 0 < int(fits["port"]) < 65536:
@@ -175,6 +180,28 @@ class Place:
             raise self.failed(
                 f"no answer within {seconds:g} s. Is it reachable from here?"
             ) from None
+
+
+def is_host(text: Any) -> bool:
+    """Whether this can be dialled: an address, or a name with labels of at most 63 characters.
+
+    >>> [is_host(text) for text in ("::1", "10.0.0.1", "a.b", "a..b", 64 * "a", "ä", "", None)]
+    [True, True, True, False, False, False, False, False]
+    """
+    if not isinstance(text, str) or len(text) > 253:
+        return False
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_address(host: Any, port: Any) -> bool:
+    """Whether that is where a node can be; it comes from others, so it may be anything."""
+    return is_host(host) and type(port) is int and 0 < port < 65536
 
 
 Maker = Callable[[Place], Discovery]

@@ -1,0 +1,67 @@
+"""What must never be seen: a kind, a sentence, and the records that show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Kind = Literal[
+    "lost", "lost_master", "duplicate_id", "duplicate_value", "two_values", "failed_read", "phantom", "order",
+    "gap", "diverged", "skipped", "inverted", "never_delivered", "stuck", "unfinished", "two_active", "backwards",
+    "redelivered", "answered_twice", "answered_late", "wrong_answer", "asked_twice",
+]  # fmt: skip
+MEANINGS: Final[dict[Kind, str]] = {
+    "lost": "a message that was acknowledged by a quorum is not there at the end",
+    "lost_master": "one that was acknowledged by its master alone is not; that was the bargain, and is only counted",
+    "duplicate_id": "one ID at two offsets",
+    "duplicate_value": "one message at two offsets, though it was published once",
+    "two_values": "two messages at one offset, whoever saw them",
+    "failed_read": "a message is read of which the publisher was told that it is not stored",
+    "phantom": "a message is read that nobody has published",
+    "order": "what a publisher published after an answer lies before what was answered",
+    "gap": "offsets of a log do not follow one another",
+    "diverged": "two nodes do not have the same in the end",
+    "skipped": "a consumer that gets everything in order missed an offset",
+    "inverted": "it went back",
+    "never_delivered": "a group never got a message, and says it is done",
+    "stuck": "a group gets nothing in the end, though there is something",
+    "unfinished": "a group was still being served when its time was up",
+    "two_active": "two members of an exclusive group were at work at the same time",
+    "backwards": "a group stands before an offset of which the ack was confirmed",
+    "redelivered": "a message came again after its ack was confirmed",
+    "answered_twice": "two answers to one question were both accepted",
+    "answered_late": "an answer was accepted after who asked was told how it ended",
+    "wrong_answer": "somebody got an answer that nobody gave to their question",
+    "asked_twice": "a group got one question twice",
+}
+ALLOWED: Final[frozenset[Kind]] = frozenset({"lost_master"})
+"""Kinds that are counted, and are no fault."""
+MOST: Final = 100
+"""Of a kind that are kept; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One thing that must never be seen."""
+
+    kind: Kind
+    text: str
+    evidence: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Findings:
+    """Anomalies as they are found."""
+
+    def __init__(self) -> None:
+        self.found: list[Anomaly] = []
+        self.counts: Counter[Kind] = Counter()
+
+    def add(self, kind: Kind, text: str, *evidence: Any) -> None:
+        """One more."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= MOST:
+            self.found.append(Anomaly(kind, text, evidence))

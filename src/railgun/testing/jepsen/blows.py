@@ -1,0 +1,209 @@
+"""How blows are done to real nodes, and what a cluster is asked for by its public interface."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from railgun.client.errors import StreamsError
+from railgun.core.errors import RailgunError
+from railgun.testing.jepsen import damage
+from railgun.testing.jepsen.nemesis import Admin, Blow, blocked
+from railgun.testing.jepsen.nodes import Nodes
+from railgun.testing.jepsen.proxy import OTHERS, Mode
+from railgun.testing.jepsen.shim import Orders
+
+MODES: Final[dict[str, Mode]] = {"cut": "cut", "drop": "drop", "hold": "hold"}
+DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {
+    "flip": damage.flip_bit,
+    "flip_groups": damage.flip_group_bit,
+    "cut_tail": damage.cut_tail,
+    "remove_stream": damage.remove_stream,
+}
+PROBE: Final = "probe"
+"""A stream that is written to see whether there is a master, and who has caught up."""
+
+
+class RealStriker:
+    """Does blows to processes, links, disks and clocks."""
+
+    def __init__(self, nodes: Nodes, admin: Admin, chance: Random) -> None:
+        self._nodes, self._admin, self._chance = nodes, admin, chance
+        self._partitions: list[Blow] = []
+
+    async def begin(self, blow: Blow) -> str:
+        """Do it."""
+        told = ""
+        for name in (*blow.victims, *blow.others):
+            node = self._nodes[name]
+            match blow.kind:
+                case "kill":
+                    await node.kill()
+                case "torn_kill":
+                    node.order(node.orders.but(torn=True))
+                    await asyncio.sleep(0.3)  # some writes, on their way
+                    await node.kill()
+                case "pause":
+                    node.pause()
+                case "full_disk":
+                    node.order(node.orders.but(full=True))
+                case "failed_sync":
+                    node.order(node.orders.but(fail_sync=True))
+                case "slow_disk":
+                    node.order(node.orders.but(slow_sync=blow.amount))
+                case "clock":
+                    node.order(node.orders.but(ahead=blow.amount))
+                case "flip" | "flip_groups" | "cut_tail" | "remove_stream":
+                    await node.kill()
+                    told = DAMAGE[blow.kind](node.data, self._chance) or "there was nothing"
+                case "member":
+                    told = await self._ask(self._admin.remove(name))
+                case "clients_cut":
+                    self._nodes.links.set(OTHERS, name, "cut")
+                case "slow_links":
+                    for other in (*self._nodes.names, OTHERS):
+                        self._nodes.links.slow(name, other, blow.amount, blow.amount)
+                        self._nodes.links.slow(other, name, blow.amount, blow.amount)
+                case "rolling":
+                    told += await self._restart(name)
+        if any(blocked(blow, self._nodes.names)):
+            self._partitions.append(blow)
+            self._close_links()
+        return told
+
+    async def finish(self, blow: Blow) -> str:
+        """Undo it."""
+        told = ""
+        if blow in self._partitions:
+            self._partitions.remove(blow)
+            for a, b in blocked(blow, self._nodes.names):
+                self._nodes.links.set(a, b, "open")
+            self._close_links()  # those of others
+        for name in (*blow.victims, *blow.others):
+            node = self._nodes[name]
+            match blow.kind:
+                case "kill" | "torn_kill" | "flip" | "flip_groups" | "cut_tail" | "remove_stream":
+                    node.order(node.orders.but(torn=False))
+                    told = await self._start(name)
+                case "pause":
+                    node.resume()
+                case "full_disk":
+                    node.order(node.orders.but(full=False))
+                case "failed_sync":
+                    node.order(node.orders.but(fail_sync=False))
+                    await node.kill()  # nobody knows what its logs have: so it is with a real one
+                    told = await self._start(name)
+                case "slow_disk":
+                    node.order(node.orders.but(slow_sync=0.0))
+                case "clock":
+                    node.order(node.orders.but(ahead=0.0))
+                case "member":
+                    told = await self._ask(self._admin.join(name))
+                case "clients_cut":
+                    self._nodes.links.set(OTHERS, name, "open")
+                case "slow_links":
+                    for other in (*self._nodes.names, OTHERS):
+                        self._nodes.links.slow(name, other, 0.0)
+                        self._nodes.links.slow(other, name, 0.0)
+        return told
+
+    async def heal(self) -> None:
+        """Undo all that may be left."""
+        self._partitions.clear()
+        self._nodes.links.heal()
+        for name, node in self._nodes.by_name.items():
+            failed = node.orders.fail_sync
+            node.order(Orders())
+            node.resume()
+            if failed:
+                await node.kill()
+            if not node.up and not node.died:
+                await self._start(name)
+
+    def _close_links(self) -> None:
+        for blow in self._partitions:
+            for a, b in blocked(blow, self._nodes.names):
+                if self._nodes.links.of(a, b).mode == "open":
+                    self._nodes.links.set(a, b, MODES[blow.style])
+
+    async def _start(self, name: str) -> str:
+        try:
+            return "; ".join(await self._nodes[name].start())
+        except RailgunError as error:
+            return str(error)
+
+    async def _restart(self, name: str) -> str:
+        """One of several: the next one has to wait until it has caught up."""
+        await self._nodes[name].stop()
+        told = await self._start(name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30.0):
+                while not await self._admin.settled([name]):
+                    await asyncio.sleep(0.1)
+        return told
+
+    async def _ask(self, call: object) -> str:
+        try:
+            await call  # type: ignore[misc]
+        except RailgunError as error:
+            return str(error)
+        return ""
+
+
+class ProbingAdmin:
+    """Knows nothing of the inside: it asks, writes and reads as any client.
+
+    Members are removed and joined by an admin call, by these names; a node that has no such call says so.
+    """
+
+    def __init__(self, nodes: Nodes, streams: Sequence[str] = ()) -> None:
+        self._nodes = nodes
+        self.streams = [*streams, PROBE]
+        """Of which nodes must have all."""
+        self.remove_call, self.join_call = "remove_node", "join_node"
+
+    async def remove(self, node: str) -> None:
+        """By any other node."""
+        await self._call(self.remove_call, node)
+
+    async def join(self, node: str) -> None:
+        """By any other node."""
+        await self._call(self.join_call, node)
+
+    async def _call(self, call: str, node: str) -> None:
+        for other in self._nodes.names:
+            if other != node and self._nodes[other].up:
+                async with await self._nodes[other].connect(direct=True) as client:
+                    await client.admin(call, 20.0, node=node)
+                return
+
+    async def settled(self, nodes: Sequence[str]) -> bool:
+        """Whether each of them takes a write, and has all that was there before, of every stream."""
+        try:
+            async with asyncio.timeout(10.0):
+                for name in nodes:
+                    if not await self._well(name):
+                        return False
+        except (StreamsError, OSError, TimeoutError):
+            return False
+        return True
+
+    async def _well(self, name: str) -> bool:
+        if not self._nodes[name].up:
+            return False
+        async with await self._nodes[name].connect(timeout=3.0, direct=True) as client:
+            await client.ensure(PROBE)
+            await client.publish(PROBE, name)
+            there = {one["name"] for one in await client.streams()}
+            for stream in self.streams:
+                if stream not in there:
+                    return False
+                end = int((await client.describe(stream))["end"])
+                if end:
+                    async with await client.subscribe(stream, start=end - 1) as last:
+                        await last.next(3.0)
+        return True

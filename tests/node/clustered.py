@@ -1,0 +1,210 @@
+"""Real nodes of a cluster in one process, each with its own directory and ports, and ways to treat them badly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from railgun.client.client import Client, connect
+from railgun.node.cluster.config import ClusterConfig
+from railgun.node.cluster.member import Member
+from railgun.node.cluster.replicated import Replicated
+from railgun.node.server import Server, ServerConfig
+
+DEADLINE = 20.0
+SECRET = bytes(range(32))
+QUICK: dict[str, Any] = {"election": 0.4, "patience": 0.5}
+
+
+class Clustered:
+    """Some nodes. They are named n1, n2, …"""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.ports = free_ports(size + 3)
+        self.expect = size
+        self.servers: dict[str, Server] = {}
+        self.configs: dict[str, ServerConfig] = {}
+        self._clients: list[Client] = []
+
+    @property
+    def discovery(self) -> str:
+        """Where they are."""
+        return "static://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def config(self, name: str, **changes: Any) -> ServerConfig:
+        """Of a node; the same whenever it is started."""
+        if name not in self.configs:
+            cluster = ClusterConfig(
+                SECRET,
+                name,
+                port=self.ports[len(self.configs)],
+                discovery=self.discovery,
+                bootstrap_expect=self.expect,
+                settings=QUICK,
+            )
+            self.configs[name] = ServerConfig(self.path / name, port=0, cluster=cluster)
+        found = self.configs[name]
+        if changes:
+            assert found.cluster is not None
+            found = self.configs[name] = replace(found, cluster=replace(found.cluster, **changes))
+        return found
+
+    async def start(self, name: str, **changes: Any) -> Server:
+        """Start a node, or start it again."""
+        server = self.servers[name] = Server(self.config(name, **changes))
+        await server.start()
+        return server
+
+    async def stop(self, name: str) -> None:
+        """Stop a node in order."""
+        await self.servers.pop(name).stop()
+
+    async def kill(self, name: str) -> None:
+        """A node is gone at once: it says and writes nothing more."""
+        server = self.servers.pop(name)
+        member = member_of(server)
+        assert member.consensus is not None
+        member.consensus.abandon()
+        for task in member._tasks:
+            task.cancel()
+        await member.links.close()
+        for listening in (server._server, server._local):
+            if listening is not None:
+                listening.close()
+        for connection in list(server.sessions):
+            connection.transport.abort()
+        await server.stop()
+
+    def member(self, name: str) -> Member:
+        """A node, as a member."""
+        return member_of(self.servers[name])
+
+    def name_of(self, id: str | None) -> str:
+        """Of a node by its id; one that is up."""
+        return next((n for n in self.servers if self.member(n).me == id), "")
+
+    def master(self, region: str = "global") -> str:
+        """The name of the master, as those who are up believe; "" if they do not agree, or it is not up."""
+        told = {
+            self.member(name).metadata.regions[region].master
+            for name in self.servers
+            if region in self.member(name).metadata.regions
+        }
+        return self.name_of(told.pop()) if len(told) == 1 else ""
+
+    def copy(self, name: str, stream: str) -> Replicated:
+        """What a node has of a stream."""
+        member = self.member(name)
+        info = member.metadata.streams[stream]
+        return member.regions.get(info.region).streams[info.id]
+
+    async def client(self, *names: str, **options: Any) -> Client:
+        """A client of these nodes, which fails over; of all, if none is named."""
+        where = [f"127.0.0.1:{self.servers[name].port}" for name in names or self.servers]
+        secret = next(iter(self.servers.values())).secret
+        made = await connect(where, secret=secret, **options)
+        self._clients.append(made)
+        return made
+
+    async def ready(self, stream: str) -> str:
+        """Wait until a stream has a master that acts; its name."""
+
+        def acts() -> bool:
+            name = self.master()
+            with contextlib.suppress(KeyError):
+                return bool(name) and self.copy(name, stream).acting
+            return False
+
+        await until(acts, f"{stream} has no master")
+        return self.master()
+
+    async def in_step(self, stream: str) -> None:
+        """Wait until all copies are the same, and all of it is safe."""
+
+        def same() -> bool:
+            try:
+                copies = [self.copy(name, stream) for name in self.servers]
+            except KeyError:
+                return False
+            ends = {(c.copy.end, c.copy.durable, c.copy.safe, c.copy.first) for c in copies}
+            labels = {c.copy.label for c in copies}
+            groups = {c.copy.groups for c in copies}
+            return (
+                len(ends) == len(labels) == len(groups) == 1
+                and copies[0].copy.end == copies[0].copy.safe
+            )
+
+        await until(same, lambda: str([(n, self.copy(n, stream).copy) for n in self.servers]))
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client._closing = True  # nobody has to be told
+            if client._running is not None:
+                client._running.cancel()
+            if client._connection is not None:
+                client._connection.abort()
+        for name in list(self.servers):
+            await self.stop(name)
+
+
+@contextlib.asynccontextmanager
+async def clustered(path: Path, size: int = 3) -> AsyncIterator[Clustered]:
+    """So many nodes that have formed a cluster, within this."""
+    made = Clustered(path, size)
+    try:
+        for n in range(size):
+            await made.start(f"n{n + 1}")
+        await until(
+            lambda: (
+                all(made.member(n).metadata.cluster for n in made.servers) and made.master() != ""
+            ),
+            "no cluster was formed",
+        )
+        yield made
+    finally:
+        await made.close()
+
+
+def member_of(server: Server) -> Member:
+    assert server.member is not None
+    return server.member
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+async def until(holds: Callable[[], bool], what: str | Callable[[], str] = "") -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + DEADLINE
+    while not holds():
+        if time.monotonic() > end:
+            raise AssertionError(what if isinstance(what, str) else what())
+        await asyncio.sleep(0.01)
+
+
+async def retried(call: Callable[[], Awaitable[Any]]) -> Any:
+    """What a patient caller gets in the end."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return await call()
+        except Exception:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.05)

@@ -1,0 +1,671 @@
+"""The checker of histories: it finds what must not be, and says nothing of what may be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from railgun.testing.jepsen.__main__ import main
+from railgun.testing.jepsen.anomalies import ALLOWED, MEANINGS, MOST, Kind
+from railgun.testing.jepsen.checker import check, is_sound
+from railgun.testing.jepsen.history import (
+    Acked,
+    Delivery,
+    Drain,
+    Fault,
+    History,
+    HistoryError,
+    LastRead,
+    Meta,
+    Position,
+    Publish,
+    Record,
+    Request,
+    Response,
+    of_line,
+    read,
+    to_line,
+)
+
+S = "orders"
+
+
+def put(value: str, offset: int = -1, at: float = 0.0, outcome: Any = "ok", **more: Any) -> Publish:
+    told: dict[str, Any] = {"client": "p", "begin": at, "end": at + 0.5, "offset": offset}
+    return Publish(stream=S, value=value, outcome=outcome, **told | more)
+
+
+def got(value: str, offset: int, at: float = 1.0, who: str = "r", **more: Any) -> Delivery:
+    told: dict[str, Any] = {"at": at, "stream": S, "subscription": who, "consumer": who} | more
+    return Delivery(offset=offset, value=value, **told)
+
+
+def only(value: str, offset: int, at: float, who: str, epoch: int, number: int = 1) -> Delivery:
+    """To a member of an exclusive group."""
+    return got(value, offset, at, who, group="g", exclusive=True, epoch=epoch, number=number)
+
+
+def done(offset: int, at: float, who: str = "a", epoch: int = 0, **more: Any) -> Acked:
+    told: dict[str, Any] = {
+        "begin": at,
+        "end": at + 0.5,
+        "stream": S,
+        "group": "g",
+        "consumer": who,
+    }
+    return Acked(**told | {"offset": offset, "number": 1, "epoch": epoch, "confirmed": True} | more)
+
+
+def kept(*values: str, node: str = "n1", first: int = 0) -> LastRead:
+    return LastRead(node, S, list(range(first, first + len(values))), list(values))
+
+
+def asked(outcome: Any, end: float, **more: Any) -> Request:
+    return Request("q", "ask", "who?", 0.0, end, outcome, **more)
+
+
+def answered(who: str, begin: float, outcome: Any = "ok", **more: Any) -> Response:
+    told = {"answer": f"{who}!", "group": "g"} | more
+    return Response(who, "ask", "r1", "who?", begin, begin + 0.1, outcome, **told)
+
+
+def shared(*more: Record) -> list[Record]:
+    """Two messages, which a member of the group has got."""
+    return [
+        put("a", 0),
+        put("b", 1),
+        got("a", 0, 1.0, group="g"),
+        got("b", 1, 1.0, group="g"),
+        *more,
+    ]
+
+
+three: list[Record] = [put("a", 0), put("b", 1), put("c", 2)]
+
+BAD: dict[str, tuple[Kind, list[Record]]] = {
+    "an acked message is nowhere": ("lost", [put("a", 0), kept()]),
+    "one of two is": ("lost", [put("a", 0), put("b", 1, acks="all"), kept("a")]),
+    "acked by the master only": ("lost_master", [put("a", 0, acks="master"), kept()]),
+    "without any ack": ("lost_master", [put("a", acks="none"), kept()]),
+    "an ID twice in the log": (
+        "duplicate_id",
+        [put("a", 0, id="i"), kept("a", "a")],
+    ),
+    "an ID with two messages": (
+        "duplicate_id",
+        [put("a", 0, id="i"), put("b", 1, id="i", at=1.0), kept("a", "b")],
+    ),
+    "an unknown one with an ID was stored twice": (
+        "duplicate_id",
+        [put("a", outcome="unknown", id="i"), got("a", 3), got("a", 4)],
+    ),
+    "sent once, stored twice": ("duplicate_value", [put("a", 0), kept("a", "a")]),
+    "answered here, read there": ("duplicate_value", [put("a", 0), got("a", 5)]),
+    "two nodes have others": (
+        "two_values",
+        [put("a", 0), put("b", outcome="unknown"), kept("a"), kept("b", node="n2")],
+    ),
+    "answered one, delivered another": (
+        "two_values",
+        [put("a", 0), put("b", outcome="unknown"), got("b", 0)],
+    ),
+    "two answers": ("two_values", [put("a", 0), put("b", 0)]),
+    "refused and read": ("failed_read", [put("a", outcome="failed", code="NO_MASTER"), kept("a")]),
+    "refused and delivered": (
+        "failed_read",
+        [put("a", outcome="failed", code="NO_SPACE"), got("a", 0)],
+    ),
+    "from nowhere": ("phantom", [kept("a")]),
+    "garbage to a consumer": ("phantom", [put("a", 0), got("a", 0), got("\x00", 1)]),
+    "awaited, and before": ("order", [put("a", 5, at=0.0), put("b", 4, at=1.0)]),
+    "three, the last before the first": (
+        "order",
+        [put("a", 5, at=0.0), put("b", 6, at=1.0), put("c", 4, at=2.0)],
+    ),
+    "a hole": (
+        "gap",
+        [put("a", 0), put("c", 2), LastRead("n1", S, [0, 2], ["a", "c"])],
+    ),
+    "a step back": (
+        "gap",
+        [put("a", 0), put("b", 1), LastRead("n1", S, [1, 0], ["b", "a"])],
+    ),
+    "one node has less": (
+        "diverged",
+        [put("a", 0), put("b", 1), kept("a", "b"), kept("a", node="n2")],
+    ),
+    "one node has nothing": (
+        "diverged",
+        [put("a", 0), kept("a"), kept("a", node="n2"), kept(node="n3")],
+    ),
+    "a reader misses one": ("skipped", [*three, got("a", 0), got("c", 2)]),
+    "of two readers one misses one": (
+        "skipped",
+        [*three, got("a", 0), got("b", 1, who="s"), got("b", 1), got("c", 2), got("a", 0, who="t"),
+         got("c", 2, who="t")],
+    ),
+    "an exclusive group misses one": (
+        "skipped",
+        [*three, only("a", 0, 1, "a", 1), only("c", 2, 2, "a", 1)],
+    ),
+    "at the hand-over": (
+        "skipped",
+        [*three, only("a", 0, 1, "a", 1), only("c", 2, 2, "b", 2)],
+    ),
+    "a reader goes back": ("inverted", [*three, got("a", 0), got("b", 1), got("a", 0)]),
+    "a reader gets one twice": ("inverted", [*three, got("a", 0), got("a", 0)]),
+    "an exclusive group goes back": (
+        "inverted",
+        [*three, only("a", 0, 1, "a", 1), only("b", 1, 1, "a", 1), only("a", 0, 2, "a", 1)],
+    ),
+    "a first delivery behind a later one": (
+        "inverted",
+        [*three, only("b", 1, 1, "a", 1), only("a", 0, 2, "b", 2)],
+    ),
+    "a group that is done without it": (
+        "never_delivered",
+        [put("a", 0), kept("a"), Drain(S, "g", 5, 9, 1, 1)],
+    ),
+    "another group had it": (
+        "never_delivered",
+        [*shared(kept("a", "b")), Drain(S, "h", 5, 9, 2, 2)],
+    ),
+    "without a last look at the log": (
+        "never_delivered",
+        [put("a", 0), Drain(S, "g", 5, 9, 1, 1)],
+    ),
+    "nothing ever came": ("stuck", [put("a", 0), kept("a"), Drain(S, "g", 5, 9, 0, 1)]),
+    "nothing comes any more": (
+        "stuck",
+        [*three, got("a", 0, 1.0, group="g"), Drain(S, "g", 5, 9, 1, 3)],
+    ),
+    "it goes round": (
+        "unfinished",
+        [put("a", 0), got("a", 0, 8.5, group="g"), Drain(S, "g", 5, 9, 0, 1)],
+    ),
+    "it is slow": (
+        "unfinished",
+        [*three, got("a", 0, 8.5, group="g"), Drain(S, "g", 5, 9, 1, 3)],
+    ),
+    "two members in one epoch": (
+        "two_active",
+        [*three, only("a", 0, 1, "a", 1), only("b", 1, 2, "b", 1)],
+    ),
+    "the old one goes on": (
+        "two_active",
+        [*three, only("a", 0, 1, "a", 1), only("a", 0, 2, "b", 2), only("b", 1, 3, "a", 1)],
+    ),
+    "the old one's ack counts": (
+        "two_active",
+        [*three, only("a", 0, 1, "a", 1), only("a", 0, 2, "b", 2), done(0, 3, "a", 1)],
+    ),
+    "and it comes back later": (
+        "two_active",
+        [*three, only("a", 0, 1, "a", 1), only("a", 0, 2, "b", 2), only("a", 0, 2.5, "a", 3),
+         done(0, 3, "a", 1)],
+    ),
+    "a group stands before a confirmed ack": (
+        "backwards",
+        shared(done(0, 2), Position(3, 3.1, S, "g", 0, 2)),
+    ),
+    "after it stood behind it": (
+        "backwards",
+        shared(
+            done(0, 2), Position(3, 3.1, S, "g", 1, 2), done(1, 4), Position(5, 5.1, S, "g", 1, 2)
+        ),
+    ),
+    "again after a confirmed ack": ("redelivered", shared(done(0, 2), got("a", 0, 3.0, group="g"))),
+    "to another member": (
+        "redelivered",
+        shared(done(1, 2), got("b", 1, 3.0, "other", group="g", number=2)),
+    ),
+    "two answers were taken": (
+        "answered_twice",
+        [asked("ok", 1.0, answer="a!"), answered("a", 0.5), answered("b", 0.6, group="h")],
+    ),
+    "by one who answers twice": (
+        "answered_twice",
+        [asked("unknown", 1.0), answered("a", 0.5), answered("a", 0.6)],
+    ),
+    "after the timeout": (
+        "answered_late",
+        [asked("failed", 1.0, code="RS_TIMEOUT"), answered("a", 1.5)],
+    ),
+    "after it was answered": (
+        "answered_late",
+        [asked("ok", 1.0, answer="a!"), answered("a", 0.5, "unknown"), answered("b", 2.0)],
+    ),
+    "an answer to something else": (
+        "wrong_answer",
+        [asked("ok", 1.0, answer="b!"), answered("a", 0.5)],
+    ),
+    "an answer from nowhere": ("wrong_answer", [asked("ok", 1.0, answer="a!")]),
+    "two of a group are asked": (
+        "asked_twice",
+        [asked("ok", 1.0, answer="a!"), answered("a", 0.5), answered("b", 0.6, "failed")],
+    ),
+    "one is asked twice": (
+        "asked_twice",
+        [asked("unknown", 1.0), answered("a", 0.5, group=""),
+         answered("a", 0.6, "failed", group="")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "records"), BAD.values(), ids=BAD.keys())
+def test_it_finds(kind: Kind, records: list[Record]) -> None:
+    findings = check(records)
+    assert kind in findings.counts, findings.found
+    assert is_sound(findings) == (kind in ALLOWED and len(findings.counts) == 1)
+    assert all(one.text and one.evidence for one in findings.found)
+
+
+def test_every_kind_is_found_at_least_twice() -> None:
+    found = [kind for kind, _ in BAD.values()]
+    assert {kind: found.count(kind) >= 2 for kind in MEANINGS} == dict.fromkeys(MEANINGS, True)
+
+
+GOOD: dict[str, list[Record]] = {
+    "nothing": [],
+    "an unknown publish is there": [put("a", outcome="unknown"), kept("a")],
+    "or is not": [put("a", outcome="unknown"), kept()],
+    "a refused one is not": [put("a", outcome="failed", code="NO_MASTER"), kept()],
+    "refused first, then taken": [
+        put("a", outcome="failed", code="NO_MASTER"),
+        put("a", 0, at=1.0),
+        kept("a"),
+    ],
+    "an ID again is told where the first is": [
+        put("a", 0, id="i"),
+        put("b", 1, at=1.0),
+        put("a", 0, at=2.0, id="i", code="DUPLICATE_ID"),
+        kept("a", "b"),
+    ],
+    "tried twice without an ID, stored twice": [put("a", 0, tries=2), kept("a", "a")],
+    "void answers of a master": [put("a", 0, acks="master"), put("b", 0), kept("b")],
+    "too old to be kept": [put("a", 0), put("b", 1), kept("b", first=1)],
+    "at the same time, in any order": [put("a", 1, at=0.0), put("b", 0, at=0.2), kept("b", "a")],
+    "a reader begins anywhere": [*three, got("b", 1), got("c", 2), got("a", 0, who="s")],
+    "redelivered to the next member": [
+        *three,
+        only("a", 0, 1, "a", 1),
+        only("b", 1, 1, "a", 1),
+        only("a", 0, 2, "b", 2, 2),
+        only("b", 1, 2, "b", 2, 2),
+        only("c", 2, 2, "b", 2),
+        done(0, 3, "b", 2),
+    ],
+    "an ack from before a nack": [
+        *three,
+        only("a", 0, 1, "a", 1),
+        only("b", 1, 1, "a", 1),
+        only("b", 1, 2, "a", 2, 2),
+        done(0, 3, "a", 1),
+    ],
+    "an ack that did not count": [
+        *three,
+        only("a", 0, 1, "a", 1),
+        only("a", 0, 2, "b", 2),
+        done(0, 3, "a", 1, confirmed=False),
+    ],
+    "acks that were not confirmed are forgotten": shared(
+        done(0, 2, confirmed=False), got("a", 0, 3.0, group="g"), Position(4, 4.1, S, "g", 0, 2)
+    ),
+    "all is done": shared(done(0, 2), done(1, 2), Position(5, 5.1, S, "g", 2, 2)),
+    "what was asked before the ack was confirmed": shared(
+        done(0, 2), Position(2.1, 3.0, S, "g", 0, 2)
+    ),
+    "a group that began later": shared(kept("a", "b"), Drain(S, "h", 5, 9, 2, 2, start=2)),
+    "nobody answers": [asked("failed", 1.0, code="RS_TIMEOUT"), answered("a", 1.5, "failed")],
+    "two groups are asked": [
+        asked("ok", 1.0, answer="a!"),
+        answered("a", 0.5),
+        answered("b", 0.6, "failed", group="h"),
+    ],
+}
+
+
+@pytest.mark.parametrize("records", GOOD.values(), ids=GOOD.keys())
+def test_it_says_nothing_of(records: list[Record]) -> None:
+    findings = check(records)
+    assert findings.found == [] or set(findings.counts) == {"lost_master"}
+
+
+def test_what_is_under_way_may_come_late() -> None:
+    records = [*three, only("a", 0, 1, "a", 1), only("a", 0, 2, "b", 2), only("b", 1, 3, "a", 1)]
+    assert is_sound(check([Meta(1, 3, 10.0, transit=2.0), *records]))
+    assert not is_sound(check([Meta(1, 3, 10.0, transit=0.5), *records]))
+
+
+def test_many_of_a_kind_are_counted_and_some_are_shown() -> None:
+    findings = check([*(put(f"v{n}", n) for n in range(3 * MOST)), kept()])
+    assert findings.counts["lost"] == 3 * MOST
+    assert len(findings.found) == MOST
+
+
+# ---------------------------------------------------------------- a system that is right
+
+
+class Right:
+    """A log, a shared group, an exclusive one, readers and questions, as they should be, by chance."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.now = 0.0
+        self.log: list[str] = []
+        self.records: list[Record] = []
+        self.values = 0
+        self.ids: dict[str, int] = {}
+        self.shared: dict[int, int] = {}  # deliveries so far, of what is not acked
+        self.acked: set[int] = set()
+        self.taken = 0
+        self.epoch, self.active, self.position, self.next = 1, "x1", 0, 0
+        self.reading = {"r1": 0, "r2": 0}
+
+    def tick(self) -> float:
+        self.now += self.chance.random()
+        return self.now
+
+    def run(self, steps: int) -> list[Record]:
+        for _ in range(steps):
+            self.chance.choice(
+                [self.publish, self.publish, self.share, self.exclude, self.read, self.ask]
+            )()
+        while len(self.acked) < len(self.log):
+            self.share()
+        while self.position < len(self.log):
+            self.exclude()
+        for group in ("g", "x"):
+            end = len(self.log)
+            self.records.append(Drain(S, group, self.tick(), self.tick(), end, end))
+        self.records += [kept(*self.log, node=f"n{n}") for n in (1, 2, 3)]
+        return self.records
+
+    def publish(self) -> None:
+        self.values += 1
+        value, begin = f"v{self.values}", self.tick()
+        outcome = self.chance.choice(["ok", "ok", "ok", "unknown", "failed"])
+        id_ = f"i{self.values}" if self.chance.random() < 0.5 else None
+        offset = -1
+        if outcome == "ok" or (outcome == "unknown" and self.chance.random() < 0.5):
+            offset = len(self.log)
+            self.log.append(value)
+        told = put(value, offset if outcome == "ok" else -1, outcome=outcome, id=id_)
+        self.records.append(replace(told, begin=begin, end=self.tick()))
+
+    def share(self) -> None:
+        left = [n for n in range(len(self.log)) if n not in self.acked]
+        if not left:
+            return
+        offset = self.chance.choice(left)
+        number = self.shared[offset] = self.shared.get(offset, 0) + 1
+        who = self.chance.choice(["a", "b"])
+        told = got(self.log[offset], offset, self.tick(), who, group="g", number=number)
+        self.records.append(told)
+        if self.chance.random() < 0.7:
+            counts = self.chance.random() < 0.8
+            ack = done(offset, 0.0, who, number=number, confirmed=counts)
+            self.records.append(replace(ack, begin=self.tick(), end=self.tick()))
+            if counts:
+                self.acked.add(offset)
+        floor = min((n for n in range(len(self.log)) if n not in self.acked), default=len(self.log))
+        self.records.append(Position(self.tick(), self.tick(), S, "g", floor, len(self.log)))
+
+    def exclude(self) -> None:
+        if self.chance.random() < 0.2:  # a hand-over
+            self.epoch += 1
+            self.active, self.next = self.chance.choice(["x1", "x2"]), self.position
+        elif self.next < len(self.log):
+            offset, epoch = self.next, self.epoch
+            self.next += 1
+            told = only(self.log[offset], offset, self.tick(), f"{self.active}-{epoch}", epoch)
+            self.records.append(replace(told, group="x", consumer=self.active))
+            if offset == self.position and self.chance.random() < 0.7:
+                ack = done(offset, 0.0, self.active, epoch, exclusive=True)
+                self.records.append(replace(ack, group="x", begin=self.tick(), end=self.tick()))
+                self.position += 1
+        else:
+            self.next = self.position
+            self.epoch += 1
+
+    def read(self) -> None:
+        who = self.chance.choice(["r1", "r2"])
+        if self.reading[who] < len(self.log):
+            offset = self.reading[who]
+            self.reading[who] += 1
+            self.records.append(got(self.log[offset], offset, self.tick(), who))
+
+    def ask(self) -> None:
+        self.values += 1
+        value, begin = f"q{self.values}", self.tick()
+        first, second, third = self.tick(), self.tick(), self.tick()
+        answers = self.chance.random() < 0.7
+        told = Response("s", "ask", value, value, first, second, "ok", f"{value}!", "g")
+        if not answers:
+            told = replace(told, outcome="failed", code="RS_GONE", begin=third, end=self.tick())
+        code = "" if answers else "RS_TIMEOUT"
+        outcome: Any = "ok" if answers else "failed"
+        answer = f"{value}!" if answers else ""
+        self.records += [told, Request("q", "ask", value, begin, third, outcome, answer, code)]
+
+
+def right(seed: int, steps: int = 120) -> list[Record]:
+    return Right(random.Random(seed)).run(steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_system_that_is_right_is_not_accused(seed: int) -> None:
+    assert check(right(seed)).found == []
+
+
+def _one(records: list[Record], kind: type, chance: random.Random, fits: Any = bool) -> int:
+    places = [n for n, one in enumerate(records) if isinstance(one, kind) and fits(one)]
+    return chance.choice(places) if places else -1
+
+
+def _change(kind: type, fits: Any = bool, **fields: Callable[[Any, list[Record]], Any]) -> Any:
+    def change(records: list[Record], chance: random.Random) -> bool:
+        at = _one(records, kind, chance, fits)
+        if at >= 0:
+            found: Any = records[at]
+            made = {name: make(found, records) for name, make in fields.items()}
+            records[at] = replace(found, **made)
+        return at >= 0
+
+    return change
+
+
+def _again(kind: type, fits: Any = bool, **fields: Callable[[Any, list[Record]], Any]) -> Any:
+    def again(records: list[Record], chance: random.Random) -> bool:
+        at = _one(records, kind, chance, fits)
+        if at >= 0:
+            found: Any = records[at]
+            made = {name: make(found, records) for name, make in fields.items()}
+            records.append(replace(found, **made))
+        return at >= 0
+
+    return again
+
+
+def _drop_from_group(records: list[Record], chance: random.Random) -> bool:
+    at = _one(records, Delivery, chance, lambda one: one.group == "g")
+    if at < 0:
+        return False
+    value = records[at].value  # type: ignore[union-attr]
+    records[:] = [
+        one
+        for one in records
+        if not (isinstance(one, Delivery) and one.group == "g" and one.value == value)
+    ]
+    return True
+
+
+def _late(one: Any, records: list[Record]) -> float:
+    return 1e6
+
+
+CHANGES: dict[str, tuple[set[Kind], Any]] = {
+    "a log loses its last message on all nodes": (
+        {"lost", "phantom", "never_delivered"},
+        lambda records, chance: _cut(records, every=True),
+    ),
+    "on one node": ({"diverged"}, lambda records, chance: _cut(records, every=False)),
+    "a message is another one": (
+        {"two_values", "phantom"},
+        _change(Delivery, value=lambda one, _: one.value + "?"),
+    ),
+    "a message is at another offset": (
+        {"two_values", "duplicate_id", "duplicate_value"},
+        _change(Publish, lambda one: one.safe, offset=lambda one, _: one.offset + 1000),
+    ),
+    "an unknown publish was refused, and is there": (
+        {"failed_read"},
+        lambda records, chance: _refuse(records, chance),
+    ),
+    "a reader gets one again": (
+        {"inverted"},
+        _again(Delivery, lambda one: not one.group),
+    ),
+    "an ack was confirmed, and it comes again": (
+        {"redelivered"},
+        lambda records, chance: _redeliver(records, chance),
+    ),
+    "a group never gets one": ({"never_delivered"}, _drop_from_group),
+    "a group does not finish": (
+        {"stuck", "unfinished"},
+        _change(Drain, lambda one: one.stream_end > 0, floor=lambda one, _: one.floor - 1),
+    ),
+    "somebody else was active, too": (
+        {"two_active"},
+        _again(
+            Delivery,
+            lambda one: one.exclusive,
+            subscription=lambda one, _: "other",
+            consumer=lambda one, _: "other",
+        ),
+    ),
+    "a position goes back": ({"backwards"}, lambda records, chance: _step_back(records, chance)),
+    "an answer is taken twice": (
+        {"answered_twice", "asked_twice"},
+        _again(Response, lambda one: one.outcome == "ok", consumer=lambda one, _: "t"),
+    ),
+    "an answer is taken after the timeout": (
+        {"answered_late"},
+        _change(
+            Response,
+            lambda one: one.outcome == "failed",
+            outcome=lambda one, _: "ok",
+            begin=_late,
+        ),
+    ),
+    "a publisher's order": ({"order"}, lambda records, chance: _swap(records)),
+}
+
+
+def _cut(records: list[Record], every: bool) -> bool:
+    finals = [n for n, one in enumerate(records) if isinstance(one, LastRead) and one.offsets]
+    for at in finals if every else finals[-1:]:
+        found: Any = records[at]
+        records[at] = LastRead(found.node, S, found.offsets[:-1], found.values[:-1])
+    last = records[finals[0]] if finals else None
+    safe = {one.offset for one in records if isinstance(one, Publish) and one.safe}
+    return isinstance(last, LastRead) and (not every or len(last.offsets) in safe)
+
+
+def _refuse(records: list[Record], chance: random.Random) -> bool:
+    there = {value for one in records if isinstance(one, LastRead) for value in one.values}
+    fits = lambda one: one.outcome == "unknown" and one.value in there  # noqa: E731
+    return bool(_change(Publish, fits, outcome=lambda one, _: "failed")(records, chance))
+
+
+def _redeliver(records: list[Record], chance: random.Random) -> bool:
+    at = _one(records, Acked, chance, lambda one: one.confirmed and one.group == "g")
+    if at >= 0:
+        ack: Any = records[at]
+        value = next(
+            one.value for one in records if isinstance(one, Delivery) and one.offset == ack.offset
+        )
+        records.append(got(value, ack.offset, 1e6, "late", group="g"))
+    return at >= 0
+
+
+def _step_back(records: list[Record], chance: random.Random) -> bool:
+    at = _one(records, Acked, chance, lambda one: one.confirmed and one.group == "g")
+    if at >= 0:
+        ack: Any = records[at]
+        records.append(Position(1e6, 1e6 + 1, S, "g", ack.offset, ack.offset + 1))
+    return at >= 0
+
+
+def _swap(records: list[Record]) -> bool:
+    safe = [n for n, one in enumerate(records) if isinstance(one, Publish) and one.safe]
+    if len(safe) < 2:
+        return False
+    first, last = safe[0], safe[-1]
+    one, other = records[first], records[last]
+    assert isinstance(one, Publish)
+    assert isinstance(other, Publish)
+    records[first] = replace(one, begin=other.begin + 10, end=other.end + 10)
+    return True
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_system_that_is_not_right_is_accused(name: str, seed: int) -> None:
+    kinds, change = CHANGES[name]
+    records = right(seed, 60)
+    if change(records, random.Random(seed)):
+        findings = check(records)
+        assert kinds & set(findings.counts), (name, findings.found)
+
+
+def test_changes_are_possible_at_all() -> None:
+    for name, (_, change) in CHANGES.items():
+        assert any(change(right(seed, 60), random.Random(seed)) for seed in range(5)), name
+
+
+# ---------------------------------------------------------------- on disk
+
+
+def write(file: Path, records: Sequence[Record]) -> None:
+    history = History(file)
+    history.add_all(records)
+    history.close()
+
+
+def test_a_history_on_disk_is_the_same_and_a_torn_end_is_passed_over(tmp_path: Path) -> None:
+    records: list[Record] = [Meta(7, 3, 10.0), Fault(1.0, "kill", "n1"), *right(7)]
+    assert [of_line(to_line(one)) for one in records] == records
+    write(tmp_path / "h", records)
+    assert read(tmp_path / "h") == records
+    data = (tmp_path / "h").read_bytes()
+    (tmp_path / "h").write_bytes(data[:-10])
+    assert read(tmp_path / "h") == records[:-1]
+    (tmp_path / "h").write_bytes(b"nonsense\n" + data)
+    with pytest.raises(HistoryError, match="line 1"):
+        read(tmp_path / "h")
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", '{"kind": "x"}', '{"kind": "fault", "more": 1}'])
+def test_what_is_no_record_is_refused(line: str) -> None:
+    with pytest.raises(HistoryError):
+        of_line(line)
+
+
+def test_a_history_can_be_checked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "good", right(3))
+    assert main(["check", str(tmp_path / "good")]) == 0
+    write(tmp_path / "bad", [put("a", 0), kept()])
+    assert main(["check", str(tmp_path / "bad")]) == 1
+    told = capsys.readouterr()
+    assert "'a' was acknowledged at 0 of orders, and is not there" in told.out
+    assert main(["check", str(tmp_path / "none")]) == 2
