@@ -18,13 +18,13 @@ from railgun.testing.report import Report
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, patience: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "bench", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience,
     )
 
 
@@ -239,7 +239,8 @@ def test_a_peer_that_is_left_out_is_told_once_and_the_others_go_on(
 
 
 def test_a_cluster_is_measured_without_peers_and_the_report_has_every_line() -> None:
-    ran = bench("cluster", "--quick", "--json", "--ours", "--only", "publish,single,metadata")
+    only = "publish,single,metadata"
+    ran = bench("cluster", "--quick", "--json", "--ours", "--only", only, patience=180)
     assert ran.stdout, ran.stderr
     report = json.loads(ran.stdout.splitlines()[-1])
     assert ran.returncode == (0 if report["pass"] else 1)
@@ -256,7 +257,8 @@ def test_a_cluster_is_measured_without_peers_and_the_report_has_every_line() -> 
 
 
 def test_a_cluster_is_measured_while_masters_go_and_replicas_come_back() -> None:
-    ran = bench("cluster", "--quick", "--json", "--ours", "--only", "failover,catch-up")
+    only = "failover,catch-up"
+    ran = bench("cluster", "--quick", "--json", "--ours", "--only", only, patience=180)
     assert ran.stdout, ran.stderr
     report = json.loads(ran.stdout.splitlines()[-1])
     assert ran.returncode == (0 if report["pass"] else 1)
