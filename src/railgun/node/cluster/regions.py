@@ -105,6 +105,7 @@ class Region:
         self._others: set[str] = set()  # who has copies
         self._sessions: dict[str, int] = {}  # as a master
         self._master: tuple[str, int, int] | None = None  # whom it follows: node, epoch, session
+        self._ruler: str | None = None  # the master, as the metadata had it last
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._yields = False  # whether it is about to hand over
         self._numbers = itertools.count(1)
@@ -166,6 +167,11 @@ class Region:
                 return
             promised = self.regions.promises.of(self.name)
             voting, active = tuple(info.voting), tuple(info.active)
+            if info.master != self._ruler:
+                if self._ruler is not None:  # what was passed on to it hangs there for nothing
+                    streams = metadata.streams.values()
+                    self.regions.moved({one.name for one in streams if one.region == self.name})
+                self._ruler = info.master
             self._sets = [voting] if set(voting) == set(active) or not active else [voting, active]
             self._others = {*voting, *active, *info.learning} - {self.me}
             if info.master != self.me:
