@@ -462,3 +462,27 @@ def test_an_epoch_is_active_when_a_majority_has_the_label_and_the_groups() -> No
     assert one.caught_up("b")
     assert not one.caught_up("c")
     assert not one.all_have(5)
+
+
+def test_what_another_copy_does_not_keep_any_more_does_not_come_back() -> None:
+    """A majority has let go of it, so one of any majority has."""
+    copy = Copy.of(Standing(1, 0, 9, ((1, 9),)))
+    master = Master("a", copy, 2, [("a", "b", "c")])
+    assert master.begin() == []
+    commands = master.stands("b", 1, Standing(1, 5, 9, ((1, 9),)))
+    assert commands == [Trim(5), Label(2, groups=True)]
+    assert (copy.first, copy.end) == (5, 9)
+
+
+def test_a_majority_tells_what_is_not_kept_any_more() -> None:
+    copy = Copy.of(Standing(1, 0, 9, ((1, 9),)))
+    master = Master("a", copy, 2, [("a", "b", "c")])
+    master.go_on()
+    master.labelled(2)
+    master.trimmed(4)
+    assert master.kept_from() is None
+    master.stands("b", 1, Standing(1, 0, 9, ((1, 9),)))
+    master.has("b", Has(1, 9, True, 0))
+    assert master.kept_from() == 0
+    master.has("b", Has(1, 9, True, 4))
+    assert master.kept_from() == 4

@@ -127,10 +127,14 @@ class Clustered:
 
     async def in_step(self, stream: str) -> None:
         """Wait until all copies are the same, and all of it is safe."""
+        await self.in_step_of(stream, list(self.servers))
+
+    async def in_step_of(self, stream: str, names: list[str]) -> None:
+        """Wait until the copies of these nodes are."""
 
         def same() -> bool:
             try:
-                copies = [self.copy(name, stream) for name in self.servers]
+                copies = [self.copy(name, stream) for name in names]
             except KeyError:
                 return False
             ends = {(c.copy.end, c.copy.durable, c.copy.safe, c.copy.first) for c in copies}
@@ -141,7 +145,7 @@ class Clustered:
                 and copies[0].copy.end == copies[0].copy.safe
             )
 
-        await until(same, lambda: str([(n, self.copy(n, stream).copy) for n in self.servers]))
+        await until(same, lambda: str([(n, self.copy(n, stream).copy) for n in names]))
 
     async def close(self) -> None:
         for client in self._clients:

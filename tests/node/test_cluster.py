@@ -435,3 +435,78 @@ def test_a_replica_that_was_heard_no_more_for_a_moment_is_fed_again(tmp_path: Pa
                 await cluster.in_step("orders")
 
     run(main())
+
+
+def test_what_is_purged_stays_away_whoever_is_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", numbered(10))
+            away = next(name for name in cluster.servers if name != cluster.master())
+            await cluster.in_step("orders")
+            await cluster.kill(away)
+            assert (await client.purge("orders", before=6))["first"] == 6
+            await cluster.start(away)
+            await cluster.in_step("orders")
+            await cluster.kill(await cluster.ready("orders"))
+            await cluster.ready("orders")
+            told = await client.describe("orders")
+            assert (told["first"], told["end"]) == (6, 10)
+            for name in cluster.servers:
+                reader = await cluster.client(name)
+                assert await payloads(reader, "orders", 4) == numbered(4, 6)
+
+    run(main())
+
+
+def test_a_node_that_is_a_replica_only_is_never_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            eu = {"global": "replica", "eu": "master"}
+            await cluster.start("n4", bootstrap_expect=0, regions=eu)
+            me = cluster.member("n4").me
+            await until(
+                lambda: (
+                    me in cluster.member("n1").metadata.regions["global"].voting
+                    and cluster.member("n1").metadata.regions.get("eu") is not None
+                    and cluster.member("n1").metadata.regions["eu"].master == me
+                ),
+                "it does not take part",
+            )
+            client = await cluster.client()
+            with pytest.raises(StreamsError) as told:
+                await client.admin("ensure", name="far", asked={"region": "us"})
+            assert told.value.code == "NO_REGION"
+            await client.admin("ensure", name="local", asked={"region": "eu"})
+            await client.ensure("orders")
+            assert await client.publish("local", b"m0") == 0
+            assert "local" not in cluster.member("n1").node.streams
+            assert await payloads(await cluster.client("n1"), "local", 1) == numbered(1)
+            for _ in range(2):
+                master = await cluster.ready("orders")
+                assert master != "n4"
+                await cluster.kill(master)
+                assert await retried(lambda: client.publish("orders", b"x")) >= 0
+                await cluster.start(master)
+                await cluster.in_step_of("orders", ["n1", "n2", "n3", "n4"])
+            assert await payloads(await cluster.client("n4"), "orders", 2) == [b"x", b"x"]
+
+    run(main())
+
+
+def test_old_messages_go_everywhere(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders", max_bytes=1)
+            for n in range(3):
+                await client.publish_many("orders", numbered(10, 10 * n))
+                master = await cluster.ready("orders")
+                copy = cluster.copy(master, "orders")
+                await copy.stream.perform(copy.stream.log, copy.stream.log.roll)
+            await copy.stream.retain()
+            assert copy.copy.first == 30
+            await cluster.in_step("orders")
+
+    run(main())

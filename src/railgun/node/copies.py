@@ -54,6 +54,10 @@ class Copies(Protocol):
         """Call this when all before that offset is safe."""
         ...
 
+    def when_gone(self, first: int, done: Done) -> None:
+        """Call this when a majority keeps nothing before that offset any more."""
+        ...
+
     def keep(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
         """Store changes of groups; `done` is called when they are safe."""
         ...

@@ -486,10 +486,13 @@ class StreamLog:
 
     # ------------------------------------------------------------ retention
 
-    def trim(self, max_age: int | None, max_bytes: int | None, now: int) -> int:
+    def trim(
+        self, max_age: int | None, max_bytes: int | None, now: int, limit: int | None = None
+    ) -> int:
         """Take away whole segments that are older or more than that; the first offset that is kept then.
 
-        A segment is as old as its last batch. What is left has at most `max_bytes`, unless the last one alone has more.
+        A segment is as old as its last batch. What is left has at most `max_bytes`, unless the last one alone has more,
+        or what lies from `limit` on.
         Segments that were purged go, too.
         """
         if self._closed or self._damage is not None:
@@ -501,7 +504,8 @@ class StreamLog:
                 total = sum(segment.size for segment in self._segments)
                 too_much = max_bytes is not None and total > max_bytes
                 purged = oldest.end <= self._floor
-                if len(self._segments) == 1 or not (too_old or too_much or purged):
+                kept = limit is not None and oldest.end > limit
+                if len(self._segments) == 1 or kept or not (too_old or too_much or purged):
                     return self.first
                 del self._segments[0], self._bases[0]
                 before, self._before = self._before, oldest.epoch
@@ -523,7 +527,9 @@ class StreamLog:
                 if file is not None:
                     file.close()
 
-    def retain(self, max_age: int | None, max_bytes: int | None, now: int) -> int:
+    def retain(
+        self, max_age: int | None, max_bytes: int | None, now: int, limit: int | None = None
+    ) -> int:
         """As `trim`, but a last segment that never fills keeps nothing alive: it is followed by another in time.
 
         What is older than `max_age` is gone when it is a quarter older than that.
@@ -531,7 +537,7 @@ class StreamLog:
         last = self._segments[-1]
         if max_age is not None and not last.empty and last.first_time < now - max_age // _SHARE:
             self.roll()
-        return self.trim(max_age, max_bytes, now)
+        return self.trim(max_age, max_bytes, now, limit)
 
     def purge(self, before: int) -> int:
         """Take away all before this offset, for good when it returns; the first offset that is kept then."""

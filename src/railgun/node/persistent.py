@@ -367,8 +367,8 @@ class Persistent:
         seek: int | None,
     ) -> tuple[GroupDriver, Joined]:
         """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end)."""
-        if group and not self.acting:
-            raise NoMasterError(f"this node is not the master of {self.name!r} now: try again")
+        if group:
+            self._check_master()
         first, end = self.log.first, self.end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
@@ -425,6 +425,7 @@ class Persistent:
 
     async def reset(self, name: str, to: int | None) -> int:
         """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
+        self._check_master()
         driver = self.groups[name]
         self._appended()
         driver.reset(self.end if to is None else to)
@@ -433,6 +434,7 @@ class Persistent:
 
     async def remove(self, name: str) -> None:
         """Forget a group without members, for good."""
+        self._check_master()
         driver = self.groups[name]
         if driver.consumers:
             raise GroupBusyError(f"{len(driver.consumers)} members of {name!r} are live")
@@ -535,15 +537,24 @@ class Persistent:
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         most, now = settings.max_bytes, self.now()
-        await self.perform(self.log, lambda: self.log.retain(age, most, now))
+        await self.perform(self.log, lambda: self.log.retain(age, most, now, self.end))
         self.gone_before()
 
     async def purge(self, before: int | None) -> int:
         """Take away all before an offset (None: all there is); the first offset there is then."""
+        self._check_master()
         log = self.log
         first = await self.perform(log, lambda: log.purge(self.end if before is None else before))
         self.gone_before()
+        if self.copies is not None:  # else it could come back with another master
+            gone: asyncio.Future[None] = self.loop.create_future()
+            self.copies.when_gone(first, partial(resolve, gone))
+            await gone
         return first
+
+    def _check_master(self) -> None:
+        if not self.acting:
+            raise NoMasterError(f"this node is not the master of {self.name!r} now: try again")
 
     def gone_before(self) -> None:
         """Tell the groups what is gone, and the other copies."""

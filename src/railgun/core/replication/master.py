@@ -7,7 +7,7 @@ Rules:
    has all that was ever safe. A copy that is `LOST` counts for nobody.
 2. *Fetch.* If the best copy is another node's, it cuts off what that has not, and takes over what it lacks. The same
    for the states of groups, by their epoch and number. If whom it fetches from is gone, or tells anew how it stands
-   (it has lost something), it gathers again.
+   (it has lost something), it gathers again. What one of them does not keep any more, it does not keep either.
 3. *Label.* Then its log is the log. Where it ends, the epoch starts. Its own copy is labelled on disk, before it
    takes anything new.
 4. *Lead.* Each replica is fed from where it agrees. Its copy counts when it is labelled. A message is safe when a
@@ -235,7 +235,16 @@ class Master:
         if self.phase is not Phase.FETCH or self.needs_log or self.needs_groups:
             return []
         self.phase = Phase.LABEL
-        return [Label(self.epoch, groups=True)]
+        return [*self._trim_as_others(), Label(self.epoch, groups=True)]
+
+    def _trim_as_others(self) -> list[Command]:
+        """What was taken away for good is away on a majority: it must not come back with a copy that has it still."""
+        standings = [p.standing for p in self.peers.values() if p.standing is not None]
+        first = max((one.first for one in standings if one.label != LOST), default=0)
+        if first <= self.copy.first:
+            return []
+        self.copy.trim(first)
+        return [Trim(self.copy.first)]
 
     def labelled(self, epoch: int) -> list[Command]:
         """Its own label is on disk."""
@@ -390,6 +399,11 @@ class Master:
         labelled[self.id] = 0
         leads = self.phase is Phase.LEAD
         return leads and self.safe_groups >= 0 and self._agreed(labelled) is not None
+
+    def kept_from(self) -> int | None:
+        """A majority keeps nothing before this offset; None: there is no majority that tells."""
+        firsts = {n: p.first for n, p in self.peers.items() if p.labelled}
+        return self._agreed(firsts | {self.id: self.copy.first})
 
     def all_have(self, end: int) -> bool:
         """Whether every replica that votes has all before this offset."""

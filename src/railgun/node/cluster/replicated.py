@@ -124,6 +124,7 @@ class Replicated:
         self._news: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[int, Done]] = deque()  # for a majority
         self._patient: list[tuple[int, Done]] = []  # for all
+        self._trimming: list[tuple[int, Done]] = []  # until others have let go, too
         self._number = 0  # of the last change of groups that was given to the disk
         self._awaited: deque[tuple[int, Done]] = deque()
         self._failing = False
@@ -242,9 +243,10 @@ class Replicated:
         self.master, self._ready, self._readying = None, False, False
         self._fresh = []
         self._lines.clear()
-        waiting = [done for _, done in (*self._waiting, *self._patient, *self._awaited)]
+        lists = (self._waiting, self._patient, self._trimming, self._awaited)
+        waiting = [done for one in lists for _, done in one]
         self._waiting.clear()
-        self._patient = []
+        self._patient, self._trimming = [], []
         self._awaited.clear()
         for done in waiting:
             _tell(done, error)
@@ -313,6 +315,11 @@ class Replicated:
         else:  # it is on disk, so those who wait for more come later
             at = next((n for n, (e, _) in enumerate(self._waiting) if e >= end), None)
             self._waiting.insert(len(self._waiting) if at is None else at, (end, done))
+
+    def when_gone(self, first: int, done: Done) -> None:
+        """Call this when a majority keeps nothing before that offset any more."""
+        self._trimming.append((first, done))
+        self._answer_patient()
 
     def keep(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
         """Store changes of groups; `done` is called when they are safe."""
@@ -707,9 +714,14 @@ class Replicated:
             self._tell_soon()
 
     def _answer_patient(self) -> None:
-        """Those who wait for all replicas."""
-        if self.master is None or not self._patient:
+        """Those who wait for all replicas, or for a majority to let go of something."""
+        if self.master is None or not (self._patient or self._trimming):
             return
+        kept = self.master.kept_from()
+        gone = [done for first, done in self._trimming if kept is not None and kept >= first]
+        self._trimming = [one for one in self._trimming if one[1] not in gone]
+        for done in gone:
+            _tell(done)
         still = []
         for end, done in self._patient:
             if end <= self.copy.safe and self.master.all_have(end):
