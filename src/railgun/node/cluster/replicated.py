@@ -4,8 +4,7 @@ Rules:
 
 1. What is published is appended and synced here, then pushed to the replicas, all that came in a turn of the event loop
    in one frame. It is answered when it is as safe as its publisher wants.
-2. A replica that is up with the master gets what is pushed from memory. One that lags behind gets it from the log,
-   read by another thread in pieces, at most `WINDOW` bytes ahead of what it has confirmed, until it is up with it.
+2. Replicas are fed by `feeding`.
 3. All that changes files stands in the lines of their one writer (`Committer`), in the order in which it was decided.
 4. A copy that is damaged sets aside what is bad, and forgets its label; as a replica it gets what it lacks.
    Whoever has a log that takes nothing more (a failed sync) cannot be a master, and says so (`trouble`).
@@ -19,12 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
-
-from google.protobuf.message import Message
+from typing import Any, Final
 
 from railgun.core.delivery import Saved
 from railgun.core.errors import ProtocolError, RailgunError
@@ -33,6 +29,7 @@ from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing
 from railgun.node.cluster import words
+from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh
 from railgun.node.commit import Committer, Stamp
 from railgun.node.copies import Acks, Done
 from railgun.node.errors import (
@@ -40,62 +37,14 @@ from railgun.node.errors import (
     DeposedError,
     LogFailedError,
     NoMasterError,
-    TrimmedError,
 )
-from railgun.node.grouplog import pack_change, pack_state, unpack_records
+from railgun.node.grouplog import pack_change, unpack_records
 from railgun.node.groups import CopyNote, fold
 from railgun.node.persistent import Persistent
-from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.records import BatchError, Bytes, check, head, split
 
-WINDOW: Final = 16 << 20  # bytes that a replica has not confirmed
-FRAME: Final = 4 << 20  # bytes of one push
-PIECE: Final = 1 << 20  # bytes read at once
-NEWS: Final = 0.002  # seconds until replicas hear what is safe, if there is nothing else to tell
-RETRY: Final = 0.5
 _LOG: Final = logging.getLogger(__name__)
-
-
-class Around(Protocol):
-    """What a copy asks of its node."""
-
-    me: str
-
-    def send(self, to: str, command: Message, blobs: Sequence[Blob] = ()) -> bool:
-        """Send a message on the lane `data`."""
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> object:
-        """Do this beside all else."""
-
-    def may_act(self) -> bool:
-        """Whether this node has a lease for the region."""
-
-    def changed(self) -> None:
-        """A stream has begun or ceased to be served, or its epoch is active."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """What is on its way to a replica."""
-
-    flight: deque[tuple[int, int]] = field(default_factory=deque)  # end, bytes
-    size: int = 0
-    reading: bool = False
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    told: tuple[int, int] = (-1, -1)  # what is safe, and the first offset, as it has heard
-    loading: bool = False  # whether the states of groups are being read for it
-
-    def sent(self, end: int, size: int) -> None:
-        """More is on its way."""
-        self.flight.append((end, size))
-        self.size += size
-
-    def confirmed(self, end: int) -> None:
-        """It has all up to there."""
-        while self.flight and self.flight[0][0] <= end:
-            self.size -= self.flight.popleft()[1]
-        self.room.set()
 
 
 class Replicated:
@@ -118,10 +67,9 @@ class Replicated:
         """Whether it could not write what a master has to, and needs another epoch to begin anew."""
         self._ready = False
         self._readying = False
-        self._lines: dict[str, _Line] = {}
-        self._fresh: list[tuple[int, int, int, Sequence[Bytes]]] = []  # base, end, epoch, batches
+        self._feeder: Feeder | None = None  # of a master
+        self._fresh: list[Fresh] = []
         self._flushing = False
-        self._news: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[int, Done]] = deque()  # for a majority
         self._patient: list[tuple[int, Done]] = []  # for all
         self._trimming: list[tuple[int, Done]] = []  # until others have let go, too
@@ -227,10 +175,12 @@ class Replicated:
 
     def _lead(self, epoch: int, sets: Sequence[Sequence[str]], go_on: bool) -> None:
         self.replica, self.broken = None, False
-        self._lines.clear()
         self._number = 0
         self._awaited = deque((0, done) for _, done in self._awaited)
+        if self._feeder is not None:
+            self._feeder.close()
         self.master = Master(self.around.me, self.copy, epoch, sets)
+        self._feeder = Feeder(self.master, self.stream, self.around, self._look_for_trouble)
         self._do(self.master.go_on() if go_on else self.master.begin())
 
     def step_down(self) -> None:
@@ -242,7 +192,9 @@ class Replicated:
         )
         self.master, self._ready, self._readying = None, False, False
         self._fresh = []
-        self._lines.clear()
+        if self._feeder is not None:
+            self._feeder.close()
+            self._feeder = None
         lists = (self._waiting, self._patient, self._trimming, self._awaited)
         waiting = [done for one in lists for _, done in one]
         self._waiting.clear()
@@ -258,8 +210,6 @@ class Replicated:
         self.closed = True
         self.step_down()
         self.replica = None
-        if self._news is not None:
-            self._news.cancel()
 
     # ------------------------------------------------------------ what the stream wants
 
@@ -293,7 +243,7 @@ class Replicated:
                     told(error)
             return
         first, last = head(batches[0]), head(batches[-1])
-        self._fresh.append((first.base, last.end, first.epoch, batches))
+        self._fresh.append(Fresh(first.base, last.end, first.epoch, batches))
         if safe is not None:
             self._waiting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
@@ -361,13 +311,9 @@ class Replicated:
             return
         self._await_groups(number, done)
         self._do(master.wrote_groups(epoch, number))
-        blob = b"".join(pack_change(name, change) for name, change in changes)
-        for node in list(master.peers):
-            push = master.push_groups(node, whole=False, number=number)
-            if push is not None:
-                self.around.send(node, words.push_groups(self.id, push), [blob])
-            else:
-                self._feed_groups(node)
+        if self._feeder is not None:
+            blob = b"".join(pack_change(name, change) for name, change in changes)
+            self._feeder.change_groups(number, blob)
 
     def _await_groups(self, number: int, done: Done) -> None:
         if self.master is not None and self.master.safe_groups >= number:
@@ -383,7 +329,9 @@ class Replicated:
         elif self.master is None:
             self.copy.trim(first)
 
-    # ------------------------------------------------------------ feeding
+    def _tell_soon(self) -> None:
+        if self._feeder is not None:
+            self._feeder.tell_soon()
 
     def _flush(self) -> None:
         """What was stored in this turn: to all replicas."""
@@ -395,147 +343,23 @@ class Replicated:
         commands: list[m.Command] = []
         for base, end, epoch in _joined(fresh):
             commands += master.appended(base, epoch, end)
-        for node in list(master.peers):
-            self._feed(node, fresh)
+        if self._feeder is not None:
+            self._feeder.feed_all(fresh)
         self._do(commands)
-
-    def _feed(self, node: str, fresh: Sequence[tuple[int, int, int, Sequence[Bytes]]] = ()) -> None:
-        """Send a replica what it lacks, as far as there is room."""
-        master = self.master
-        peer = master.peers.get(node) if master is not None else None
-        if master is None or peer is None or peer.session is None or master.phase is not Phase.LEAD:
-            return
-        line = self._lines.setdefault(node, _Line())
-        if line.reading:
-            return
-        batches: list[Bytes] = []
-        size = last = 0
-        for base, end, _, some in fresh:
-            if line.size >= WINDOW or base != (last if batches else peer.next):
-                continue
-            batches += some
-            size, last = size + sum(map(len, some)), end
-            if size >= FRAME:
-                self._push(node, line, last, batches, size)
-                batches, size = [], 0
-        if batches:
-            self._push(node, line, last, batches, size)
-        if peer.next < master.copy.durable:
-            line.reading = True
-            self.around.spawn(self._catch_up(master, node, line))
-
-    def _push(
-        self, node: str, line: _Line, end: int, batches: Sequence[Bytes] = (), size: int = 0
-    ) -> None:
-        assert self.master is not None
-        push = self.master.push(node, end)
-        if push is None:
-            return
-        line.told = (push.safe, push.first)
-        if size:
-            line.sent(push.end, size)
-        self.around.send(node, words.push(self.id, push), batches)
-
-    async def _catch_up(self, master: Master, node: str, line: _Line) -> None:
-        """Read what a replica lacks from the log, piece by piece."""
-        peer, log = master.peers[node], self.stream.log
-        session = peer.session
-        try:
-            while self.master is master and peer.session == session:
-                if peer.next >= master.copy.durable:
-                    break
-                if line.size >= WINDOW:
-                    line.room.clear()
-                    await line.room.wait()
-                    continue
-                begin = max(peer.next, master.copy.first)
-                try:
-                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE)
-                except TrimmedError as error:  # meanwhile
-                    master.trimmed(error.first)
-                    continue
-                if self.master is not master or peer.session != session or not batches:
-                    break
-                if head(batches[0]).base == begin:
-                    self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
-        except RailgunError as error:
-            self._look_for_trouble(error)
-            self._loop.call_later(RETRY, self._feed, node)
-        finally:
-            line.reading = False
-        if self.master is master and peer.session == session:
-            self._feed(node)
-
-    def _tell_soon(self) -> None:
-        """Let replicas hear what is safe, and what is not kept any more."""
-        if self._news is None:
-            self._news = self._loop.call_later(NEWS, self._tell)
-
-    def _tell(self) -> None:
-        self._news = None
-        master = self.master
-        if master is None or master.phase is not Phase.LEAD:
-            return
-        news = (master.copy.safe, master.copy.first)
-        for node, peer in master.peers.items():
-            line = self._lines.setdefault(node, _Line())
-            if peer.session is not None and line.told != news and not line.reading:
-                self._push(node, line, peer.next)
-
-    def _feed_groups(self, node: str) -> None:
-        """Send a replica the states of all groups."""
-        master = self.master
-        peer = master.peers.get(node) if master is not None else None
-        if master is None or peer is None or peer.session is None or peer.sent is not None:
-            return
-        line = self._lines.setdefault(node, _Line())
-        if master.phase is Phase.LEAD and not line.loading:
-            line.loading = True
-            self.around.spawn(self._send_groups(master, node, line))
-
-    async def _send_groups(self, master: Master, node: str, line: _Line) -> None:
-        try:
-            states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
-        except RailgunError as error:
-            self._look_for_trouble(error)
-            self._loop.call_later(RETRY, self._feed_groups, node)
-            return
-        finally:
-            line.loading = False
-        note = states.pop("", None)
-        if self.master is not master or not isinstance(note, CopyNote):
-            return
-        push = master.push_groups(node, whole=True, number=note.groups[1])
-        if push is not None:
-            self.around.send(node, words.push_groups(self.id, push), [_packed(states)])
 
     # ------------------------------------------------------------ sessions, as a master
 
     def session(self, node: str, session: int, standing: Standing) -> None:
         """A replica has made its promise, or tells anew how it stands."""
-        if self.master is None:
-            return
-        self._lines[node] = _Line()
-        self._do(self.master.stands(node, session, standing))
-        self._feed(node)
-        self._feed_groups(node)
-        self._push_news(node)
-
-    def _push_news(self, node: str) -> None:
-        """A replica that lacks nothing has to hear where the epoch began, all the same."""
-        master = self.master
-        if master is None or master.phase is not Phase.LEAD or node not in master.peers:
-            return
-        line, peer = self._lines.setdefault(node, _Line()), master.peers[node]
-        if peer.session is not None and not line.reading and line.told == (-1, -1):
-            self._push(node, line, peer.next)
+        if self.master is not None and self._feeder is not None:
+            self._feeder.end(node)
+            self._do(self.master.stands(node, session, standing))
+            self._feeder.begin(node)
 
     def session_over(self, node: str) -> None:
         """The connection to a replica is lost."""
-        line = self._lines.pop(node, None)
-        if line is not None:
-            line.room.set()
-        if self.master is not None:
+        if self.master is not None and self._feeder is not None:
+            self._feeder.end(node)
             self._do(self.master.gone(node))
 
     # ------------------------------------------------------------ what others say
@@ -563,9 +387,8 @@ class Replicated:
                 self._do(replica.pushed_groups(push), records=unpack_records(bytes(blob)))
             case n.Has() if master is not None:
                 self._do(master.has(sender, words.has_heard(command)))
-                if sender in self._lines:
-                    self._lines[sender].confirmed(command.end)
-                self._feed(sender)
+                if self._feeder is not None:
+                    self._feeder.confirmed(sender, command.end)
                 self._answer_patient()
             case n.HasGroups() if master is not None:
                 self._do(master.has_groups(sender, words.has_groups_heard(command)))
@@ -599,16 +422,16 @@ class Replicated:
 
     async def _give_groups(self, to: str, asked: n.FetchGroups) -> None:
         told = n.FetchedGroups(stream=self.id, session=asked.session)
-        packed = b""
+        blob = b""
         try:
             states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
             note = states.pop("", CopyNote())
             assert isinstance(note, CopyNote)
             told.epoch, told.number = note.groups
-            packed = _packed(states)
+            blob = packed(states)
         except RailgunError as error:
             told.trouble = str(error)
-        self.around.send(to, told, [packed])
+        self.around.send(to, told, [blob])
 
     # ------------------------------------------------------------ what is to be done
 
@@ -701,9 +524,8 @@ class Replicated:
     def _serve(self) -> None:
         assert self.master is not None
         for node in list(self.master.peers):
-            self._feed(node)
-            self._feed_groups(node)
-            self._push_news(node)
+            if self._feeder is not None:
+                self._feeder.serve(node)
 
     def _is_safe(self) -> None:
         safe = self._known_safe = self.copy.safe
@@ -844,10 +666,6 @@ def _tell(done: Done, error: RailgunError | None = None) -> None:
         _LOG.exception("what was to be done when something was safe has failed")
 
 
-def _packed(states: dict[str, Any]) -> bytes:
-    return b"".join(pack_state(name, fold.dump(state)) for name, state in states.items())
-
-
 def _purge(log: Any, first: int) -> None:
     log.purge(min(first, log.durable_end))
 
@@ -864,7 +682,7 @@ def _runs(batches: Sequence[Bytes]) -> Runs:
 
 
 def _joined(
-    fresh: Iterable[tuple[int, int, int, Sequence[Bytes]]],
+    fresh: Iterable[Fresh],
 ) -> Iterable[tuple[int, int, int]]:
     """Base, end and epoch of what was stored, as few as may be."""
     begun: tuple[int, int, int] | None = None
