@@ -29,7 +29,7 @@ from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing
 from railgun.node.cluster import words
-from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh
+from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, packed
 from railgun.node.commit import Committer, Stamp
 from railgun.node.copies import Acks, Done
 from railgun.node.errors import (
