@@ -18,13 +18,13 @@ from railgun.testing.report import Report
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, patience: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "bench", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience,
     )
 
 
@@ -75,7 +75,7 @@ def test_without_json_the_report_is_a_table_for_people() -> None:
     "name",
     [
         *("bench._workload", "bench.throughput", "bench._outage", "bench._recovering"),
-        *("bench.recovery", "bench.streams", "bench.datasource"),
+        *("bench.recovery", "bench.streams", "bench.datasource", "bench.cluster"),
     ],
 )
 def test_the_examples_in_the_benchmarks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +233,44 @@ def test_a_peer_that_is_left_out_is_told_once_and_the_others_go_on(
     found = checks["publish, 1,000 tasks / NATS"]
     assert (found.value, found.unit) == (0.08, "times (0.03 to 0.13)")
     assert (found.goal, found.passed) == (">= 10 times", False)
+
+
+# ---------------------------------------------------------------- cluster
+
+
+def test_a_cluster_is_measured_without_peers_and_the_report_has_every_line() -> None:
+    only = "publish,single,metadata"
+    ran = bench("cluster", "--quick", "--json", "--ours", "--only", only, patience=180)
+    assert ran.stdout, ran.stderr
+    report = json.loads(ran.stdout.splitlines()[-1])
+    assert ran.returncode == (0 if report["pass"] else 1)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {name.partition(",")[0] for name in checks} == {"publish", "single", "metadata"}
+    assert {name for name, check in checks.items() if check["goal"]} == {
+        "publish, acks=quorum, batches of 1,000",
+        "publish, other leaders or masters meanwhile",
+        "metadata, a new stream, at the leader, p50",
+        "metadata, a new stream, through another node, p50",
+    }
+    assert all(check["value"] > 0 for name, check in checks.items() if "meanwhile" not in name)
+    assert not list(ROOT.glob("railgun-bench-*"))
+
+
+def test_a_cluster_is_measured_while_masters_go_and_replicas_come_back() -> None:
+    only = "failover,catch-up"
+    ran = bench("cluster", "--quick", "--json", "--ours", "--only", only, patience=180)
+    assert ran.stdout, ran.stderr
+    report = json.loads(ran.stdout.splitlines()[-1])
+    assert ran.returncode == (0 if report["pass"] else 1)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert any(name.startswith("failover, kill -9, ") for name in checks)
+    assert checks["failover, SIGSTOP, 1 time"]["value"] > 0
+    assert checks["catch-up / bare"]["value"] > 0
+    assert checks["catch-up, other leaders or masters meanwhile"]["value"] == 0
+    assert not list(ROOT.glob("railgun-bench-*"))
+
+
+def test_what_the_cluster_benchmark_does_not_know_is_refused_with_what_it_knows() -> None:
+    ran = bench("cluster", "--only", "publish,dreams")
+    assert ran.returncode == 2
+    assert "dreams: not among publish, single" in ran.stderr

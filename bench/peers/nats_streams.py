@@ -1,10 +1,14 @@
 """NATS at the work of `bench streams`, through nats-py: what it came to is the last line it prints.
 
     .peers/nats/bin/python -m bench.peers.nats_streams WORK --port PORT [--seconds S] [--messages N]
+    .peers/nats/bin/python -m bench.peers.nats_streams WORK --cluster PORT,PORT,PORT ...
 
 nats-py has no publish of many messages at once. So there are as many single ones under way as it is fastest with:
 several windows are tried, with `publish_async` and with tasks that await `publish`, and told each by itself;
 `bench streams` takes the best. Likewise for the batches that are fetched.
+
+With `--cluster` there are servers n0, n1, n2 with these ports, and streams have a copy on each. Whoever publishes or
+consumes is connected to the server that leads the stream: that is the shortest way.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ WINDOWS = (256, 1_000, 4_000)
 TASKS = 1_000
 FETCHES = (100, 1_000)
 IN_FLIGHT = 20_000  # messages that are on their way to the consumer and not acked, at most
+PATIENCE = 30.0  # seconds for a cluster to find itself
 LOAD = 10_000  # messages of core publish and subscribe that are on their way, at most
 Figures = dict[str, float]
 clock = time.perf_counter
@@ -37,8 +42,9 @@ clock = time.perf_counter
 class Work:
     """What it is asked to do, and where."""
 
-    def __init__(self, port: int, seconds: float, messages: int) -> None:
-        self.port = port
+    def __init__(self, ports: Sequence[int], seconds: float, messages: int) -> None:
+        self.ports = ports
+        self.port = ports[0]
         self.seconds = seconds
         self.messages = messages
         self.payload = os.urandom(SIZE)
@@ -46,15 +52,32 @@ class Work:
     async def connect(self) -> Any:
         return await nats.connect(f"nats://127.0.0.1:{self.port}")
 
-    async def stream(self, connection: Any, name: str) -> None:
-        await connection.jetstream().add_stream(
-            name=name, subjects=[name], storage=StorageType.FILE
-        )
+    async def stream(self, connection: Any, name: str) -> Any:
+        """Make a stream, with a copy on each server; a connection to the one that leads it."""
+        config = {"name": name, "subjects": [name], "storage": StorageType.FILE}
+        if len(self.ports) == 1:
+            await connection.jetstream().add_stream(**config)
+            return connection
+        end = clock() + PATIENCE
+        while True:  # the servers may not have found each other yet
+            try:
+                await connection.jetstream().add_stream(num_replicas=len(self.ports), **config)
+                break
+            except (nats.errors.Error, nats.js.errors.Error):
+                if clock() > end:
+                    raise
+                await asyncio.sleep(0.2)
+        cluster = (await connection.jsm().stream_info(name)).cluster
+        while not cluster.leader:
+            await asyncio.sleep(0.1)
+            cluster = (await connection.jsm().stream_info(name)).cluster
+        port = self.ports[int(cluster.leader.removeprefix("n"))]
+        return await nats.connect(f"nats://127.0.0.1:{port}")
 
 
 async def publish(work: Work, connection: Any) -> Figures:
     """Publishes to JetStream, each acknowledged."""
-    await work.stream(connection, "publish")
+    connection = await work.stream(connection, "publish")
     await futures(connection, work.payload, 0.2, 1_000)  # to become warm
     found = {}
     for window in WINDOWS:
@@ -105,7 +128,7 @@ async def tasks(connection: Any, payload: bytes, seconds: float) -> float:
 
 async def consume(work: Work, connection: Any) -> Figures:
     """A pull consumer: batches are fetched, each message is acked."""
-    await work.stream(connection, "consume")
+    connection = await work.stream(connection, "consume")
     stream = connection.jetstream(publish_async_max_pending=1_000)
     for _ in range(work.messages):
         await stream.publish_async("consume", work.payload)
@@ -237,11 +260,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read what to do, and do it."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers.nats_streams")
     parser.add_argument("work", choices=WORKS)
-    parser.add_argument("--port", type=int, required=True, help="of the server")
+    parser.add_argument("--port", type=int, help="of the server")
+    parser.add_argument("--cluster", default="", help="ports of the servers n0, n1, ...")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
     parser.add_argument("--messages", type=int, default=50_000, help="to consume")
     chosen = parser.parse_args(argv)
-    asyncio.run(do(chosen.work, Work(chosen.port, chosen.seconds, chosen.messages)))
+    ports = [int(port) for port in chosen.cluster.split(",") if port] or [chosen.port]
+    asyncio.run(do(chosen.work, Work(ports, chosen.seconds, chosen.messages)))
 
 
 if __name__ == "__main__":

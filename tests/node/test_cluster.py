@@ -414,3 +414,24 @@ def test_nodes_that_start_at_the_same_moment_form_one_cluster(tmp_path: Path) ->
                 await cluster.close()
 
     run(main())
+
+
+def test_a_replica_that_was_heard_no_more_for_a_moment_is_fed_again(tmp_path: Path) -> None:
+    """What it said is lost with its own connection, though that of the master to it is as it was."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            master = await cluster.ready("orders")
+            await cluster.in_step("orders")
+            me = cluster.member(master).me
+            for turn in range(3):
+                for name in cluster.servers:
+                    if name != master:
+                        peer = cluster.member(name).links._peers[me]
+                        peer.lines["data"].connection.abort()
+                assert await client.publish("orders", f"m{turn}") == turn
+                await cluster.in_step("orders")
+
+    run(main())

@@ -30,3 +30,5 @@ def test_the_quick_proof_passes_and_speaks_json() -> None:
     assert values["mutants of connectors caught"] >= 23
     assert values["violations of Raft"] == 0
     assert values["mutants of Raft caught"] >= 20
+    assert values["violations of copies"] == 0
+    assert values["mutants of copies caught"] >= 30

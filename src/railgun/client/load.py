@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
+from railgun.client.publisher import Acks
 from railgun.client.subscription import Subscription
 
 PREFETCH: Final = 20_000
@@ -83,6 +84,7 @@ async def publish_batches(
     seconds: float,
     lanes: int = 8,
     progress: Progress = _nothing,
+    acks: Acks = "quorum",
 ) -> Measured:
     """`publish_many` of these messages again and again, in so many tasks at once."""
     clock, count = time.perf_counter, 0
@@ -91,7 +93,7 @@ async def publish_batches(
     async def lane() -> None:
         nonlocal count
         while clock() < began + seconds:
-            offsets = await client.publish_many(stream, payloads)
+            offsets = await client.publish_many(stream, payloads, acks=acks)
             count += len(offsets)  # not in one line: others have counted while this one waited
             progress(count)
 

@@ -1,6 +1,6 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Eight parts, each a line or more of the table:
+Nine parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
@@ -9,7 +9,8 @@ Eight parts, each a line or more of the table:
 5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
 6. the mutants of saving and loading: each must be noticed by the jobs that crash;
 7. the rules of connectors, every interleaving, and their mutants;
-8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants.
+8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants;
+9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -40,6 +41,9 @@ from railgun.testing import (
     raft_model,
     raft_mutants,
     raft_world,
+    replication_model,
+    replication_mutants,
+    replication_world,
     saving_mutants,
 )
 from railgun.testing.mutants import MUTANTS
@@ -57,7 +61,7 @@ class Size:
     `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
     ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
     `schedules`, `large`: how many are simulated, of a small cluster and of a large one. `crashing`: jobs that crash.
-    `worlds`: clusters that agree by Raft.
+    `worlds`: clusters that agree by Raft. `copies`: worlds of copies of a stream.
     """
 
     name: str
@@ -67,11 +71,12 @@ class Size:
     large: int
     crashing: int
     worlds: int
+    copies: int
 
 
-QUICK = Size("quick", 3_000_000, 60, 150, 0, 100, 100)
-DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000, 5_000)
-EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000, 100_000)
+QUICK = Size("quick", 3_000_000, 60, 150, 0, 100, 100, 300)
+DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000, 5_000, 10_000)
+EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000, 100_000, 200_000)
 CRASHES_AT_ONCE = 20
 
 
@@ -244,6 +249,24 @@ def run_world(seed: int) -> tuple[Counter[str], str]:
     return outcome.tally, "" if outcome.violation is None else outcome.told()
 
 
+def explore_copies(
+    case: replication_model.Case, limit: int
+) -> tuple[replication_model.Case, int, bool, str]:
+    """All of what a few copies of a stream can do in a case."""
+    found = replication_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        lines = replication_model.told(case, found.story)
+        told = "\n".join([str(case), *lines, f"  {found.violation}"])
+    return case, found.states, found.complete, told
+
+
+def run_copies(seed: int) -> tuple[Counter[str], str]:
+    """One simulated world of copies; the end of its story if it fails."""
+    outcome = replication_world.simulate(seed)
+    return outcome.tally, "" if outcome.violation is None else outcome.told()
+
+
 def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
     """One simulated schedule; the story if it fails, shortened."""
     outcome = simulate(seed, size)
@@ -306,6 +329,7 @@ class Prover:
             self.saving_mutants()
             self.connectors()
             self.raft()
+            self.copies()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -436,6 +460,36 @@ class Prover:
         self.report.check("violations of Raft", wrong, "violations", "= 0", wrong == 0)
         jobs = [partial(raft_mutants.hunt, name) for name in raft_mutants.MUTANTS]
         self.catch("mutants of Raft caught", jobs)
+
+    def copies(self) -> None:
+        """Part 9."""
+        cases: tuple[replication_model.Case, ...] = replication_model.CASES
+        if self.size is not QUICK:
+            cases += replication_model.LARGE
+        states = wrong = 0
+        for case, some_states, complete, told in self.work(
+            "copies", [partial(explore_copies, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            short = "" if complete else ", cut short"
+            self.console.print(f"copies, {case}: {some_states:,} states{short}", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("copies explored", len(cases), f"cases, {states:,} states")
+        totals: Counter[str] = Counter()
+        for tally, told in self.work(
+            "copies", [partial(run_copies, seed) for seed in range(self.size.copies)]
+        ):
+            totals += tally
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"worlds, {totals['epochs']:,} epochs, {totals['crashes']:,} crashes"
+        self.report.check("copies simulated", totals["runs"], text)
+        self.report.check("violations of copies", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(replication_mutants.hunt, name) for name in replication_mutants.MUTANTS]
+        self.catch("mutants of copies caught", jobs)
 
     def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
         """Hunt mutants; all must be caught."""

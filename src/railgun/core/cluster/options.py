@@ -24,8 +24,8 @@ class Option:
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
-    "election": Option(0.8, 0.05, 60.0),  # how long nodes wait for a leader; leases are shorter
-    "patience": Option(1.0, 0.1, 3600.0),  # how long the leader waits for a silent master
+    "election": Option(0.6, 0.05, 60.0),  # how long nodes wait for a leader; leases are shorter
+    "patience": Option(0.7, 0.1, 3600.0),  # how long the leader waits for a silent master
     "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node leaves; None: never
     "master_wait": Option(5.0, 0.0, 3600.0),  # how long a write waits for a master
     "rs_timeout": Option(30.0, 0.001, 86400.0),  # of a response, if it is not asked for another

@@ -156,11 +156,15 @@ class Master:
 
     # ------------------------------------------------------------ before it leads
 
+    def _told(self) -> dict[Id, Standing]:
+        """How copies stand from which something can be concluded."""
+        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
+        told[self.id] = self.copy.standing()
+        return {node: standing for node, standing in told.items() if standing.label != LOST}
+
     def _choose(self) -> list[Command]:
         """See who has the best copy, if enough have told."""
-        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
-        told[self.id] = mine = self.copy.standing()
-        told = {node: standing for node, standing in told.items() if standing.label != LOST}
+        told = self._told()
         for one in self.sets:
             if sum(node in told for node in one) * 2 <= len(one):
                 return []
@@ -171,7 +175,7 @@ class Master:
         self._asked, self._asked_groups, self._until = best, groups, told[best].end
         commands = list[Command]()
         if self.needs_log:
-            common = agree(told[best], mine)
+            common = agree(told[best], self.copy.standing())
             if common < told[best].first:
                 self.copy.anew(told[best].first)
                 commands.append(Anew(told[best].first))

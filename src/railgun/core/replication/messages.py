@@ -8,7 +8,9 @@ A driver owns the disk, the links and the promises of its node. Its duties:
    A node that becomes a master has made the promise itself, and written what it had to write. A master whose node
    promises a later epoch is none from that moment: it counts nothing any more after its standing was told.
 2. *Sessions.* Messages of one session come in order, or not at all: if one may be lost, the session is over, and the
-   master opens another one. What belongs to another session than the last is not for anybody to hear.
+   master opens another one. What belongs to another session than the last is not for anybody to hear. Above all, the
+   answer to a `Fence` of an older epoch is no promise for this one: `stands` is called for the last session of this
+   very epoch only. Session numbers of a master and a replica grow, through epochs and restarts.
 3. *Commands* are done in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
    `wrote`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn between two
    batches. If a `Write` or a `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of
@@ -16,6 +18,8 @@ A driver owns the disk, the links and the promises of its node. Its duties:
    as after a crash. A master that cannot write is none any more.
 4. A copy that finds its files damaged sets aside what is bad and all behind it, drops what waits to be written, and its
    label is `LOST`, on disk, before it says or hears anything more (`lost`). A master is none any more then.
+   What a copy knew to be safe may be of an `Anew` that was dropped: who reads a copy from disk again begins without it,
+   or with one that was written behind the `Anew`, in the same line.
 5. A `Fetch` is answered in the session that is the last, from what is on disk.
 6. A master says something (`push`, with batches or without) when a session begins, when a replica has told anew how it
    stands, and when what is safe or kept has changed.

@@ -327,7 +327,8 @@ class Links:
             for future in (opened, lost):
                 if not future.done():
                     future.set_exception(told)
-                future.exception()
+                if not future.cancelled():
+                    future.exception()
 
         connection: Connection | None = None
         try:

@@ -623,6 +623,8 @@ class Member:
                 return await consensus.propose(json.dumps(arguments["command"]).encode())
             case "leader":
                 return self.consensus.leader if self.consensus is not None else None
+            case "state":
+                return self._state()
             case "streams":
                 return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
@@ -630,6 +632,23 @@ class Member:
             case _ if name in CALLS:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
+
+    def _state(self) -> dict[str, Any]:
+        """Who leads, and how the regions are on this node."""
+        consensus = self.consensus
+        return {
+            "node": self.me,
+            "leader": consensus.leader if consensus is not None else None,
+            "term": consensus.term if consensus is not None else 0,
+            "regions": {
+                region.name: {
+                    "epoch": region.led,
+                    "serves": region.active and region.may_act(),
+                    "caught_up": region.caught_up(),
+                }
+                for region in self.regions
+            },
+        }
 
     def led_streams(self) -> list[str]:
         """The streams that this node is the master of, and serves."""

@@ -6,7 +6,8 @@ Rules:
    disk before anything follows from it; nothing of an older epoch is taken after that.
 2. What changes the role of this node in a region happens one after the other.
 3. A master opens a session with every other replica when its connection begins, and whenever it becomes a master. Its
-   number has the epoch in it, so nobody takes one for another.
+   number has the epoch in it, so nobody takes one for another. A session needs both directions: a replica whose own
+   connection to the master is new asks for another session, for what it said may be lost.
 4. A node that was master of an epoch when it went down is not master of it when it is back: it reports that it has to
    begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
@@ -104,6 +105,7 @@ class Region:
         self._others: set[str] = set()  # who has copies
         self._sessions: dict[str, int] = {}  # as a master
         self._master: tuple[str, int, int] | None = None  # whom it follows: node, epoch, session
+        self._ruler: str | None = None  # the master, as the metadata had it last
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._yields = False  # whether it is about to hand over
         self._numbers = itertools.count(1)
@@ -165,6 +167,11 @@ class Region:
                 return
             promised = self.regions.promises.of(self.name)
             voting, active = tuple(info.voting), tuple(info.active)
+            if info.master != self._ruler:
+                if self._ruler is not None:  # what was passed on to it hangs there for nothing
+                    streams = metadata.streams.values()
+                    self.regions.moved({one.name for one in streams if one.region == self.name})
+                self._ruler = info.master
             self._sets = [voting] if set(voting) == set(active) or not active else [voting, active]
             self._others = {*voting, *active, *info.learning} - {self.me}
             if info.master != self.me:
@@ -185,7 +192,7 @@ class Region:
         self._sessions.clear()
         was, self.led, self._yields = self.led, epoch, False
         for copy in self.streams.values():
-            if going_on and copy.master is not None:
+            if going_on and copy.can_go_on:
                 copy.go_on(epoch, self._sets)
             else:
                 if was:
@@ -232,6 +239,7 @@ class Region:
         if info is None or info.master != self.me:
             return None
         anew = self.led != info.epoch and self.regions.promises.of(self.name) >= info.epoch
+        anew = anew or any(copy.broken for copy in self.streams.values())
         begun = self.led == info.epoch and not self._turn.locked()
         return {
             "epoch": info.epoch,
@@ -268,6 +276,8 @@ class Region:
         self.down(node)
         if self.led and node in self._others:
             self._open_session(node)
+        elif self._master is not None and self._master[0] == node:
+            self.send(node, n.Fenced(region=self.name, epoch=self._master[1]))
 
     def down(self, node: str) -> None:
         """The connection to a node is lost."""
@@ -301,6 +311,8 @@ class Region:
         if told.refused:
             _LOG.info("region %r: node %s knows of epoch %d", self.name, sender, told.epoch)
             return
+        if not told.session and self.led and sender in self._others:  # it begins anew
+            self.up(sender)
         if self._sessions.get(sender) != told.session:
             return
         known = {one.stream: words.standing_heard(one) for one in told.standings}

@@ -113,7 +113,9 @@ class Replicated:
         self.copy = Copy()
         self.replica: Replica | None = None
         self.master: Master | None = None
-        self._known_safe = note.safe
+        self._known_safe = note.safe  # and is on disk, as far as the log goes
+        self.broken = False
+        """Whether it could not write what a master has to, and needs another epoch to begin anew."""
         self._ready = False
         self._readying = False
         self._lines: dict[str, _Line] = {}
@@ -140,10 +142,8 @@ class Replicated:
 
     def _look_at_log(self) -> None:
         """When nothing is under way, the copy is what the log is."""
-        log = self.stream.log
-        safe = max(self._known_safe, self.copy.safe)
-        self.trouble = str(log.failed or "")
-        self.copy = Copy.of(self._standing(), safe)
+        self.trouble = str(self.stream.log.failed or "")
+        self.copy = Copy.of(self._standing(), self._known_safe)
 
     def _standing(self) -> Standing:
         log = self.stream.log
@@ -213,14 +213,19 @@ class Replicated:
         self._look_at_log()
         self._lead(epoch, sets, go_on=fresh)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it is the log, so that nobody has to be asked for the next epoch."""
+        master = self.master
+        return master is not None and master.phase in (Phase.LEAD, Phase.LABEL) and not self.broken
+
     def go_on(self, epoch: int, sets: Sequence[Sequence[str]]) -> None:
         """Be the master of the next epoch, too."""
-        going = self.master is not None and self.master.phase in (Phase.LEAD, Phase.LABEL)
         self._flush()  # what is on disk is of before
-        self._lead(epoch, sets, go_on=going)
+        self._lead(epoch, sets, go_on=True)
 
     def _lead(self, epoch: int, sets: Sequence[Sequence[str]], go_on: bool) -> None:
-        self.replica = None
+        self.replica, self.broken = None, False
         self._lines.clear()
         self._number = 0
         self._awaited = deque((0, done) for _, done in self._awaited)
@@ -618,7 +623,7 @@ class Replicated:
                     _LOG.warning("stream %r: cut off at %d", self.stream.name, offset)
                     self._change(partial(log.cut, offset))
                 case m.Anew(base):
-                    self._change(partial(log.reset, base))
+                    self._change(partial(log.reset, base), base)
                 case m.Trim(first):
                     self._change(partial(_purge, log, first))
                 case m.Label(epoch, groups):
@@ -637,14 +642,16 @@ class Replicated:
                         _tell(self._awaited.popleft()[1])
         self._look_if_active()
 
-    def _change(self, work: Callable[[], object]) -> None:
-        self._committer.perform(self.stream.log, work, self._changed)
+    def _change(self, work: Callable[[], object], safe: int = 0) -> None:
+        """Change the log; then all before `safe` was safe."""
+        self._committer.perform(self.stream.log, work, partial(self._changed, safe))
 
-    def _changed(self, error: RailgunError | None) -> None:
+    def _changed(self, safe: int, error: RailgunError | None) -> None:
         if error is not None:
             _LOG.error("stream %r: %s", self.stream.name, error)
             self._fail(error)
         else:
+            self._known_safe = max(self._known_safe, safe)
             self.stream.gone_before()
 
     def _wrote(self, end: int, error: RailgunError | None) -> None:
@@ -692,7 +699,7 @@ class Replicated:
             self._push_news(node)
 
     def _is_safe(self) -> None:
-        safe = self.copy.safe
+        safe = self._known_safe = self.copy.safe
         while self._waiting and self._waiting[0][0] <= safe:
             _tell(self._waiting.popleft()[1])
         self.stream.more()
@@ -748,10 +755,23 @@ class Replicated:
         if self.master is not None and not self.trouble:
             self.trouble = str(error)  # another one can, perhaps
             self.around.changed()
+            self.around.spawn(self._mend(self.master))
         if self._failing or self.replica is None:
             return
         self._failing = True
         self.around.spawn(self._recover(self.replica))
+
+    async def _mend(self, master: Master) -> None:
+        """When it can be written again, and nobody else is master by then, it asks for another epoch."""
+        while self.master is master and not self.closed:
+            await asyncio.sleep(RETRY)
+            try:
+                await self._write_note()
+            except RailgunError:
+                continue
+            if self.master is master:
+                self.trouble, self.broken = str(self.stream.log.failed or ""), True
+            return
 
     async def _recover(self, replica: Replica) -> None:
         """When all that was under way has come to its end, tell how the copy stands; the master begins there."""
