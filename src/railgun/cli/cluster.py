@@ -26,11 +26,11 @@ def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     async def work(client: Client) -> int:
         if options.watch:
             await _watch(client, options, out)
-        found = await client.admin("cluster")
+        found = await _look(client)
         deadline = client.loop.time() + (options.wait or 0.0)
         while options.wait and not found["settled"] and client.loop.time() < deadline:
             await asyncio.sleep(0.2)
-            found = await client.admin("cluster")
+            found = await _look(client)
         out.data(cluster=found)
         out.show(view.status(found))
         if options.wait and not found["settled"]:
@@ -42,6 +42,18 @@ def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             USAGE, "usage", "--watch never ends: it cannot be with --check or --wait"
         )
     return talk(options, work)
+
+
+async def _look(client: Client) -> dict[str, Any]:
+    """How the cluster is. A connection that is lost on the way does no harm: it is asked again, on the next one."""
+    deadline = client.loop.time() + client.timeout
+    while True:
+        try:
+            return dict(await client.admin("cluster"))
+        except StreamsError as error:
+            if error.code != "CONNECTION_LOST" or client.loop.time() > deadline:
+                raise
+        await asyncio.sleep(0.1)
 
 
 async def _watch(client: Client, options: argparse.Namespace, out: Output) -> None:
@@ -64,7 +76,7 @@ def nodes(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Which nodes there are."""
 
     async def work(client: Client) -> int:
-        found = (await client.admin("cluster"))["nodes"]
+        found = (await _look(client))["nodes"]
         out.listing("nodes", found, view.nodes, "this node is not a member of a cluster yet")
         return DONE
 
@@ -161,7 +173,7 @@ async def _until(client: Client, called: str, is_so: Callable[[dict[str, Any], s
     """Look until it is so, for a while."""
     deadline = client.loop.time() + _MARGIN
     while client.loop.time() < deadline:
-        found = await client.admin("cluster")
+        found = await _look(client)
         node = next(
             (one["id"] for one in found["nodes"] if called in (one["name"], one["id"])), called
         )

@@ -20,14 +20,14 @@ INTERRUPTED: Final = 130
 EXIT_CODES: Final = """\
 exit codes:
   0    done
-  1    a flow or connector failed, no rescale or snapshot came about, no key or answer, you said no, a cluster is not well
+  1    a flow or connector failed, no rescale or snapshot, no such key, no answer, you said no, or a cluster is not well
   2    a command or a number that makes no sense, or one that needs `--yes`
   3    there is no such job, it has ended, or one of that name (or with these snapshots) runs already
   4    the flow cannot be loaded, is not complete, or cannot be sent to workers
   5    the flow has come to its end before, and there is nothing left to do
   6    the snapshots cannot be used: damaged, of another form of the flow, or their disk refuses
   7    there is no node, it has another secret, or is gone; or one (or a sink) has this directory, or the port, already
-  8    a node refuses: no such stream, group or node, it differs, has members, an ID is taken; a flow refuses a connector
+  8    a node refuses: no such stream, group or node, it differs, has members, an ID is taken; a flow refuses connectors
   130  ended at once, by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`): by a second one
 """
 
