@@ -112,7 +112,7 @@ class ChoosesByLabel(Master):
             return super()._choose()
 
 
-@mutant(100)
+@mutant(125)
 class TrustsTheLost(Master):
     """A lost copy counts when a master gathers."""
 
@@ -236,7 +236,7 @@ class AgreesInOneMore(_Agrees):
     how = staticmethod(_one_more)
 
 
-@mutant(22)
+@mutant(26)
 class ForgetsTheFirst(_Agrees):
     """What a copy does not keep any more is not taken for the same."""
 

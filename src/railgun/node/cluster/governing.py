@@ -230,7 +230,7 @@ class Governing:
     def _check_well(self, consensus: Consensus, node: str, what: str) -> None:
         member = self._member
         now = time.monotonic()
-        if node != member.me and not member.steering.is_well(
+        if node != member.me and not member.leasing.steering.is_well(
             member.metadata, consensus.members, member.me, node, now
         ):
             raise ClusterError(
@@ -309,7 +309,7 @@ class Governing:
                 continue
             now = time.monotonic()
             given = (member.metadata, consensus.members, member.me, name, now)
-            to = member.steering.heir(*given)
+            to = member.leasing.steering.heir(*given)
             if to is None:
                 kept.append(name)
                 continue
@@ -358,7 +358,7 @@ class Governing:
         member = self._member
         while consensus.leads:
             given = (member.metadata, consensus.members, member.me, time.monotonic())
-            to = member.steering.next_leader(*given)
+            to = member.leasing.steering.next_leader(*given)
             if to is None:
                 return
             with contextlib.suppress(ChangeError):

@@ -2,19 +2,13 @@
 
 Rules:
 
-1. What is agreed on (`core.cluster.metadata`) is applied in order, and then made so on this node: connections, files of
-   streams, roles in regions. That is done by one task, which compares what is with what is to be; so it may be cut
-   off at any point, and goes on from there after a restart.
-2. Files of a stream are removed if the metadata says that this very stream was deleted, and for no other reason.
-   A copy that was here and is not here any more is made anew, and knows that it has lost something.
-3. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
+1. What is agreed on (`core.cluster.metadata`) is applied in order, and then made so on this node (`reconciling`).
+2. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
    up. It carries a name, so that it takes effect once.
-4. Each node tells the leader how it is, every fifth part of an election, and is told for how long it may act as
-   a master: counted from before it asked.
-5. The leader steers (`core.cluster.steering`): looks at all of it ten times a second, and does what is decided.
-6. A stream that this node does not know is refused only when it has heard of all that was agreed on before it was
-   asked: who has made it by way of another node finds it here.
-7. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
+3. A node acts as a master while it has a lease; the leader grants them, and steers (`leasing`).
+4. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
+5. What this node serves itself, and what is passed on, is said by `serves`. A stream it has not heard of is not refused
+   before the leader was asked how far it is.
 """
 
 from __future__ import annotations
@@ -25,17 +19,14 @@ import json
 import logging
 import secrets
 import ssl
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from railgun.core.cluster.catalogue import StreamInfo
 from railgun.core.cluster.metadata import Metadata
 from railgun.core.cluster.nodes import NodeInfo
-from railgun.core.cluster.steering import ChangeMembers, Propose, Steering, Transfer
 from railgun.core.errors import RailgunError
-from railgun.core.raft.messages import ChangeError, Members, NotLeaderError, Settings
+from railgun.core.raft.messages import Members, NotLeaderError, Settings
 from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.consensus import Consensus, LostProposalError, NoLeaderError
@@ -44,14 +35,14 @@ from railgun.node.cluster.errors import ClusterError, NotYetError
 from railgun.node.cluster.events import Events
 from railgun.node.cluster.governing import CALLS, LEAVING, Governing
 from railgun.node.cluster.joining import Joining
+from railgun.node.cluster.leasing import Leasing
 from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
 from railgun.node.cluster.overview import Overview
+from railgun.node.cluster.reconciling import Reconciling
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
-from railgun.node.grouplog import Fold, GroupLog
 from railgun.node.node import Mode, Node
-from railgun.node.persistent import Persistent
 from railgun.node.routing import Here, Nobody, Place, There
 from railgun.node.settings import StreamSettings
 from railgun.wire.raft import decode_message, encode_message
@@ -65,7 +56,6 @@ POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
-_MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
 T = TypeVar("T")
 
 
@@ -101,22 +91,16 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
         )
-        self._moved = moved
-        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
-        self.steering = Steering()
+        self.leasing = Leasing(self)
+        self.reconciling = Reconciling(self, moved)
         self.overview = Overview(self)
         self.governing = Governing(self)
         self.discovery: Discovery | None = None
         self.joining: Joining
-        self._addresses: dict[str, Address] = {}  # where nodes were found, if not where they were
-        self._made: GroupLog[int]
-        self._made_ids: set[int] = set()
-        self._leading = False
-        self._hint = ""  # who is said to lead
-        self._dirty = asyncio.Event()
-        self._hurry = asyncio.Event()  # there is a reason to ask for a lease at once
+        self.hint = ""
+        """Who is said to lead."""
         self._changed: asyncio.Future[None] = self.loop.create_future()
         self._tasks: list[asyncio.Task[Any]] = []
         self._told_positions: dict[str, dict[str, int]] = {}
@@ -130,8 +114,6 @@ class Member:
         """Listen for other nodes, and be a member, or become one; what there is to tell. `client`: for clients."""
         config = self.config
         told: list[str] = []
-        self._made, made = GroupLog.open(self.disk, "cluster/made", _MADE)
-        self._made_ids = {int(id) for id in made}
         await self.links.listen(config.host, config.port)
         address = config.advertise or (config.host, self.links.port)
         shown = config.advertise_client or client
@@ -154,9 +136,9 @@ class Member:
             self._spawn(self.joining.find_cluster())
         if self.discovery is not None:
             self._spawn(self._announce(address))
-        self._spawn(self._reconcile_for_ever())
-        self._spawn(self._renew_for_ever())
-        self._spawn(self._steer_for_ever())
+        self._spawn(self.reconciling.for_ever())
+        self._spawn(self.leasing.renew_for_ever())
+        self._spawn(self.leasing.steer_for_ever())
         self._spawn(self._look_around())
         return told
 
@@ -170,7 +152,7 @@ class Member:
             *(self.me, self.disk, "cluster/raft", _Applied(self), self._send_raft),
             settings=settings,
             seed=secrets.randbits(32),
-            changed=self._led,
+            changed=self.leasing.led,
             failed=self._fail,
         )
         told = self.consensus.open(Members(tuple(who.voters)) if who.voters else None)
@@ -202,7 +184,7 @@ class Member:
             with contextlib.suppress(RailgunError, OSError):
                 await self.discovery.close()
         await self.links.close()
-        self._made.close()
+        self.reconciling.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(self.loop.create_task(work))
@@ -247,7 +229,7 @@ class Member:
 
     def dirty(self) -> None:
         """There is something to be made so."""
-        self._dirty.set()
+        self.reconciling.dirty()
 
     def notify(self) -> None:
         """Something has changed that others may wait for."""
@@ -269,7 +251,7 @@ class Member:
             except (NotLeaderError, LostProposalError, NoLeaderError, PeerError) as wrong:
                 error = wrong
                 if isinstance(wrong, NotLeaderError) and wrong.leader:
-                    self._hint = wrong.leader
+                    self.hint = wrong.leader
             if self.loop.time() + AGAIN >= deadline:
                 raise NoLeaderError(
                     f"the cluster has no leader that can be reached: {error}. It may be done or not"
@@ -290,20 +272,20 @@ class Member:
                 applied: dict[str, Any] = await consensus.propose(json.dumps(given).encode())
                 return applied
         left = max(0.1, deadline - self.loop.time())
-        leader = consensus.leader or self._hint
+        leader = consensus.leader or self.hint
         if leader and leader != self.me:
             with contextlib.suppress(KeyError):
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
-        await self._ask_around(min(left, 1.0))
+        await self.ask_around(min(left, 1.0))
         raise NoLeaderError("nobody leads, as far as this node knows")
 
-    async def _ask_around(self, timeout: float) -> None:
+    async def ask_around(self, timeout: float) -> None:
         """One of the others may know who leads."""
         for other in self.links.known:
             if self.links.is_up(other):
                 told = await self.links.call(other, "leader", {}, timeout)
                 if told and told != self.me:
-                    self._hint = str(told)
+                    self.hint = str(told)
                     return
 
     async def _seen(self, index: int, deadline: float) -> None:
@@ -317,214 +299,13 @@ class Member:
             async with asyncio.timeout(timeout):
                 await asyncio.shield(self._changed)
 
-    # ------------------------------------------------------------ making it so
-
-    async def _reconcile_for_ever(self) -> None:
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            try:
-                await self._reconcile()
-            except RailgunError as error:
-                _LOG.error("what was agreed on cannot be done now: %s", error)
-                self.loop.call_later(1.0, self.dirty)
-            except Exception:
-                _LOG.exception("what was agreed on cannot be done, in a way nobody has thought of")
-                self.loop.call_later(1.0, self.dirty)
-            self.notify()
-
-    async def _reconcile(self) -> None:
-        metadata = self.metadata
-        self._connect()
-        if not metadata.cluster:
-            return
-        for name, stream in list(self.node.streams.items()):
-            info = metadata.streams.get(name)
-            if (info is None or info.id != stream.id) and stream.id in metadata.deleted:
-                for region in self.regions:
-                    region.remove(stream.id)
-                await self.node.drop(name)
-        for info in list(metadata.streams.values()):
-            await self._have(info)
-        before = [region.led for region in self.regions]
-        await self.regions.look(metadata)
-        if before != [region.led for region in self.regions]:
-            self._hurry.set()  # what was granted was for an epoch before
-        self._tell_moved()
-        nodes = [node.dump() for node in metadata.nodes.values()]
-        if nodes != self.who.nodes:  # where to look for them after a restart
-            self.who.nodes = nodes
-            await self.loop.run_in_executor(None, identity.save, self.disk, self.who)
-
-    def _tell_moved(self) -> None:
-        """Sessions that hang on a former master come again."""
-        masters = {one.name: one.master for one in self.metadata.regions.values()}
-        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
-        self._masters = masters
-        if gone:
-            streams = {one.name for one in self.metadata.streams.values() if one.region in gone}
-            self._moved(streams.__contains__)
-
-    def _connect(self) -> None:
-        """Know those who are members, and those with whom this one begins."""
-        nodes = list(self.metadata.nodes.values())
-        if not self.metadata.cluster:
-            nodes = [NodeInfo.of(one, 0) for one in self.who.nodes]
-        known = {one.id: (one.cluster_host, one.cluster_port) for one in nodes}
-        known |= {id: where for id, where in self._addresses.items() if id in known}
-        known.pop(self.me, None)
-        self.links.know(known)
-
-    async def _have(self, info: StreamInfo) -> None:
-        """Have a stream as it is to be, if it is to be here."""
-        stream = self.node.streams.get(info.name)
-        settings = StreamSettings.of(dict(info.settings))
-        if stream is not None and stream.id != info.id:
-            _LOG.error("stream %r here is another one than that of the cluster", info.name)
-            return
-        if stream is None:
-            if settings.kind == "persistent" and not self._replicates(info.region):
-                return
-            lost = info.id in self._made_ids
-            stream = await self.node.make(info.name, settings, info.id)
-            if lost and isinstance(stream, Persistent):
-                _LOG.error("stream %r was here, and is not any more: it is fetched", info.name)
-                stream.groups_damaged = True
-            elif not lost:
-                await self.loop.run_in_executor(None, self._remember, info.id)
-        elif stream.settings != settings:
-            await self.node.change(info.name, settings)
-        if isinstance(stream, Persistent):
-            region = self.regions.get(info.region)
-            if info.id not in region.streams:
-                there = self.metadata.regions.get(info.region)
-                await region.add(stream, there.epoch_index if there is not None else 0)
-
-    def _remember(self, id: int) -> None:
-        self._made.append([(str(id), b"%d" % id)])
-        self._made.sync()
-        self._made_ids.add(id)
-
-    def _replicates(self, region: str) -> bool:
-        there = self.metadata.regions.get(region)
-        if there is None:
-            return False
-        return self.me in {*there.voting, *there.learning, *there.active}
-
-    # ------------------------------------------------------------ leases, and the leader
-
-    def _led(self) -> None:
-        """Raft has another leader, term or members."""
-        consensus = self.consensus
-        leads = consensus is not None and consensus.leads
-        if leads and not self._leading:
-            self.steering.began(time.monotonic())
-        self._leading = leads
-        self._hurry.set()
-        self.notify()
-
-    async def _renew_for_ever(self) -> None:
-        while True:
-            pause = self.config.election() / 5
-            consensus = self.consensus
-            if consensus is not None and self.failed is None:
-                try:
-                    await self._renew(consensus, 2 * pause)
-                except RailgunError:
-                    pause = AGAIN
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._hurry.wait()
-            self._hurry.clear()
-
-    async def _renew(self, consensus: Consensus, timeout: float) -> None:
-        asked = time.monotonic()
-        report = self._report(consensus)
-        leader = consensus.leader or self._hint
-        if consensus.leads:
-            told = self._grant(self.me, report)
-        elif leader:
-            told = await self.links.call(leader, "renew", {"report": report}, timeout)
-        else:
-            await self._ask_around(timeout)
-            return
-        if "leader" in told:
-            self._hint = told["leader"]
-        for name, epoch in told.get("epochs", {}).items():
-            self.regions.get(name).granted(epoch, asked + told["lease"])
+    # ------------------------------------------------------------ news
 
     @property
     def trouble(self) -> str:
         """Why this node cannot be anybody's master, if so."""
         found = next((region.trouble for region in self.regions if region.trouble), "")
         return found or (LEAVING if self.governing.leaving else "")
-
-    def _report(self, consensus: Consensus) -> dict[str, Any]:
-        regions: dict[str, Any] = {}
-        for region in self.regions:
-            told = region.report(self.metadata)
-            if told is not None:
-                regions[region.name] = told
-        return {"regions": regions, "trouble": self.trouble, "applied": consensus.applied}
-
-    def _grant(self, node: str, report: dict[str, Any]) -> dict[str, Any]:
-        """A node tells how it is, and wants to act for a while longer."""
-        consensus = self.consensus
-        if consensus is None or not consensus.leads:
-            leader = (consensus.leader if consensus is not None else "") or ""
-            return {"leader": "" if leader == self.me else leader}
-        now = time.monotonic()
-        self.steering.heard(node, report, now)
-        metadata = self.metadata
-        if self.steering.refuses(metadata, consensus.members, self.me, node, now):
-            return {"lease": 0.0, "epochs": {}}
-        left = consensus.lease_left()
-        epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
-        if left > 0 and epochs:
-            self.steering.granted(node, now + left)
-        return {"lease": left, "epochs": epochs}
-
-    async def _steer_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(STEER)
-            try:
-                await self._steer()
-            except (RailgunError, TimeoutError) as error:
-                _LOG.info("steering: %s", error)
-            except Exception:
-                _LOG.exception("steering has failed in a way nobody has thought of")
-
-    async def _steer(self) -> None:
-        consensus = self.consensus
-        if consensus is None or not consensus.leads:
-            return
-        if not self.metadata.cluster:
-            await consensus.barrier()
-            if not self.metadata.cluster:
-                await self.propose(
-                    {
-                        "do": "form",
-                        "cluster": self.who.cluster,
-                        "nodes": self.who.nodes,
-                        "settings": self.config.settings,
-                    }
-                )
-            return
-        if self.metadata.cluster and consensus.commit < consensus.last_index:
-            return  # decisions look at what is applied
-        now = time.monotonic()
-        for decision in self.steering.decide(self.metadata, consensus.members, self.me, now):
-            match decision:
-                case Propose(command):
-                    _LOG.info("steering: %s", command)
-                    with contextlib.suppress(ClusterError):
-                        await self.propose(command, timeout=2.0)
-                case ChangeMembers(members):
-                    _LOG.info("steering: members %s", members)
-                    with contextlib.suppress(ChangeError):
-                        await consensus.change(members)
-                case Transfer(to):
-                    consensus.transfer(to)
 
     async def _look_around(self) -> None:
         """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
@@ -539,7 +320,7 @@ class Member:
             try:
                 alone = 0.0 if consensus.leader else alone + 0.5
                 if alone >= LOST_SIGHT and self.discovery is not None:
-                    self._addresses = await self.joining.whereabouts()
+                    self.reconciling.addresses = await self.joining.whereabouts()
                     self.dirty()
                 if consensus.leader or alone >= LOST_SIGHT:
                     await self._tell_news()
@@ -615,7 +396,7 @@ class Member:
         """Another node asks for something."""
         match name:
             case "renew":
-                return self._grant(sender, arguments.get("report") or {})
+                return self.leasing.grant(sender, arguments.get("report") or {})
             case "propose":
                 consensus = self.consensus
                 if consensus is None:

@@ -110,7 +110,7 @@ class Overview:
         if member.consensus is None or not member.consensus.leads:
             return None
         others = [id for id in member.metadata.nodes if id != member.me]
-        return {id: round(member.steering.silence(id, now), 3) for id in others}
+        return {id: round(member.leasing.steering.silence(id, now), 3) for id in others}
 
     def _led(self, region: Region, now: float) -> Told:
         good = set(region.caught_up())

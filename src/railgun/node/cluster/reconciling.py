@@ -1,0 +1,151 @@
+"""Makes so on this node what all have agreed on: connections, files of streams, roles in regions.
+
+Rules:
+
+1. One task compares what is with what is to be. So it may be cut off at any point, and goes on from there after a
+   restart; what cannot be done now is tried again a second later.
+2. Files of a stream are removed if the metadata says that this very stream was deleted, and for no other reason.
+3. A copy that was here and is not here any more is made anew, and knows that it has lost something. So it is written
+   down which copies were ever made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from railgun.core.cluster.catalogue import StreamInfo
+from railgun.core.cluster.nodes import NodeInfo
+from railgun.core.errors import RailgunError
+from railgun.node.cluster import identity
+from railgun.node.cluster.links import Address
+from railgun.node.grouplog import Fold, GroupLog
+from railgun.node.persistent import Persistent
+from railgun.node.settings import StreamSettings
+
+if TYPE_CHECKING:
+    from railgun.node.cluster.member import Member
+
+_MADE: Final = Fold[int](lambda _, change: int(change), lambda n: b"%d" % n, int)
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Reconciling:
+    """See the rules of the module; `moved` tells sessions that streams have another master."""
+
+    def __init__(self, member: Member, moved: Callable[[Callable[[str], bool]], None]) -> None:
+        self._member, self._moved = member, moved
+        self.addresses: dict[str, Address] = {}
+        """Where nodes were found, if not where they were."""
+        self._made, made = GroupLog.open(member.disk, "cluster/made", _MADE)
+        self._made_ids = {int(id) for id in made}
+        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
+        self._dirty = asyncio.Event()
+
+    def dirty(self) -> None:
+        """There is something to be made so."""
+        self._dirty.set()
+
+    def close(self) -> None:
+        """Leave its file."""
+        self._made.close()
+
+    async def for_ever(self) -> None:
+        """Whenever there is something to be made so."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            try:
+                await self._reconcile()
+            except RailgunError as error:
+                _LOG.error("what was agreed on cannot be done now: %s", error)
+                self._member.loop.call_later(1.0, self.dirty)
+            except Exception:
+                _LOG.exception("what was agreed on cannot be done, in a way nobody has thought of")
+                self._member.loop.call_later(1.0, self.dirty)
+            self._member.notify()
+
+    async def _reconcile(self) -> None:
+        member = self._member
+        metadata, node, regions = member.metadata, member.node, member.regions
+        self._connect()
+        if not metadata.cluster:
+            return
+        for name, stream in list(node.streams.items()):
+            info = metadata.streams.get(name)
+            if (info is None or info.id != stream.id) and stream.id in metadata.deleted:
+                for region in regions:
+                    region.remove(stream.id)
+                await node.drop(name)
+        for info in list(metadata.streams.values()):
+            await self._have(info)
+        before = [region.led for region in regions]
+        await regions.look(metadata)
+        if before != [region.led for region in regions]:
+            member.leasing.hurry()  # what was granted was for an epoch before
+        self._tell_moved()
+        nodes = [one.dump() for one in metadata.nodes.values()]
+        if nodes != member.who.nodes:  # where to look for them after a restart
+            member.who.nodes = nodes
+            await member.loop.run_in_executor(None, identity.save, member.disk, member.who)
+
+    def _tell_moved(self) -> None:
+        """Sessions that hang on a former master come again."""
+        metadata = self._member.metadata
+        masters = {one.name: one.master for one in metadata.regions.values()}
+        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
+        self._masters = masters
+        if gone:
+            streams = {one.name for one in metadata.streams.values() if one.region in gone}
+            self._moved(streams.__contains__)
+
+    def _connect(self) -> None:
+        """Know those who are members, and those with whom this one begins."""
+        member = self._member
+        nodes = list(member.metadata.nodes.values())
+        if not member.metadata.cluster:
+            nodes = [NodeInfo.of(one, 0) for one in member.who.nodes]
+        known = {one.id: (one.cluster_host, one.cluster_port) for one in nodes}
+        known |= {id: where for id, where in self.addresses.items() if id in known}
+        known.pop(member.me, None)
+        member.links.know(known)
+
+    async def _have(self, info: StreamInfo) -> None:
+        """Have a stream as it is to be, if it is to be here."""
+        member = self._member
+        node, metadata = member.node, member.metadata
+        stream = node.streams.get(info.name)
+        settings = StreamSettings.of(dict(info.settings))
+        if stream is not None and stream.id != info.id:
+            _LOG.error("stream %r here is another one than that of the cluster", info.name)
+            return
+        if stream is None:
+            if settings.kind == "persistent" and not self._replicates(info.region):
+                return
+            lost = info.id in self._made_ids
+            stream = await node.make(info.name, settings, info.id)
+            if lost and isinstance(stream, Persistent):
+                _LOG.error("stream %r was here, and is not any more: it is fetched", info.name)
+                stream.groups_damaged = True
+            elif not lost:
+                await member.loop.run_in_executor(None, self._remember, info.id)
+        elif stream.settings != settings:
+            await node.change(info.name, settings)
+        if isinstance(stream, Persistent):
+            region = member.regions.get(info.region)
+            if info.id not in region.streams:
+                there = metadata.regions.get(info.region)
+                await region.add(stream, there.epoch_index if there is not None else 0)
+
+    def _remember(self, id: int) -> None:
+        self._made.append([(str(id), b"%d" % id)])
+        self._made.sync()
+        self._made_ids.add(id)
+
+    def _replicates(self, region: str) -> bool:
+        there = self._member.metadata.regions.get(region)
+        if there is None:
+            return False
+        return self._member.me in {*there.voting, *there.learning, *there.active}
