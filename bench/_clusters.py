@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from bench._peers import PeerError, end_with_parent, interpreter
-from bench._servers import PATIENCE, _answers, _running, _wait, free_port
+from bench._servers import PATIENCE, _answers, _running, _wait
 from railgun.client.client import Client, connect
 from railgun.core.errors import RailgunError
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.links import Identity, Lane, Links
 
 NODES = 3
-SOON = 0.002  # seconds between two looks
+PORTS = 12_000, 32_000  # a node that is started again must find its own free
+SOON = 0.02  # seconds between two looks: each is a new connection to every node
 
 
 class _Nobody:
@@ -253,8 +256,11 @@ def nats(home: Path) -> Iterator[list[int]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Ports that nobody listens on, all different; and none that the system gives to who connects meanwhile."""
     found: set[int] = set()
     while len(found) < count:
-        found.add(free_port())
+        port = random.randrange(*PORTS)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.add(port)
     return sorted(found)

@@ -32,7 +32,7 @@ from railgun.wire.records import Bytes, head
 
 WINDOW: Final = 16 << 20  # bytes that a replica has not confirmed
 FRAME: Final = 4 << 20  # bytes of one push
-PIECE: Final = 1 << 20  # bytes read at once
+PIECE: Final = 4 << 20  # bytes read at once
 NEWS: Final = 0.002  # seconds until replicas hear what is safe, if there is nothing else to tell
 RETRY: Final = 0.5
 

@@ -595,6 +595,7 @@ class _Applied:
             command = None
         result = self._member.metadata.apply(index, command)
         self._member.dirty()
+        self._member.notify()  # who waits for the entry need not wait until it is made so
         return {"index": index, "result": result}
 
     def snapshot(self) -> bytes:
