@@ -94,7 +94,7 @@ class Member:
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
         self.leasing = Leasing(self)
-        self.reconciling = Reconciling(self, moved)
+        self.reconciling = Reconciling(self)
         self.overview = Overview(self)
         self.governing = Governing(self)
         self.discovery: Discovery | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from railgun.core.cluster.catalogue import StreamInfo
@@ -33,15 +32,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Reconciling:
-    """See the rules of the module; `moved` tells sessions that streams have another master."""
+    """See the rules of the module."""
 
-    def __init__(self, member: Member, moved: Callable[[Callable[[str], bool]], None]) -> None:
-        self._member, self._moved = member, moved
+    def __init__(self, member: Member) -> None:
+        self._member = member
         self.addresses: dict[str, Address] = {}
         """Where nodes were found, if not where they were."""
         self._made, made = GroupLog.open(member.disk, "cluster/made", _MADE)
         self._made_ids = {int(id) for id in made}
-        self._masters: dict[str, str | None] = {}  # of regions, as sessions know them
         self._dirty = asyncio.Event()
 
     def dirty(self) -> None:
@@ -85,21 +83,10 @@ class Reconciling:
         await regions.look(metadata)
         if before != [region.led for region in regions]:
             member.leasing.hurry()  # what was granted was for an epoch before
-        self._tell_moved()
         nodes = [one.dump() for one in metadata.nodes.values()]
         if nodes != member.who.nodes:  # where to look for them after a restart
             member.who.nodes = nodes
             await member.loop.run_in_executor(None, identity.save, member.disk, member.who)
-
-    def _tell_moved(self) -> None:
-        """Sessions that hang on a former master come again."""
-        metadata = self._member.metadata
-        masters = {one.name: one.master for one in metadata.regions.values()}
-        gone = {name for name, master in self._masters.items() if masters.get(name) != master}
-        self._masters = masters
-        if gone:
-            streams = {one.name for one in metadata.streams.values() if one.region in gone}
-            self._moved(streams.__contains__)
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
