@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -253,8 +254,6 @@ def test_a_damaged_copy_is_fetched_anew_and_does_not_lead(tmp_path: Path) -> Non
 
 def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
     async def main() -> None:
-        import shutil
-
         async with clustered(tmp_path) as cluster:
             client = await cluster.client()
             await client.ensure("orders")
@@ -508,5 +507,35 @@ def test_old_messages_go_everywhere(tmp_path: Path) -> None:
             await copy.stream.retain()
             assert copy.copy.first == 30
             await cluster.in_step("orders")
+
+    run(main())
+
+
+def test_a_node_that_was_removed_knows_it_and_comes_back_as_a_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", numbered(10))
+            master = await cluster.ready("orders")
+            gone = next(name for name in cluster.servers if name != master)
+            other = next(name for name in cluster.servers if name != gone)
+            boss = await cluster.client(other)
+            await boss.admin("remove_node", 20.0, node=gone, wait=15)
+            await until(
+                lambda: getattr(cluster.member(gone).failed, "code", "") == "REMOVED",
+                "it does not know that it was removed",
+            )
+            await cluster.stop(gone)
+            shutil.rmtree(tmp_path / gone)
+            await cluster.start(gone)
+            await until(
+                lambda: (
+                    cluster.member(gone).me
+                    in cluster.member(other).metadata.regions["global"].voting
+                )
+            )
+            await cluster.in_step("orders")
+            assert await payloads(await cluster.client(gone), "orders", 10) == numbered(10)
 
     run(main())

@@ -19,3 +19,9 @@ class NotYetError(RailgunError):
     """This node is not a member yet: there is no cluster, or it has not heard of it."""
 
     code: ClassVar[str] = "NO_CLUSTER"
+
+
+class RemovedError(RailgunError):
+    """This node is no member of its cluster any more, and must not come back under its id."""
+
+    code: ClassVar[str] = "REMOVED"

@@ -81,6 +81,9 @@ class Leasing:
         else:
             await member.ask_around(timeout)
             return
+        if told.get("removed"):
+            member.was_removed()
+            return
         if "leader" in told:
             member.hint = told["leader"]
         for name, epoch in told.get("epochs", {}).items():
@@ -101,6 +104,8 @@ class Leasing:
         if consensus is None or not consensus.leads:
             leader = (consensus.leader if consensus is not None else "") or ""
             return {"leader": "" if leader == me else leader}
+        if self._member.metadata.cluster and node not in self._member.metadata.nodes:
+            return {"removed": True}
         now = time.monotonic()
         self.steering.heard(node, report, now)
         metadata = self._member.metadata

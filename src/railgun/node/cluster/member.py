@@ -31,7 +31,7 @@ from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.consensus import Consensus, LostProposalError, NoLeaderError
 from railgun.node.cluster.discovery import Discovery, discovery_of
-from railgun.node.cluster.errors import ClusterError, NotYetError
+from railgun.node.cluster.errors import ClusterError, NotYetError, RemovedError
 from railgun.node.cluster.events import Events
 from railgun.node.cluster.governing import CALLS, LEAVING, Governing
 from railgun.node.cluster.joining import Joining
@@ -207,6 +207,15 @@ class Member:
         self.notify()
         if isinstance(error, NoSpaceError):
             self._spawn(self._begin_again())
+
+    def was_removed(self) -> None:
+        """The leader does not know this node any more."""
+        if self.failed is None:
+            self._fail(
+                RemovedError(
+                    "it was removed. Stop it; to have it back, start it as a new one, with an empty directory"
+                )
+            )
 
     async def _begin_again(self) -> None:
         """There was no room for the log of Raft. What was not written was never said: go on from what is there."""

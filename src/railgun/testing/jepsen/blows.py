@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -157,28 +158,33 @@ class RealStriker:
 class ProbingAdmin:
     """Knows nothing of the inside: it asks, writes and reads as any client.
 
-    Members are removed and joined by an admin call, by these names; a node that has no such call says so.
+    A member is removed by an admin call. It joins as a new one: with the same name, and an empty directory.
     """
 
     def __init__(self, nodes: Nodes, streams: Sequence[str] = ()) -> None:
         self._nodes = nodes
         self.streams = [*streams, PROBE]
         """Of which nodes must have all."""
-        self.remove_call, self.join_call = "remove_node", "join_node"
 
     async def remove(self, node: str) -> None:
         """By any other node."""
-        await self._call(self.remove_call, node)
-
-    async def join(self, node: str) -> None:
-        """By any other node."""
-        await self._call(self.join_call, node)
-
-    async def _call(self, call: str, node: str) -> None:
         for other in self._nodes.names:
             if other != node and self._nodes[other].up:
                 async with await self._nodes[other].connect(direct=True) as client:
-                    await client.admin(call, 20.0, node=node)
+                    await client.admin("remove_node", 20.0, node=node, wait=15)
+                return
+
+    async def join(self, node: str) -> None:
+        """If it was removed; else it is still a member, and must not lose what it has."""
+        process = self._nodes[node]
+        for other in self._nodes.names:
+            if other != node and self._nodes[other].up:
+                async with await self._nodes[other].connect(direct=True) as client:
+                    known = {one["name"] for one in await client.admin("nodes", 20.0)}
+                if node not in known:
+                    await process.kill()
+                    shutil.rmtree(process.data, ignore_errors=True)
+                    await process.start()
                 return
 
     async def settled(self, nodes: Sequence[str]) -> bool:
