@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
@@ -98,3 +98,17 @@ def test_the_code_of_the_schema_is_that_of_the_schema(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         assert path.read_text() == (home / path.name).read_text(), "call ./run proto"
     assert len(list(tmp_path.iterdir())) == 2 * len(schemas)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=6), st.integers(1000, 200_000))
+def test_large_frames_that_come_in_pieces_are_what_was_sent(sizes: list[int], piece: int) -> None:
+    sent = [(n, bytes([n % 251]) * size) for n, size in enumerate(sizes, 1)]
+    stream = b"".join(b"".join(encode(p.Ping(number=n), [blob], n)) for n, blob in sent)
+    whole, raw = FrameReader(), FrameReader()
+    found, unread = [], []
+    for at in range(0, len(stream), piece):
+        found += [(f.command.number, bytes(f.blob)) for f in whole.feed(stream[at : at + piece])]
+        unread += [(f.channel, bytes(f.frame().blob)) for f in raw.raw(stream[at : at + piece])]
+    assert found == unread == sent
+    assert whole.begun == raw.begun == 0

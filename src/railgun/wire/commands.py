@@ -35,6 +35,8 @@ from railgun.wire.proto import streams_pb2 as p
 VERSION: Final = 1
 LARGEST: Final = 8 << 20
 """Bytes of a frame, if nothing else is agreed on."""
+LARGE: Final = 64 << 10
+"""Bytes of a frame that comes in pieces, which are better not copied once more."""
 _HEAD: Final = struct.Struct("<IIII")
 _SIZE: Final = struct.Struct("<I")
 _SHORTEST: Final = _HEAD.size - _SIZE.size
@@ -138,21 +140,34 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
-        return self._each(data, _decode)
+        return self._each(data, _decode, _take)
 
     def raw(self, data: bytes) -> Iterator[RawFrame]:
         """The frames that are whole now, unread."""
-        return self._each(data, _head)
+        return self._each(data, _head, lambda own: _head(own, 0, len(own) - _SIZE.size))
 
     def _each(
-        self, data: bytes, made_of: Callable[[bytes | bytearray, int, int], T]
+        self,
+        data: bytes,
+        made_of: Callable[[bytes | bytearray, int, int], T],
+        made_from: Callable[[bytearray], T],
     ) -> Iterator[T]:
         whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
         if self._data:
             self._data += data
             if len(self._data) < self._need:
                 return
-            whole, self._data = self._data, bytearray()
+            own, self._data = self._data, bytearray()
+            whole = own
+            if self._need >= LARGE:  # the bytes that were gathered are those of the frame
+                end, self._need = self._need, _SIZE.size
+                whole = bytes(memoryview(own)[end:])
+                del own[end:]
+                try:
+                    yield made_from(own)
+                except GeneratorExit:
+                    self._data += whole
+                    raise
         at, length = 0, len(whole)
         try:
             while length - at >= _SIZE.size:
@@ -190,6 +205,17 @@ def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
     return tuple.__new__(
         Frame, (channel, command, bytearray(memoryview(data)[begin + length : end]))
     )
+
+
+def _take(own: bytearray) -> Frame:
+    """A frame that is all of these bytes: the blob is what is left of them, and is not copied."""
+    _, channel, number, length = _HEAD.unpack_from(own, 0)
+    begin = _HEAD.size + length
+    if begin > len(own):
+        raise FrameError(f"a command of {length} bytes in a frame of {len(own) - _SIZE.size}")
+    command = _command(number, own[_HEAD.size : begin])
+    del own[:begin]
+    return Frame(channel, command, own)
 
 
 def _kind(number: int) -> Any:
