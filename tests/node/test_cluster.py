@@ -539,3 +539,36 @@ def test_a_node_that_was_removed_knows_it_and_comes_back_as_a_new_one(tmp_path: 
             assert await payloads(await cluster.client(gone), "orders", 10) == numbered(10)
 
     run(main())
+
+
+def test_dead_members_are_pruned_as_long_as_the_rest_keeps_its_quorum(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            await client.admin("cluster_settings", change={"prune_after": 1.0})
+            await client.publish("orders", b"m0")
+            first = next(name for name in cluster.servers if name != cluster.master())
+            gone = cluster.member(first).me
+            await cluster.kill(first)
+
+            def pruned() -> bool:
+                return all(
+                    gone not in cluster.member(name).metadata.nodes
+                    and gone not in cluster.member(name).metadata.regions["global"].voting
+                    for name in cluster.servers
+                )
+
+            await until(pruned, "it was not pruned")
+            assert await client.publish("orders", b"m1") == 1
+            second = next(name for name in cluster.servers if name != cluster.master())
+            left = cluster.master()
+            kept = cluster.member(second).me
+            await cluster.kill(second)
+            await asyncio.sleep(2.5)  # long enough: nothing is to happen
+            assert kept in cluster.member(left).metadata.nodes
+            assert kept in cluster.member(left).metadata.regions["global"].voting
+            await cluster.start(second)
+            assert await retried(lambda: client.publish("orders", b"m2", timeout=2.0)) >= 2
+
+    run(main())
