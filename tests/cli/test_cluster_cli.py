@@ -274,7 +274,7 @@ class Process:
 def test_a_rolling_restart_of_processes_is_not_noticed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    names = _files(tmp_path, "election = 0.5\npatience = 0.6")
+    names = _files(tmp_path, "election = 0.8\npatience = 1.0")
     running = {name: Process(tmp_path, name) for name in names}
     terminal = Terminal(tmp_path, capfd)
 

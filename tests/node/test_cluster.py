@@ -16,6 +16,8 @@ from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node.cluster.joining import JoinError
 from railgun.wire.records import Records
 
+PATIENCE = 90.0  # seconds that a test may take, on a busy machine
+
 
 async def payloads(client: Client, stream: str, count: int) -> list[bytes]:
     async with await client.subscribe(stream) as sub:
@@ -46,7 +48,7 @@ def test_any_node_takes_any_request(tmp_path: Path) -> None:
                 assert await payloads(await cluster.client(name), "orders", 3) == numbered(3)
             await cluster.in_step("orders")
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_what_was_acknowledged_survives_the_master(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_what_was_acknowledged_survives_the_master(tmp_path: Path) -> None:
             for name in cluster.servers:
                 assert await payloads(await cluster.client(name), "orders", sent) == numbered(sent)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_groups_ids_delays_and_dead_letters_survive_the_master(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_groups_ids_delays_and_dead_letters_survive_the_master(tmp_path: Path) -
             letters = await client.subscribe("orders.dlq")
             assert (await letters.next(DEADLINE)).payload == b"m5"
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_an_exclusive_group_goes_on_with_another_master(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_an_exclusive_group_goes_on_with_another_master(tmp_path: Path) -> None:
             assert seen == list(range(20))
             await retried(sub.flush)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_node_that_joins_gets_everything_and_votes(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_node_that_joins_gets_everything_and_votes(tmp_path: Path) -> None:
             await cluster.kill(await cluster.ready("orders"))
             assert await client.publish("orders", b"and more") == 1001
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_minority_stops_writing_and_goes_on_reading(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_a_minority_stops_writing_and_goes_on_reading(tmp_path: Path) -> None:
             # Nobody knew what would become of that one: it may have waited for a master.
             assert await back.publish("orders", b"m5") in (5, 6)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_all_nodes_start_again(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_all_nodes_start_again(tmp_path: Path) -> None:
             assert await again.publish("orders", b"m50") == 50
             assert {one["name"] for one in await again.streams()} == {"orders", "news"}
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_deleted_stream_is_gone_everywhere_also_for_who_was_away(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_a_deleted_stream_is_gone_everywhere_also_for_who_was_away(tmp_path: Pat
             await cluster.in_step("orders")
             assert await payloads(await cluster.client(away), "orders", 1) == [b"new"]
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_damaged_copy_is_fetched_anew_and_does_not_lead(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_a_damaged_copy_is_fetched_anew_and_does_not_lead(tmp_path: Path) -> Non
             assert await payloads(reader, "orders", 200) == numbered(200)
             assert list((tmp_path / hurt / "streams" / "orders" / "log").glob("*damaged*"))
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
             await cluster.in_step("orders")
             assert await payloads(await cluster.client(hurt), "orders", 10) == numbered(10)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> No
             (kept,) = (tmp_path / master / "streams" / "orders" / "log").glob("cut-*")
             assert Records(kept.read_bytes()).payloads() == [b"lonely"]
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_acks_of_all_wait_for_all(tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_acks_of_all_wait_for_all(tmp_path: Path) -> None:
             await cluster.start(away)
             assert await waiting == 2
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_node_of_another_cluster_is_refused(
@@ -337,7 +339,7 @@ def test_a_node_of_another_cluster_is_refused(
                     "form", {"cluster": "x", "voters": [one.member("n1").me], "nodes": []}
                 )
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_node_comes_back_with_another_address(tmp_path: Path) -> None:
@@ -356,7 +358,7 @@ def test_a_node_comes_back_with_another_address(tmp_path: Path) -> None:
             await cluster.in_step("orders")
             assert len(cluster.member("n1").metadata.nodes) == 3
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_ephemeral_streams_and_requests_cross_nodes(tmp_path: Path) -> None:
@@ -390,7 +392,7 @@ def test_ephemeral_streams_and_requests_cross_nodes(tmp_path: Path) -> None:
             assert reply == b"answer"
             await answering
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 async def _form(cluster: Clustered) -> None:
@@ -412,7 +414,7 @@ def test_nodes_that_start_at_the_same_moment_form_one_cluster(tmp_path: Path) ->
             finally:
                 await cluster.close()
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_replica_that_was_heard_no_more_for_a_moment_is_fed_again(tmp_path: Path) -> None:
@@ -433,7 +435,7 @@ def test_a_replica_that_was_heard_no_more_for_a_moment_is_fed_again(tmp_path: Pa
                 assert await client.publish("orders", f"m{turn}") == turn
                 await cluster.in_step("orders")
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_what_is_purged_stays_away_whoever_is_master(tmp_path: Path) -> None:
@@ -456,7 +458,7 @@ def test_what_is_purged_stays_away_whoever_is_master(tmp_path: Path) -> None:
                 reader = await cluster.client(name)
                 assert await payloads(reader, "orders", 4) == numbered(4, 6)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_node_that_is_a_replica_only_is_never_master(tmp_path: Path) -> None:
@@ -491,7 +493,7 @@ def test_a_node_that_is_a_replica_only_is_never_master(tmp_path: Path) -> None:
                 await cluster.in_step_of("orders", ["n1", "n2", "n3", "n4"])
             assert await payloads(await cluster.client("n4"), "orders", 2) == [b"x", b"x"]
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_old_messages_go_everywhere(tmp_path: Path) -> None:
@@ -508,7 +510,7 @@ def test_old_messages_go_everywhere(tmp_path: Path) -> None:
             assert copy.copy.first == 30
             await cluster.in_step("orders")
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_a_node_that_was_removed_knows_it_and_comes_back_as_a_new_one(tmp_path: Path) -> None:
@@ -538,7 +540,7 @@ def test_a_node_that_was_removed_knows_it_and_comes_back_as_a_new_one(tmp_path: 
             await cluster.in_step("orders")
             assert await payloads(await cluster.client(gone), "orders", 10) == numbered(10)
 
-    run(main())
+    run(main(), PATIENCE)
 
 
 def test_dead_members_are_pruned_as_long_as_the_rest_keeps_its_quorum(tmp_path: Path) -> None:
@@ -571,4 +573,4 @@ def test_dead_members_are_pruned_as_long_as_the_rest_keeps_its_quorum(tmp_path: 
             await cluster.start(second)
             assert await retried(lambda: client.publish("orders", b"m2", timeout=2.0)) >= 2
 
-    run(main())
+    run(main(), PATIENCE)
