@@ -187,9 +187,9 @@ class Feeder:
                     line.room.clear()
                     await line.room.wait()
                     continue
-                begin = max(peer.next, copy.first)
-                try:
-                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE)
+                begin, end = max(peer.next, copy.first), copy.durable
+                try:  # the log may have more already, of which nobody knows here: that comes later
+                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE, end)
                 except TrimmedError as error:  # meanwhile
                     self._master.trimmed(error.first)
                     continue

@@ -76,6 +76,8 @@ class Replicated:
         self._number = 0  # of the last change of groups that was given to the disk
         self._awaited: deque[tuple[int, Done]] = deque()
         self._failing = False
+        self._changes = 0  # of the log, that are given to the disk and are not done
+        self._unchanged = False  # whether one of them has failed
         self.closed = False
         stream.copies = self
 
@@ -92,6 +94,7 @@ class Replicated:
     def _look_at_log(self) -> None:
         """When nothing is under way, the copy is what the log is."""
         self.trouble = str(self.stream.log.failed or "")
+        self._unchanged = False
         self.copy = Copy.of(self._standing(), self._known_safe)
 
     def _standing(self) -> Standing:
@@ -146,6 +149,9 @@ class Replicated:
         """Follow this master; how the copy stands."""
         if self.master is not None:
             self.step_down()
+        self.replica = (
+            None  # whom it followed is not heard any more: it would not be in what is told
+        )
         await self.settle()
         if self.stream.log.damage is not None:
             await self._repair()
@@ -457,10 +463,7 @@ class Replicated:
                 case m.Trim(first):
                     self._change(partial(_purge, log, first))
                 case m.Label(epoch, groups):
-                    self._label = epoch
-                    if groups:
-                        self._groups = (epoch, 0)
-                    self._submit_groups([], partial(self._labelled, epoch))
+                    self._give_label(epoch, groups)
                 case m.WriteGroups(epoch, number, whole):
                     self._write_groups(epoch, number, whole, records)
                 case m.Serve():
@@ -472,12 +475,32 @@ class Replicated:
                         _tell(self._awaited.popleft()[1])
         self._look_if_active()
 
+    def _give_label(self, epoch: int, groups: bool) -> None:
+        """Write the label, behind what is being changed in the log: that has a line of its own."""
+        machine = self.master or self.replica
+
+        def give(_: RailgunError | None = None) -> None:
+            if machine is None or machine not in (self.master, self.replica) or self._unchanged:
+                return
+            self._label = epoch
+            if groups:
+                self._groups = (epoch, 0)
+            self._submit_groups([], partial(self._labelled, epoch))
+
+        if self._changes:
+            self._committer.perform(self.stream.log, lambda: None, give)
+        else:
+            give()
+
     def _change(self, work: Callable[[], object], safe: int = 0) -> None:
         """Change the log; then all before `safe` was safe."""
+        self._changes += 1
         self._committer.perform(self.stream.log, work, partial(self._changed, safe))
 
     def _changed(self, safe: int, error: RailgunError | None) -> None:
+        self._changes -= 1
         if error is not None:
+            self._unchanged = True
             _LOG.error("stream %r: %s", self.stream.name, error)
             self._fail(error)
         else:

@@ -1,0 +1,210 @@
+"""The duties of whoever drives copies of a stream (`core.replication.messages`), one by one, on real files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+from tests.node.clustered import until
+from tests.node.running import run
+
+from railgun.core.replication import messages as m
+from railgun.core.replication.standing import Standing
+from railgun.node.cluster import words
+from railgun.node.cluster.replicated import Replicated
+from railgun.node.commit import Committer
+from railgun.node.disk import NodeDisk
+from railgun.node.groups import CopyNote
+from railgun.node.persistent import Persistent
+from railgun.node.settings import StreamSettings
+from railgun.wire.commands import Blob
+from railgun.wire.proto import cluster_pb2 as n
+from railgun.wire.records import Bytes, build, head, patch
+
+
+class Alone:
+    """A node around one copy: what the copy says is kept, for the test is all the others."""
+
+    me = "b"
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any, list[Blob]]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.acts = True
+
+    def send(self, to: str, command: Message, blobs: Sequence[Blob] = ()) -> bool:
+        self.said.append((to, command, list(blobs)))
+        return True
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> object:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+        return self.tasks[-1]
+
+    def may_act(self) -> bool:
+        return self.acts
+
+    def changed(self) -> None:
+        pass
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [command for _, command, _ in self.said if isinstance(command, kind)]
+
+    def batches(self) -> list[Any]:
+        """All that was pushed."""
+        return [one for _, said, blobs in self.said if isinstance(said, n.Push) for one in blobs]
+
+
+class Held:
+    """The line of a log does not go on until it is let go."""
+
+    def __init__(self, copy: Replicated, log: Any) -> None:
+        self._event = threading.Event()
+        copy._committer.perform(log, self._event.wait, lambda _: None)
+
+    def let_go(self) -> None:
+        self._event.set()
+
+
+def opened(path: Path, committer: Committer) -> Persistent:
+    async def nowhere(_: Persistent) -> Persistent:
+        raise AssertionError("there are no dead letters here")
+
+    loop = asyncio.get_running_loop()
+    disk = NodeDisk(path)
+    disk.make_directory("s")
+    made = Persistent(
+        *("orders", StreamSettings(), disk, "s", committer, loop, lambda: 1, nowhere),
+        in_cluster=True,
+    )
+    made.id = 7
+    return made
+
+
+@contextlib.asynccontextmanager
+async def alone(path: Path) -> AsyncIterator[tuple[Replicated, Alone]]:
+    """One copy, which hears nobody but the test."""
+    loop = asyncio.get_running_loop()
+    committer, around = Committer(2, loop.call_soon_threadsafe), Alone()
+    copy = Replicated(opened(path, committer), committer, around)
+    await copy.open()
+    try:
+        yield copy, around
+    finally:
+        copy.close()
+        await loop.run_in_executor(None, committer.close)
+        for task in around.tasks:
+            task.cancel()
+        copy.stream.close()
+
+
+def batch(base: int, count: int, epoch: int, text: bytes = b"x") -> Bytes:
+    made = build([text] * count)
+    patch(made, base=base, epoch=epoch, time=1)
+    return made
+
+
+def pushed(copy: Replicated, push: m.Push, *batches: Bytes, sender: str = "a") -> None:
+    copy.received(sender, words.push(copy.id, push), bytearray(b"".join(batches)))
+
+
+async def filled(copy: Replicated, around: Alone, end: int, epoch: int, sender: str = "a") -> None:
+    """As a replica of an epoch, it gets messages up to `end`, and its label."""
+    await copy.fenced(sender, epoch, epoch << 32 | 1)
+    push = m.Push(epoch << 32 | 1, epoch, 0, 0, 0, 0, 0)
+    pushed(copy, push, batch(0, end, epoch), sender=sender)
+    await until(lambda: copy.copy.label == epoch and copy.copy.durable == end, "it was not filled")
+
+
+def on_disk(copy: Replicated) -> CopyNote:
+    note = copy.stream.group_log.load()[""]
+    assert isinstance(note, CopyNote)
+    return note
+
+
+def test_a_label_is_not_on_disk_before_the_cut_it_stands_for(tmp_path: Path) -> None:
+    """Else, after a crash, the copy has what nobody has acknowledged, under the label of who has cut it off."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 9, epoch=1)
+            await copy.fenced("c", 2, 2 << 32 | 1)
+            held = Held(copy, copy.stream.log)
+            pushed(
+                copy, m.Push(2 << 32 | 1, 2, 0, 0, 0, 0, 0), sender="c"
+            )  # nothing of it was safe
+            await copy.stream.perform(copy.stream.group_log, lambda: None)
+            found = on_disk(copy).label, copy.stream.log.end
+            held.let_go()
+            assert found == (1, 9)
+            await until(lambda: on_disk(copy).label == 2 and copy.stream.log.end == 0)
+
+    run(main())
+
+
+def test_a_master_labels_its_copy_when_it_is_cut(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 9, epoch=1)
+            await copy.begin(3, [("a", "b", "c")], fresh=False)
+            held = Held(copy, copy.stream.log)
+            copy.session("c", 3 << 32 | 1, Standing(2, 0, 0))  # better, and empty
+            await copy.stream.perform(copy.stream.group_log, lambda: None)
+            found = on_disk(copy).label
+            held.let_go()
+            assert found == 1
+            await until(lambda: on_disk(copy).label == 3 and copy.stream.log.end == 0)
+            assert copy.master is not None
+            assert copy.master.start == 0
+
+    run(main())
+
+
+def test_a_copy_hears_no_former_master_while_it_promises(tmp_path: Path) -> None:
+    """What it takes then is in no standing, and lies where the next master writes."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 5, epoch=1)
+            held = Held(copy, copy.stream.group_log)
+            fencing = asyncio.create_task(copy.fenced("c", 2, 2 << 32 | 1))
+            await copy.stream.perform(copy.stream.log, lambda: None)  # it waits for the groups now
+            pushed(copy, m.Push(1 << 32 | 1, 1, 5, 1, 0, 5, 0), batch(5, 4, 1))
+            await copy.stream.perform(copy.stream.log, lambda: None)
+            held.let_go()
+            standing = await fencing
+            await copy.settle()
+            assert (standing.end, copy.stream.log.end) == (5, 5)
+            assert [one.end for one in around.all(n.Has) if one.end > 5] == []
+
+    run(main())
+
+
+def test_what_is_not_counted_yet_is_not_pushed(tmp_path: Path) -> None:
+    """A log has what was just synced before its master knows. Pushed now, it would be pushed twice, and cut between."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await copy.begin(1, [("a", "b", "c")], fresh=True)
+            await until(lambda: copy.master is not None and copy.master.phase.value == "lead")
+            log = copy.stream.log
+
+            def write() -> None:  # what the loop has not heard of yet
+                log.append([batch(0, 3, 1)])
+                log.sync()
+                log.append([batch(3, 3, 1)])
+                log.sync()
+
+            await copy.stream.perform(log, write)
+            assert copy.master is not None
+            copy._do(copy.master.appended(0, 1, 3))
+            copy.session("a", 1 << 32 | 1, Standing(0, 0, 0))
+            await until(lambda: around.batches() != [], "nothing was pushed")
+            assert [head(one).base for one in around.batches()] == [0]
+            assert copy.master.peers["a"].next == 3
+
+    run(main())
