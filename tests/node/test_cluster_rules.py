@@ -13,13 +13,16 @@ from google.protobuf.message import Message
 from tests.node.clustered import until
 from tests.node.running import run
 
+from railgun.core.delivery import Saved, Settled
 from railgun.core.replication import messages as m
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
-from railgun.node.groups import CopyNote
+from railgun.node.errors import NoSpaceError
+from railgun.node.grouplog import pack_change, pack_state
+from railgun.node.groups import CopyNote, fold, pack
 from railgun.node.persistent import Persistent
 from railgun.node.settings import StreamSettings
 from railgun.wire.commands import Blob
@@ -57,6 +60,20 @@ class Alone:
     def batches(self) -> list[Any]:
         """All that was pushed."""
         return [one for _, said, blobs in self.said if isinstance(said, n.Push) for one in blobs]
+
+
+class Full:
+    """There is no room in a log for the next so many writes."""
+
+    def __init__(self, log: Any, times: int) -> None:
+        self._append, self.left = log.append, times
+        log.append = self._try
+
+    def _try(self, changes: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise NoSpaceError("no space left on device")
+        return self._append(changes)
 
 
 class Held:
@@ -206,5 +223,73 @@ def test_what_is_not_counted_yet_is_not_pushed(tmp_path: Path) -> None:
             await until(lambda: around.batches() != [], "nothing was pushed")
             assert [head(one).base for one in around.batches()] == [0]
             assert copy.master.peers["a"].next == 3
+
+    run(main())
+
+
+def changed(copy: Replicated, session: int, number: int, end: int) -> None:
+    """The group g has settled up to `end`."""
+    blob = pack_change("g", pack([Settled(end - 1, end)]))
+    push = m.PushGroups(session, session >> 32, number, whole=False)
+    copy.received("a", words.push_groups(copy.id, push), bytearray(blob))
+
+
+async def grouped(copy: Replicated, session: int) -> None:
+    """It has the states of groups, as a replica."""
+    whole = m.PushGroups(session, session >> 32, 0, whole=True)
+    blob = pack_state("g", fold.dump(Saved()))
+    copy.received("a", words.push_groups(copy.id, whole), bytearray(blob))
+    await until(lambda: on_disk(copy).groups == (session >> 32, 0))
+
+
+def test_changes_of_groups_behind_one_that_failed_are_not_counted(tmp_path: Path) -> None:
+    """It has the second change and not the first. Who believes that it has both makes it the best, and the first is lost."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 5, epoch=1)
+            await grouped(copy, 1 << 32 | 1)
+            Full(copy.stream.group_log, 1)
+            held = Held(copy, copy.stream.group_log)
+            changed(copy, 1 << 32 | 1, 1, 1)
+            copy._committer.perform(copy.stream.group_log, lambda: None, lambda _: None)  # apart
+            changed(copy, 1 << 32 | 1, 2, 2)
+            held.let_go()
+            standing = await copy.fenced("c", 2, 2 << 32 | 1)
+            assert standing.groups == (1, 0)
+            assert on_disk(copy).groups == (1, 0)
+
+    run(main())
+
+
+def test_a_label_that_was_not_written_is_not_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 5, epoch=1)
+            await copy.fenced("a", 2, 2 << 32 | 1)
+            full = Full(copy.stream.group_log, 1)
+            pushed(copy, m.Push(2 << 32 | 1, 2, 5, 1, 5, 0, 0))
+            await until(lambda: not full.left)
+            standing = await copy.fenced("a", 2, 2 << 32 | 2)
+            assert standing.label == on_disk(copy).label == 1
+
+    run(main())
+
+
+def test_what_is_safe_is_not_noted_before_it_is_there(tmp_path: Path) -> None:
+    """A copy that begins anew is safe up to there when it has begun. After a crash before that, it has something else."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 9, epoch=1)
+            session = 2 << 32 | 1
+            await copy.fenced("c", 2, session)
+            held = Held(copy, copy.stream.log)
+            pushed(copy, m.Push(session, 2, 7, 0, 7, 7, 7, anew=True), sender="c")
+            await grouped(copy, session)
+            found = on_disk(copy).safe
+            held.let_go()
+            assert found == 0
+            await until(lambda: copy.stream.log.first == 7)
 
     run(main())

@@ -59,6 +59,8 @@ class Replicated:
         self._loop = stream.loop
         note = stream.note
         self._label, self._groups = note.label, note.groups  # as of the end of the line
+        self._had = note.groups  # on disk, without a gap
+        self._doubtful = False  # whether the line has failed, so that nobody knows what is on disk
         self.copy = Copy()
         self.replica: Replica | None = None
         self.master: Master | None = None
@@ -149,24 +151,26 @@ class Replicated:
         """Follow this master; how the copy stands."""
         if self.master is not None:
             self.step_down()
-        self.replica = (
-            None  # whom it followed is not heard any more: it would not be in what is told
-        )
-        await self.settle()
-        if self.stream.log.damage is not None:
-            await self._repair()
-        self._look_at_log()
+        self.replica = None  # whom it followed is not heard any more: that would not be told
+        await self._look_anew()
         self._failing = False
         self.replica = Replica(self.copy)
         return self.replica.fenced(master, epoch, session)
 
     async def begin(self, epoch: int, sets: Sequence[Sequence[str]], fresh: bool) -> None:
         """Be the master of an epoch."""
+        self.replica = None
+        await self._look_anew()
+        self._lead(epoch, sets, go_on=fresh)
+
+    async def _look_anew(self) -> None:
+        """When nothing is under way any more, see what there is."""
         await self.settle()
         if self.stream.log.damage is not None:
             await self._repair()
+        if self._doubtful:
+            await self._look_at_note(None)
         self._look_at_log()
-        self._lead(epoch, sets, go_on=fresh)
 
     @property
     def can_go_on(self) -> bool:
@@ -291,7 +295,7 @@ class Replicated:
         self._submit_groups(changes, told)
 
     def _submit_groups(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
-        note = CopyNote(self._label, self._groups, self.copy.safe)
+        note = CopyNote(self._label, self._groups, self._known_safe)
         self._committer.submit(self.stream.group_log, [*changes, ("", note.pack())], done)
 
     def _kept(
@@ -303,7 +307,9 @@ class Replicated:
         error: RailgunError | None,
     ) -> None:
         master = self.master
-        if error is not None:
+        if error is None:
+            self._had = (epoch, number)
+        else:
             self._look_for_trouble(error)
             for peer in master.peers.values() if master is not None else ():
                 peer.sent = None  # there is a gap: they need all of it
@@ -485,7 +491,7 @@ class Replicated:
             self._label = epoch
             if groups:
                 self._groups = (epoch, 0)
-            self._submit_groups([], partial(self._labelled, epoch))
+            self._submit_groups([], partial(self._labelled, epoch, groups))
 
         if self._changes:
             self._committer.perform(self.stream.log, lambda: None, give)
@@ -524,11 +530,12 @@ class Replicated:
             self._submit_groups(records, done)
             return
         states: dict[str, Saved | CopyNote] = {name: fold.load(s) for name, s in records if s}
-        states[""] = CopyNote(self._label, self._groups, self.copy.safe)
+        states[""] = CopyNote(self._label, self._groups, self._known_safe)
         group_log = self.stream.group_log
         self._committer.perform(group_log, partial(group_log.replace, states), done)
 
     def _wrote_groups(self, epoch: int, number: int, error: RailgunError | None) -> None:
+        self._noted((epoch, number), error)
         if error is not None:
             self._fail(error)
         elif self.master is not None:
@@ -536,7 +543,16 @@ class Replicated:
         elif self.replica is not None and not self._failing:
             self._do(self.replica.wrote_groups(epoch, number))
 
-    def _labelled(self, epoch: int, error: RailgunError | None) -> None:
+    def _noted(self, groups: tuple[int, int], error: RailgunError | None) -> None:
+        """The note is on disk, with groups up to there; or it is not."""
+        self._doubtful = self._doubtful or error is not None
+        if not self._doubtful:
+            self._had = groups
+
+    def _labelled(self, epoch: int, groups: bool, error: RailgunError | None) -> None:
+        if groups and error is None:  # a master's: all that it has is of this number
+            self._doubtful = False
+        self._noted((epoch, 0) if groups else self._had, error)
         if error is not None:
             self._fail(error)
         elif self.master is not None:
@@ -635,28 +651,35 @@ class Replicated:
         while self.replica is replica and not self.closed:
             await asyncio.sleep(RETRY)
             try:
-                note = await self._found()
+                await self.settle()
+                if self.stream.log.damage is not None:
+                    await self._repair()
+                await self._look_at_note(replica)
             except RailgunError as error:
                 self._look_for_trouble(error)
                 continue
             if self.replica is replica and not self.closed:
-                self._label = LOST if self._label == LOST else note.label
-                self._groups = note.groups
                 self._look_at_log()
                 replica.copy = self.copy
                 self._failing = False
                 self._do(replica.lost() if self._label == LOST else replica.failed())
                 return
 
-    async def _found(self) -> CopyNote:
-        """What is on disk, when nothing is under way, and what was damaged is mended."""
-        await self.settle()
-        if self.stream.log.damage is not None:
-            await self._repair()
+    async def _look_at_note(self, replica: Replica | None) -> None:
+        """What is on disk of label and groups, if it is this replica still.
+
+        A change may be there though one before it is not: it counts for nothing.
+        """
         states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
         note = states.get("", CopyNote())
         assert isinstance(note, CopyNote)
-        return note
+        if self.replica is not replica:
+            return
+        self._label = LOST if self._label == LOST else note.label
+        self._groups = min(note.groups, self._had)
+        if note != CopyNote(self._label, self._groups, note.safe):
+            await self._write_note()
+        self._doubtful = False
 
     async def _repair(self) -> None:
         """Set aside what is damaged. The copy has lost what it had, and says so from now on."""
