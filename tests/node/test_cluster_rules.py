@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from tests.node.clustered import until
 from tests.node.running import run
 
 from railgun.core.delivery import Saved, Settled
+from railgun.core.errors import RailgunError
 from railgun.core.replication import messages as m
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
-from railgun.node.errors import NoSpaceError
+from railgun.node.errors import NoMasterError, NoSpaceError
 from railgun.node.grouplog import pack_change, pack_state
 from railgun.node.groups import CopyNote, fold, pack
-from railgun.node.persistent import Persistent
+from railgun.node.persistent import Persistent, Stored
 from railgun.node.settings import StreamSettings
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
@@ -81,7 +83,7 @@ class Held:
 
     def __init__(self, copy: Replicated, log: Any) -> None:
         self._event = threading.Event()
-        copy._committer.perform(log, self._event.wait, lambda _: None)
+        copy._committer.perform(log, partial(self._event.wait, 10), lambda _: None)
 
     def let_go(self) -> None:
         self._event.set()
@@ -243,7 +245,7 @@ async def grouped(copy: Replicated, session: int) -> None:
 
 
 def test_changes_of_groups_behind_one_that_failed_are_not_counted(tmp_path: Path) -> None:
-    """It has the second change and not the first. Who believes that it has both makes it the best, and the first is lost."""
+    """It has the second change and not the first. Who believes that it has both loses the first."""
 
     async def main() -> None:
         async with alone(tmp_path) as (copy, around):
@@ -277,7 +279,7 @@ def test_a_label_that_was_not_written_is_not_told(tmp_path: Path) -> None:
 
 
 def test_what_is_safe_is_not_noted_before_it_is_there(tmp_path: Path) -> None:
-    """A copy that begins anew is safe up to there when it has begun. After a crash before that, it has something else."""
+    """A copy that begins anew is safe up to there when it has begun. A crash before that leaves something else."""
 
     async def main() -> None:
         async with alone(tmp_path) as (copy, around):
@@ -291,5 +293,68 @@ def test_what_is_safe_is_not_noted_before_it_is_there(tmp_path: Path) -> None:
             held.let_go()
             assert found == 0
             await until(lambda: copy.stream.log.first == 7)
+
+    run(main())
+
+
+async def serving(copy: Replicated, epoch: int) -> None:
+    """It is the master, of a set of one."""
+    await copy.begin(epoch, [("b",)], fresh=False)
+    await until(lambda: copy.leads, "it does not lead")
+
+
+def with_id(text: bytes) -> bytearray:
+    return build([text], [text])
+
+
+async def published(copy: Replicated, batch: bytearray) -> Stored | RailgunError:
+    told: asyncio.Future[Stored | RailgunError] = asyncio.get_running_loop().create_future()
+    copy.stream.publish([batch], told.set_result)
+    return await told
+
+
+def test_ids_that_were_being_read_are_not_those_of_the_next_epoch(tmp_path: Path) -> None:
+    """Another master has taken messages meanwhile: with the old IDs they would be stored again."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, _):
+            await serving(copy, 1)
+            reading, go = copy.stream._read_ids, threading.Event()
+
+            def slowly() -> Any:
+                found = reading()
+                go.wait(10)
+                return found
+
+            copy.stream._read_ids = slowly  # type: ignore[method-assign]
+            first = asyncio.create_task(published(copy, with_id(b"first")))
+            await until(lambda: copy.stream._early is not None)
+            copy.stream._read_ids = reading  # type: ignore[method-assign]
+            await copy.fenced("a", 2, 2 << 32 | 1)
+            assert isinstance(await first, NoMasterError)
+            sent = with_id(b"second")
+            patch(sent, base=0, epoch=2, time=1)
+            pushed(copy, m.Push(2 << 32 | 1, 2, 0, 0, 0, 0, 0), sent)
+            await until(lambda: copy.copy.durable == 1)
+            go.set()
+            assert copy.stream._loading is not None
+            await copy.stream._loading
+            await serving(copy, 3)
+            again = await published(copy, with_id(b"second"))
+            assert isinstance(again, Stored)
+            assert (again.count, copy.stream.log.end) == (0, 1)
+
+    run(main())
+
+
+def test_ids_are_not_read_before_the_copy_is_the_log(tmp_path: Path) -> None:
+    """A dead letter may be brought to a stream whose master is still fetching what it lacks."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 1, epoch=1)
+            refused = await published(copy, with_id(b"one"))
+            assert isinstance(refused, NoMasterError)
+            assert copy.stream._box is None
 
     run(main())
