@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf.message import Message
 from tests.node.clustered import until
 from tests.node.running import run
@@ -17,19 +19,21 @@ from tests.node.running import run
 from railgun.core.delivery import Saved, Settled
 from railgun.core.errors import RailgunError
 from railgun.core.replication import messages as m
+from railgun.core.replication.master import Phase
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
+from railgun.node.copies import Acks
 from railgun.node.disk import NodeDisk
-from railgun.node.errors import NoMasterError, NoSpaceError
+from railgun.node.errors import DeposedError, NoMasterError, NoSpaceError
 from railgun.node.grouplog import pack_change, pack_state
 from railgun.node.groups import CopyNote, fold, pack
 from railgun.node.persistent import Persistent, Stored
 from railgun.node.settings import StreamSettings
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
-from railgun.wire.records import Bytes, build, head, patch
+from railgun.wire.records import Bytes, Records, build, head, patch
 
 
 class Alone:
@@ -356,5 +360,99 @@ def test_ids_are_not_read_before_the_copy_is_the_log(tmp_path: Path) -> None:
             refused = await published(copy, with_id(b"one"))
             assert isinstance(refused, NoMasterError)
             assert copy.stream._box is None
+
+    run(main())
+
+
+async def leading(copy: Replicated) -> None:
+    """It is the master of epoch 1, of a set of three; nobody else has told anything yet."""
+    await copy.begin(1, [("a", "b", "c")], fresh=True)
+    await until(lambda: copy.master is not None and copy.master.phase is Phase.LEAD)
+
+
+def test_a_change_of_groups_that_comes_while_they_are_read_is_not_left_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await leading(copy)
+            copy._ready = True
+            held = Held(copy, copy.stream.group_log)
+            copy.session("a", 1 << 32 | 1, Standing(0, 0, 0))  # the states are being read for it
+            await asyncio.sleep(0)
+            copy.keep([("g", pack([Settled(0, 1)]))], lambda _: None)
+            held.let_go()
+            while copy._committer._lines:  # the loop stands still, and is told of both at once
+                time.sleep(0.001)
+            await until(lambda: any(one.number == 1 for one in around.all(n.PushGroups)))
+            assert copy.master is not None
+            assert copy.master.peers["a"].sent == 1
+
+    run(main())
+
+
+def test_what_is_kept_may_begin_within_a_batch(tmp_path: Path) -> None:
+    """A purge takes away messages, not batches; whoever has nothing is fed from there all the same."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await serving(copy, 1)
+            assert isinstance(await published(copy, build([b"0", b"1", b"2", b"3"])), Stored)
+            assert await copy.stream.purge(2) == 2
+            copy.session("a", 1 << 32 | 1, Standing(0, 0, 0))
+            await until(lambda: around.batches() != [], "it is not fed")
+            sent = Records(around.batches()[0])
+            assert (sent.base, sent.payloads()) == (2, [b"2", b"3"])
+            assert around.all(n.Push)[0].anew
+
+            await copy.fenced("a", 2, 2 << 32 | 1)
+            copy.received("a", n.Fetch(stream=7, session=2 << 32 | 1, begin=2), bytearray())
+            await until(lambda: around.all(n.Fetched) != [])
+            fetched = next(blobs for _, said, blobs in around.said if isinstance(said, n.Fetched))
+            assert Records(fetched[0]).base == 2
+
+    run(main())
+
+
+def test_who_asked_gets_nothing_of_another_master(tmp_path: Path) -> None:
+    """What a former candidate has asked for may be read when the next master has written something else."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, around):
+            await filled(copy, around, 5, epoch=1)
+            await copy.fenced("a", 2, 2 << 32 | 1)
+            for asked in (
+                n.Fetch(stream=7, session=2 << 32 | 1),
+                n.FetchGroups(stream=7, session=2 << 32 | 1),
+            ):
+                copy.received("a", asked, bytearray())
+            await copy.fenced("c", 3, 3 << 32 | 1)
+            await asyncio.gather(*around.tasks)
+            assert around.all(n.Fetched) == around.all(n.FetchedGroups) == []
+
+    run(main())
+
+
+def test_who_waits_for_all_is_answered_when_there_is_nobody_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, _):
+            await serving(copy, 1)
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            copy.stream.publish([build([b"x"])], told.set_result, acks=Acks.ALL)
+            assert isinstance(await asyncio.wait_for(told, 10), Stored)
+
+    run(main())
+
+
+def test_a_purge_does_not_wait_for_ever_when_the_master_is_none_any_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, _):
+            await serving(copy, 1)
+            assert isinstance(await published(copy, build([b"x"])), Stored)
+            held = Held(copy, copy.stream.log)
+            purging = asyncio.create_task(copy.stream.purge(1))
+            await asyncio.sleep(0)
+            copy.step_down()
+            held.let_go()
+            with pytest.raises(DeposedError):
+                await asyncio.wait_for(purging, 10)
 
     run(main())

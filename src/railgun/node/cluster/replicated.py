@@ -29,7 +29,7 @@ from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing
 from railgun.node.cluster import words
-from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, packed
+from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, begun_at, packed
 from railgun.node.commit import Committer, Stamp
 from railgun.node.copies import Acks, Done
 from railgun.node.errors import (
@@ -278,6 +278,9 @@ class Replicated:
 
     def when_gone(self, first: int, done: Done) -> None:
         """Call this when a majority keeps nothing before that offset any more."""
+        if self.master is None:
+            done(DeposedError("this node is no master any more: it may come back, or not"))
+            return
         self._trimming.append((first, done))
         self._answer_patient()
 
@@ -405,9 +408,9 @@ class Replicated:
             case n.HasGroups() if master is not None:
                 self._do(master.has_groups(sender, words.has_groups_heard(command)))
             case n.Fetch() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._give(sender, command))
+                self.around.spawn(self._give(sender, replica, command))
             case n.FetchGroups() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._give_groups(sender, command))
+                self.around.spawn(self._give_groups(sender, replica, command))
             case n.Fetched() if master is not None:
                 batches = split(blob)
                 told = m.Fetched(command.session, command.base, _runs(batches))
@@ -419,20 +422,22 @@ class Replicated:
                 records = unpack_records(bytes(blob))
                 self._do(master.fetched_groups(sender, told_groups), records=records)
 
-    async def _give(self, to: str, asked: n.Fetch) -> None:
+    async def _give(self, to: str, replica: Replica, asked: n.Fetch) -> None:
         """A new master asks for what it lacks."""
         told = n.Fetched(stream=self.id, session=asked.session, base=asked.begin)
-        batches: list[memoryview] = []
+        batches: Sequence[Bytes] = []
+        read = self.stream.log.read
         try:
-            read = self.stream.log.read
-            batches = await self._loop.run_in_executor(None, read, asked.begin, FRAME)
+            found = await self._loop.run_in_executor(None, read, asked.begin, FRAME)
+            batches = begun_at(asked.begin, found)
             told.end = head(batches[-1]).end if batches else asked.begin
         except RailgunError as error:
             self._look_for_trouble(error)
             told.trouble = str(error)
-        self.around.send(to, told, batches)
+        if self.replica is replica:  # else it may be what another master has written
+            self.around.send(to, told, batches)
 
-    async def _give_groups(self, to: str, asked: n.FetchGroups) -> None:
+    async def _give_groups(self, to: str, replica: Replica, asked: n.FetchGroups) -> None:
         told = n.FetchedGroups(stream=self.id, session=asked.session)
         blob = b""
         try:
@@ -443,7 +448,8 @@ class Replicated:
             blob = packed(states)
         except RailgunError as error:
             told.trouble = str(error)
-        self.around.send(to, told, [blob])
+        if self.replica is replica:
+            self.around.send(to, told, [blob])
 
     # ------------------------------------------------------------ what is to be done
 
@@ -593,6 +599,7 @@ class Replicated:
 
     def _look_if_active(self) -> None:
         """The first time that the epoch is active, the groups are served."""
+        self._answer_patient()  # it may be that nobody is left who would have to tell
         if self.master is None or self._ready or self._readying or not self.master.active:
             return
         self._readying = True
