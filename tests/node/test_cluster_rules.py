@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from tests.node.clustered import until
+from tests.node.clustered import clustered, until
 from tests.node.running import run
 
+from railgun.core.cluster.steering import Propose, Steering
 from railgun.core.delivery import Saved, Settled
 from railgun.core.errors import RailgunError
 from railgun.core.replication import messages as m
 from railgun.core.replication.master import Phase
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
+from railgun.node.cluster.identity import LostIdentityError
+from railgun.node.cluster.links import Lane
+from railgun.node.cluster.regions import Promises, Region, Regions
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.copies import Acks
@@ -315,6 +319,159 @@ async def published(copy: Replicated, batch: bytearray) -> Stored | RailgunError
     told: asyncio.Future[Stored | RailgunError] = asyncio.get_running_loop().create_future()
     copy.stream.publish([batch], told.set_result)
     return await told
+
+
+class Links:
+    """Connections to all others, which the test looks at."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def send(self, to: str, lane: Lane, command: Message, blobs: Sequence[Blob] = ()) -> bool:
+        self.said.append(command)
+        return True
+
+    def is_up(self, id: str, lane: Lane = "control") -> bool:
+        return True
+
+
+@contextlib.asynccontextmanager
+async def region(path: Path) -> AsyncIterator[tuple[Region, Links]]:
+    """A region with one stream, whose other nodes are the test."""
+    loop = asyncio.get_running_loop()
+    committer, links, disk = Committer(2, loop.call_soon_threadsafe), Links(), NodeDisk(path)
+    disk.make_directory("cluster")
+    tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(work: Coroutine[Any, Any, Any]) -> None:
+        tasks.append(loop.create_task(work))
+
+    regions = Regions("b", links, disk, committer, spawn, lambda: None, lambda _: None)
+    made, stream = regions.get("global"), opened(path, committer)
+    await made.add(stream, 0)
+    try:
+        yield made, links
+    finally:
+        regions.close()
+        await loop.run_in_executor(None, committer.close)
+        for task in tasks:
+            task.cancel()
+        stream.close()
+
+
+def test_a_session_is_opened_when_all_copies_can_hear_it(tmp_path: Path) -> None:
+    """What a replica tells a copy that does not know yet that it is the master's would never be told again."""
+
+    async def main() -> None:
+        async with region(tmp_path) as (made, links):
+            made._sets, made._others = [("a", "b")], {"a"}
+            answered = 0
+
+            def answer() -> None:  # each fence once, as a replica does
+                nonlocal answered
+                fences = [one for one in links.said if isinstance(one, n.Fence)]
+                for asked in fences[answered:]:
+                    told = n.Fenced(region="global", epoch=1, session=asked.session)
+                    told.standings.append(words.standing(7, Standing(0, 0, 0)))
+                    made.fenced("a", told)
+                answered = len(fences)
+
+            copy = made.streams[7]
+            held = Held(copy, copy.stream.log)
+            leading = asyncio.create_task(made._lead(1, 100))
+            await until(lambda: made.led == 1)
+            made.up("a")  # while the copy waits for its disk
+            answer()
+            held.let_go()
+            await leading
+            answer()
+            assert copy.master is not None
+            assert "a" in copy.master.peers, "it never hears of that replica"
+            assert copy.master.peers["a"].session == made._sessions["a"]
+
+    run(main())
+
+
+def test_a_fence_that_comes_late_is_not_the_last(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with region(tmp_path) as (made, links):
+            for number in (2, 1):  # by two connections
+                session = 5 << 32 | number
+                asked = n.Fence(region="global", epoch=5, session=session)
+                await made.regions._fence("a", asked)
+            replica = made.streams[7].replica
+            assert replica is not None
+            assert replica.session == 5 << 32 | 2
+            assert [one.session & 3 for one in links.said] == [2]
+
+    run(main())
+
+
+def test_promises_that_cannot_be_read_are_no_promises(tmp_path: Path) -> None:
+    disk = NodeDisk(tmp_path)
+    disk.make_directory("cluster")
+    (tmp_path / "cluster" / "promises.json").write_text("[1]")
+    with pytest.raises(LostIdentityError):
+        Promises(disk)
+
+
+def test_a_master_that_is_being_replaced_gets_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was silent, and comes back while its successor is agreed on: both would act."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            members = [cluster.member(name) for name in cluster.servers]
+            leaders = [one for one in members if one.consensus is not None and one.consensus.leads]
+            (member,) = leaders
+            leasing, there = member.leasing, member.metadata.regions["global"]
+            master, proposed, go = there.master, asyncio.Event(), asyncio.Event()
+            assert master is not None
+            other = next(one for one in there.voting if one != master)
+            command = {
+                "do": "master",
+                "region": "global",
+                "master": other,
+                "epoch": there.epoch + 1,
+            }
+
+            async def slowly(given: dict[str, Any], timeout: float = 0) -> dict[str, Any]:
+                proposed.set()
+                await go.wait()
+                return {}
+
+            monkeypatch.setattr(Steering, "decide", lambda *_: [Propose(command)])
+            monkeypatch.setattr(member, "propose", slowly)
+            await proposed.wait()
+            told = leasing.grant(master, {})
+            go.set()
+            assert told == {"lease": 0.0, "epochs": {}}
+
+    run(main())
+
+
+def test_whatever_another_node_answers_leases_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            asked = 0
+            member = next(
+                one
+                for one in map(cluster.member, cluster.servers)
+                if one.consensus is not None and not one.consensus.leads
+            )
+
+            async def nonsense(*_: Any) -> Any:
+                nonlocal asked
+                asked += 1
+                return ["nonsense"]
+
+            monkeypatch.setattr(member.links, "call", nonsense)
+            await until(lambda: asked > 3, "it does not ask any more")
+
+    run(main())
 
 
 def test_ids_that_were_being_read_are_not_those_of_the_next_epoch(tmp_path: Path) -> None:
