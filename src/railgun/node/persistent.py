@@ -166,6 +166,11 @@ class Persistent:
 
         `acks`: when that is; of one node alone it is always when it has them on disk.
         """
+        if (
+            self.copies is not None and not self.copies.acting
+        ):  # its IDs may not be the right ones yet
+            self.loop.call_soon(answer, self._no_master())
+            return
         ids: list[bytes | None] = []
         if any(head(batch).flags & HAS_IDS for batch in batches):
             ids = [found for batch in batches for found in Records(batch).ids()]
@@ -177,7 +182,7 @@ class Persistent:
         publish = _Publish(batches, ids, ticket, answer, together, who, acks)
         if self._box is None and self._early is None:
             self._early = []
-            self._loading = self.loop.create_task(self._load_ids())
+            self._loading = self.loop.create_task(self._load_ids(self._early))
         if self._early is not None:
             self._early.append(publish)
         else:
@@ -245,15 +250,17 @@ class Persistent:
 
     # ------------------------------------------------------------ IDs
 
-    async def _load_ids(self) -> None:
+    async def _load_ids(self, early: list[_Publish]) -> None:
         """When one is needed for the first time, they are read from the end of the log; other streams go on."""
         wrong: RailgunError | None = None
+        box: IdBox | None = None
         try:
-            self._box = await self.loop.run_in_executor(None, self._read_ids)
+            box = await self.loop.run_in_executor(None, self._read_ids)
         except RailgunError as error:
             wrong = error
-        assert self._early is not None
-        early, self._early = self._early, None
+        if self._early is not early:  # another node has them now, and those who waited were told
+            return
+        self._box, self._early = box, None
         for publish in early:
             if wrong is not None:
                 publish.answer(wrong)
@@ -554,7 +561,10 @@ class Persistent:
 
     def _check_master(self) -> None:
         if not self.acting:
-            raise NoMasterError(f"this node is not the master of {self.name!r} now: try again")
+            raise self._no_master()
+
+    def _no_master(self) -> NoMasterError:
+        return NoMasterError(f"this node is not the master of {self.name!r} now: try again")
 
     def gone_before(self) -> None:
         """Tell the groups what is gone, and the other copies."""
@@ -596,7 +606,8 @@ class Persistent:
             driver.abandon(error)
         self._saved, self._box = {}, None
         waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
-        self._waiting, self._behind = {}, {}
+        waiting += self._early or []
+        self._waiting, self._behind, self._early = {}, {}, None
         for publish in waiting:
             publish.answer(NoMasterError(f"the master of {self.name!r} has changed: try again"))
 

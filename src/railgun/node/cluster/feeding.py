@@ -28,7 +28,7 @@ from railgun.node.grouplog import pack_state
 from railgun.node.groups import CopyNote, fold
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import Blob
-from railgun.wire.records import Bytes, head
+from railgun.wire.records import Bytes, cut, head
 
 WINDOW: Final = 16 << 20  # bytes that a replica has not confirmed
 FRAME: Final = 4 << 20  # bytes of one push
@@ -101,6 +101,7 @@ class Feeder:
         self._loop = stream.loop
         self._lines: dict[str, _Line] = {}
         self._news: asyncio.TimerHandle | None = None
+        self._number = 0  # of the last change of groups
 
     def close(self) -> None:
         """Feed nobody any more."""
@@ -187,16 +188,17 @@ class Feeder:
                     line.room.clear()
                     await line.room.wait()
                     continue
-                begin = max(peer.next, copy.first)
-                try:
-                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE)
+                begin, end = max(peer.next, copy.first), copy.durable
+                batches: Sequence[Bytes]
+                try:  # the log may have more already, of which nobody knows here: that comes later
+                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE, end)
                 except TrimmedError as error:  # meanwhile
                     self._master.trimmed(error.first)
                     continue
                 if self._lines.get(node) is not line or not batches:
                     break
-                if head(batches[0]).base == begin:
-                    self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
+                batches = begun_at(begin, batches)
+                self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
         except RailgunError as error:
             self._trouble(error)
             self._loop.call_later(RETRY, self.feed, node)
@@ -229,12 +231,16 @@ class Feeder:
 
     def change_groups(self, number: int, blob: bytes) -> None:
         """The states of groups have changed: to all replicas."""
+        self._number = number
         for node in list(self._lines):
             push = self._master.push_groups(node, whole=False, number=number)
             if push is not None:
                 self._around.send(node, words.push_groups(self._stream.id, push), [blob])
-            else:
-                self.feed_groups(node)
+                continue
+            peer = self._master.peers.get(node)
+            if peer is not None and peer.sent is not None and peer.sent < number:
+                peer.sent = None  # there is a gap before it
+            self.feed_groups(node)
 
     def feed_groups(self, node: str) -> None:
         """Send a replica the states of all groups, if it has not got them."""
@@ -255,9 +261,23 @@ class Feeder:
         note = states.pop("", None)
         if self._lines.get(node) is not line or not isinstance(note, CopyNote):
             return
+        if note.groups[1] < self._number:  # there was a change since, which this line did not get
+            self.feed_groups(node)
+            return
         push = self._master.push_groups(node, whole=True, number=note.groups[1])
         if push is not None:
             self._around.send(node, words.push_groups(self._stream.id, push), [packed(states)])
+
+
+def begun_at(begin: int, batches: Sequence[Bytes]) -> Sequence[Bytes]:
+    """Batches from that offset on: what a log keeps may begin within one.
+
+    >>> begun_at(1, [])
+    []
+    """
+    if not batches or head(batches[0]).base >= begin:
+        return batches
+    return [cut(batches[0], begin, head(batches[0]).end), *batches[1:]]
 
 
 def packed(states: dict[str, Any]) -> bytes:

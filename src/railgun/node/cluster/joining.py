@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from railgun.core.errors import RailgunError
 from railgun.node.cluster import identity
 from railgun.node.cluster.links import Address, PeerError
+from railgun.node.errors import NoSpaceError
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
@@ -58,6 +59,8 @@ class Joining:
                 await self._look()
             except (RailgunError, OSError) as error:
                 self._tell(f"no cluster yet: {error}")
+            except Exception:
+                _LOG.exception("looking for a cluster has failed in a way nobody has thought of")
             if member.who.state == identity.ALONE:
                 await asyncio.sleep(AGAIN)
 
@@ -170,7 +173,12 @@ class Joining:
             who = identity.Who(member.me, cluster, identity.BEGINS, list(voters), list(nodes))
             await member.loop.run_in_executor(None, identity.save, member.disk, who)
             member.who = who
-            for line in member.begin():
+            try:
+                told = member.begin()
+            except NoSpaceError as error:
+                member.cannot_begin(error)
+                raise
+            for line in told:
                 _LOG.warning("%s", line)
 
     # ------------------------------------------------------------ what others ask

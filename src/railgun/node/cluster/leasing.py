@@ -38,6 +38,7 @@ class Leasing:
         self._member = member
         self.steering = Steering()
         self._leading = False
+        self._leaving: set[str] = set()  # masters that are being replaced
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
@@ -65,6 +66,8 @@ class Leasing:
                     await self._renew(consensus, 2 * pause)
                 except RailgunError:
                     pause = AGAIN
+                except Exception:
+                    _LOG.exception("a lease cannot be asked for, in a way nobody has thought of")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._hurry.wait()
@@ -109,7 +112,9 @@ class Leasing:
         now = time.monotonic()
         self.steering.heard(node, report, now)
         metadata = self._member.metadata
-        if self.steering.refuses(metadata, consensus.members, me, node, now):
+        if node in self._leaving or self.steering.refuses(
+            metadata, consensus.members, me, node, now
+        ):
             return {"lease": 0.0, "epochs": {}}
         left = consensus.lease_left()
         epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
@@ -127,6 +132,13 @@ class Leasing:
                 _LOG.info("steering: %s", error)
             except Exception:
                 _LOG.exception("steering has failed in a way nobody has thought of")
+
+    def _replace(self, command: dict[str, Any]) -> None:
+        """A master gets no lease while it is agreed on who follows it: it may have been silent, and come back now."""
+        region = self._member.metadata.regions.get(command.get("region", ""))
+        master = region.master if region is not None and command["do"] == "master" else None
+        if master is not None and master != command["master"]:
+            self._leaving.add(master)
 
     async def _steer(self) -> None:
         member = self._member
@@ -147,13 +159,16 @@ class Leasing:
             return
         if consensus.commit < consensus.last_index:
             return  # decisions look at what is applied
+        self._leaving.clear()
         now = time.monotonic()
         for decision in self.steering.decide(metadata, consensus.members, member.me, now):
             match decision:
                 case Propose(command):
                     _LOG.info("steering: %s", command)
+                    self._replace(command)
                     with contextlib.suppress(ClusterError):
                         await member.propose(command, timeout=2.0)
+                    self._leaving.clear()  # else nobody knows, until all is applied
                 case ChangeMembers(members):
                     _LOG.info("steering: members %s", members)
                     with contextlib.suppress(ChangeError):

@@ -195,7 +195,7 @@ class Member:
             try:
                 await self.discovery.announce(address, self.me)
                 return
-            except RailgunError as error:
+            except (RailgunError, OSError) as error:
                 _LOG.warning("this node cannot be announced: %s", error)
             await asyncio.sleep(1.0)
 
@@ -207,6 +207,10 @@ class Member:
         self.notify()
         if isinstance(error, NoSpaceError):
             self._spawn(self._begin_again())
+
+    def cannot_begin(self, error: RailgunError) -> None:
+        """It is written down what this node belongs to, and it cannot take part; when there is room, it does."""
+        self._fail(error)
 
     def was_removed(self) -> None:
         """The leader does not know this node any more."""
@@ -337,8 +341,10 @@ class Member:
                 if beat >= POSITIONS:
                     beat = 0.0
                     await self._note_positions()
-            except (RailgunError, TimeoutError) as error:
+            except (RailgunError, OSError) as error:  # a TimeoutError is one
                 _LOG.info("looking around: %s", error)
+            except Exception:
+                _LOG.exception("looking around has failed in a way nobody has thought of")
 
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""

@@ -116,10 +116,10 @@ class Reconciling:
             if lost and isinstance(stream, Persistent):
                 _LOG.error("stream %r was here, and is not any more: it is fetched", info.name)
                 stream.groups_damaged = True
-            elif not lost:
-                await member.loop.run_in_executor(None, self._remember, info.id)
         elif stream.settings != settings:
             await node.change(info.name, settings)
+        if info.id not in self._made_ids:  # also after a crash between the two
+            await member.loop.run_in_executor(None, self._remember, info.id)
         if isinstance(stream, Persistent):
             region = member.regions.get(info.region)
             if info.id not in region.streams:

@@ -35,6 +35,7 @@ from railgun.core.cluster.metadata import Metadata
 from railgun.core.errors import RailgunError
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
+from railgun.node.cluster.identity import LostIdentityError
 from railgun.node.cluster.links import Lane
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
@@ -72,6 +73,11 @@ class Promises:
             file = disk.open(PROMISES)
             try:
                 self._made = {str(k): int(v) for k, v in json.loads(file.read(0, 1 << 24)).items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise LostIdentityError(
+                    f"{disk.where(PROMISES)} cannot be read: {error}. Restore it; or let this node join as a new one, "
+                    "with an empty directory, and remove the old one (railgun cluster remove)"
+                ) from error
             finally:
                 file.close()
 
@@ -108,6 +114,7 @@ class Region:
         self._ruler: str | None = None  # the master, as the metadata had it last
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._yields = False  # whether it is about to hand over
+        self._begun = False  # whether all copies know that this node is master
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
 
@@ -190,7 +197,7 @@ class Region:
         _LOG.info("region %r: this node is its master in epoch %d", self.name, epoch)
         self._master = None
         self._sessions.clear()
-        was, self.led, self._yields = self.led, epoch, False
+        was, self.led, self._yields, self._begun = self.led, epoch, False, False
         for copy in self.streams.values():
             if going_on and copy.can_go_on:
                 copy.go_on(epoch, self._sets)
@@ -201,6 +208,7 @@ class Region:
                     await copy.begin(epoch, self._sets, fresh=copy.id > since)
                 except RailgunError as error:  # another one can, perhaps; the other streams go on
                     copy.trouble = str(error)
+        self._begun = True
         self._open_sessions()
         self.changed()
 
@@ -267,6 +275,8 @@ class Region:
                 self._open_session(node)
 
     def _open_session(self, node: str) -> None:
+        if not self._begun:  # what is told now would not be heard by all copies: it is opened then
+            return
         session = self.led << 32 | next(self._numbers)
         self._sessions[node] = session
         self.send(node, n.Fence(region=self.name, epoch=self.led, session=session))
@@ -296,6 +306,9 @@ class Region:
                 told.epoch, told.refused = promised, True
                 self.send(sender, told)
                 return
+            node, epoch, session = self._master or ("", 0, 0)
+            if (node, epoch) == (sender, asked.epoch) and asked.session < session:
+                return  # it came late, by a connection that was lost: there is another one
             if self.led:
                 self._step_down()
             if asked.epoch > promised:
@@ -427,7 +440,8 @@ class Regions:
                         copy.received(sender, command, blob)
 
     async def _fence(self, sender: str, asked: n.Fence) -> None:
-        self._fences[sender, asked.region] = asked.session
+        last = self._fences.get((sender, asked.region), 0)
+        self._fences[sender, asked.region] = max(last, asked.session)
         while self._fences.get((sender, asked.region)) == asked.session:
             try:
                 await self.get(asked.region).fence(sender, asked)

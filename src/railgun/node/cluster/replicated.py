@@ -29,7 +29,7 @@ from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing
 from railgun.node.cluster import words
-from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, packed
+from railgun.node.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, begun_at, packed
 from railgun.node.commit import Committer, Stamp
 from railgun.node.copies import Acks, Done
 from railgun.node.errors import (
@@ -59,6 +59,8 @@ class Replicated:
         self._loop = stream.loop
         note = stream.note
         self._label, self._groups = note.label, note.groups  # as of the end of the line
+        self._had = note.groups  # on disk, without a gap
+        self._doubtful = False  # whether the line has failed, so that nobody knows what is on disk
         self.copy = Copy()
         self.replica: Replica | None = None
         self.master: Master | None = None
@@ -76,6 +78,8 @@ class Replicated:
         self._number = 0  # of the last change of groups that was given to the disk
         self._awaited: deque[tuple[int, Done]] = deque()
         self._failing = False
+        self._changes = 0  # of the log, that are given to the disk and are not done
+        self._unchanged = False  # whether one of them has failed
         self.closed = False
         stream.copies = self
 
@@ -92,6 +96,7 @@ class Replicated:
     def _look_at_log(self) -> None:
         """When nothing is under way, the copy is what the log is."""
         self.trouble = str(self.stream.log.failed or "")
+        self._unchanged = False
         self.copy = Copy.of(self._standing(), self._known_safe)
 
     def _standing(self) -> Standing:
@@ -146,21 +151,26 @@ class Replicated:
         """Follow this master; how the copy stands."""
         if self.master is not None:
             self.step_down()
-        await self.settle()
-        if self.stream.log.damage is not None:
-            await self._repair()
-        self._look_at_log()
+        self.replica = None  # whom it followed is not heard any more: that would not be told
+        await self._look_anew()
         self._failing = False
         self.replica = Replica(self.copy)
         return self.replica.fenced(master, epoch, session)
 
     async def begin(self, epoch: int, sets: Sequence[Sequence[str]], fresh: bool) -> None:
         """Be the master of an epoch."""
+        self.replica = None
+        await self._look_anew()
+        self._lead(epoch, sets, go_on=fresh)
+
+    async def _look_anew(self) -> None:
+        """When nothing is under way any more, see what there is."""
         await self.settle()
         if self.stream.log.damage is not None:
             await self._repair()
+        if self._doubtful:
+            await self._look_at_note(None)
         self._look_at_log()
-        self._lead(epoch, sets, go_on=fresh)
 
     @property
     def can_go_on(self) -> bool:
@@ -268,6 +278,9 @@ class Replicated:
 
     def when_gone(self, first: int, done: Done) -> None:
         """Call this when a majority keeps nothing before that offset any more."""
+        if self.master is None:
+            done(DeposedError("this node is no master any more: it may come back, or not"))
+            return
         self._trimming.append((first, done))
         self._answer_patient()
 
@@ -285,7 +298,7 @@ class Replicated:
         self._submit_groups(changes, told)
 
     def _submit_groups(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
-        note = CopyNote(self._label, self._groups, self.copy.safe)
+        note = CopyNote(self._label, self._groups, self._known_safe)
         self._committer.submit(self.stream.group_log, [*changes, ("", note.pack())], done)
 
     def _kept(
@@ -297,7 +310,9 @@ class Replicated:
         error: RailgunError | None,
     ) -> None:
         master = self.master
-        if error is not None:
+        if error is None:
+            self._had = (epoch, number)
+        else:
             self._look_for_trouble(error)
             for peer in master.peers.values() if master is not None else ():
                 peer.sent = None  # there is a gap: they need all of it
@@ -393,9 +408,9 @@ class Replicated:
             case n.HasGroups() if master is not None:
                 self._do(master.has_groups(sender, words.has_groups_heard(command)))
             case n.Fetch() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._give(sender, command))
+                self.around.spawn(self._give(sender, replica, command))
             case n.FetchGroups() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._give_groups(sender, command))
+                self.around.spawn(self._give_groups(sender, replica, command))
             case n.Fetched() if master is not None:
                 batches = split(blob)
                 told = m.Fetched(command.session, command.base, _runs(batches))
@@ -407,20 +422,22 @@ class Replicated:
                 records = unpack_records(bytes(blob))
                 self._do(master.fetched_groups(sender, told_groups), records=records)
 
-    async def _give(self, to: str, asked: n.Fetch) -> None:
+    async def _give(self, to: str, replica: Replica, asked: n.Fetch) -> None:
         """A new master asks for what it lacks."""
         told = n.Fetched(stream=self.id, session=asked.session, base=asked.begin)
-        batches: list[memoryview] = []
+        batches: Sequence[Bytes] = []
+        read = self.stream.log.read
         try:
-            read = self.stream.log.read
-            batches = await self._loop.run_in_executor(None, read, asked.begin, FRAME)
+            found = await self._loop.run_in_executor(None, read, asked.begin, FRAME)
+            batches = begun_at(asked.begin, found)
             told.end = head(batches[-1]).end if batches else asked.begin
         except RailgunError as error:
             self._look_for_trouble(error)
             told.trouble = str(error)
-        self.around.send(to, told, batches)
+        if self.replica is replica:  # else it may be what another master has written
+            self.around.send(to, told, batches)
 
-    async def _give_groups(self, to: str, asked: n.FetchGroups) -> None:
+    async def _give_groups(self, to: str, replica: Replica, asked: n.FetchGroups) -> None:
         told = n.FetchedGroups(stream=self.id, session=asked.session)
         blob = b""
         try:
@@ -431,7 +448,8 @@ class Replicated:
             blob = packed(states)
         except RailgunError as error:
             told.trouble = str(error)
-        self.around.send(to, told, [blob])
+        if self.replica is replica:
+            self.around.send(to, told, [blob])
 
     # ------------------------------------------------------------ what is to be done
 
@@ -457,10 +475,7 @@ class Replicated:
                 case m.Trim(first):
                     self._change(partial(_purge, log, first))
                 case m.Label(epoch, groups):
-                    self._label = epoch
-                    if groups:
-                        self._groups = (epoch, 0)
-                    self._submit_groups([], partial(self._labelled, epoch))
+                    self._give_label(epoch, groups)
                 case m.WriteGroups(epoch, number, whole):
                     self._write_groups(epoch, number, whole, records)
                 case m.Serve():
@@ -472,12 +487,32 @@ class Replicated:
                         _tell(self._awaited.popleft()[1])
         self._look_if_active()
 
+    def _give_label(self, epoch: int, groups: bool) -> None:
+        """Write the label, behind what is being changed in the log: that has a line of its own."""
+        machine = self.master or self.replica
+
+        def give(_: RailgunError | None = None) -> None:
+            if machine is None or machine not in (self.master, self.replica) or self._unchanged:
+                return
+            self._label = epoch
+            if groups:
+                self._groups = (epoch, 0)
+            self._submit_groups([], partial(self._labelled, epoch, groups))
+
+        if self._changes:
+            self._committer.perform(self.stream.log, lambda: None, give)
+        else:
+            give()
+
     def _change(self, work: Callable[[], object], safe: int = 0) -> None:
         """Change the log; then all before `safe` was safe."""
+        self._changes += 1
         self._committer.perform(self.stream.log, work, partial(self._changed, safe))
 
     def _changed(self, safe: int, error: RailgunError | None) -> None:
+        self._changes -= 1
         if error is not None:
+            self._unchanged = True
             _LOG.error("stream %r: %s", self.stream.name, error)
             self._fail(error)
         else:
@@ -501,11 +536,12 @@ class Replicated:
             self._submit_groups(records, done)
             return
         states: dict[str, Saved | CopyNote] = {name: fold.load(s) for name, s in records if s}
-        states[""] = CopyNote(self._label, self._groups, self.copy.safe)
+        states[""] = CopyNote(self._label, self._groups, self._known_safe)
         group_log = self.stream.group_log
         self._committer.perform(group_log, partial(group_log.replace, states), done)
 
     def _wrote_groups(self, epoch: int, number: int, error: RailgunError | None) -> None:
+        self._noted((epoch, number), error)
         if error is not None:
             self._fail(error)
         elif self.master is not None:
@@ -513,7 +549,16 @@ class Replicated:
         elif self.replica is not None and not self._failing:
             self._do(self.replica.wrote_groups(epoch, number))
 
-    def _labelled(self, epoch: int, error: RailgunError | None) -> None:
+    def _noted(self, groups: tuple[int, int], error: RailgunError | None) -> None:
+        """The note is on disk, with groups up to there; or it is not."""
+        self._doubtful = self._doubtful or error is not None
+        if not self._doubtful:
+            self._had = groups
+
+    def _labelled(self, epoch: int, groups: bool, error: RailgunError | None) -> None:
+        if groups and error is None:  # a master's: all that it has is of this number
+            self._doubtful = False
+        self._noted((epoch, 0) if groups else self._had, error)
         if error is not None:
             self._fail(error)
         elif self.master is not None:
@@ -554,6 +599,7 @@ class Replicated:
 
     def _look_if_active(self) -> None:
         """The first time that the epoch is active, the groups are served."""
+        self._answer_patient()  # it may be that nobody is left who would have to tell
         if self.master is None or self._ready or self._readying or not self.master.active:
             return
         self._readying = True
@@ -612,28 +658,35 @@ class Replicated:
         while self.replica is replica and not self.closed:
             await asyncio.sleep(RETRY)
             try:
-                note = await self._found()
+                await self.settle()
+                if self.stream.log.damage is not None:
+                    await self._repair()
+                await self._look_at_note(replica)
             except RailgunError as error:
                 self._look_for_trouble(error)
                 continue
             if self.replica is replica and not self.closed:
-                self._label = LOST if self._label == LOST else note.label
-                self._groups = note.groups
                 self._look_at_log()
                 replica.copy = self.copy
                 self._failing = False
                 self._do(replica.lost() if self._label == LOST else replica.failed())
                 return
 
-    async def _found(self) -> CopyNote:
-        """What is on disk, when nothing is under way, and what was damaged is mended."""
-        await self.settle()
-        if self.stream.log.damage is not None:
-            await self._repair()
+    async def _look_at_note(self, replica: Replica | None) -> None:
+        """What is on disk of label and groups, if it is this replica still.
+
+        A change may be there though one before it is not: it counts for nothing.
+        """
         states = await self.stream.perform(self.stream.group_log, self.stream.group_log.load)
         note = states.get("", CopyNote())
         assert isinstance(note, CopyNote)
-        return note
+        if self.replica is not replica:
+            return
+        self._label = LOST if self._label == LOST else note.label
+        self._groups = min(note.groups, self._had)
+        if note != CopyNote(self._label, self._groups, note.safe):
+            await self._write_note()
+        self._doubtful = False
 
     async def _repair(self) -> None:
         """Set aside what is damaged. The copy has lost what it had, and says so from now on."""
