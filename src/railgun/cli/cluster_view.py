@@ -49,6 +49,8 @@ def headline(found: Told) -> str:
     """
     if found["state"] != "member":
         return "no cluster yet"
+    if found.get("removed"):
+        return f"cluster {found['cluster']}: this node was removed from it"
     up = sum(one["up"] for one in found["nodes"])
     bad = sum(one["severity"] == "critical" for one in found["alarms"])
     well = "all is well"

@@ -343,10 +343,15 @@ class Member:
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""
         mine = self.metadata.nodes.get(self.me)
-        if mine is None and self.metadata.cluster:
-            return  # it was removed
+        if self.failed is not None or (mine is None and self.metadata.cluster):
+            return  # it takes no part, or was removed
         if mine is None or not mine.is_as(NodeInfo.of(self.info, mine.index)):
-            await self.propose({"do": "node", "node": self.info}, timeout=2.0)
+            try:
+                await self.propose({"do": "node", "node": self.info}, timeout=2.0)
+            except ClusterError as error:
+                if error.code != "REMOVED":
+                    raise
+                self.was_removed()
 
     async def _note_positions(self) -> None:
         """Existence and coarse positions of groups, for everybody to know."""
