@@ -269,6 +269,38 @@ def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_copy_that_cannot_be_read_holds_up_no_other_and_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("bills")
+            await client.ensure("orders")
+            await client.publish_many("orders", numbered(10))
+            await cluster.in_step("orders")
+            await cluster.in_step("bills")
+            hurt = next(name for name in cluster.servers if name != cluster.master())
+            await cluster.kill(hurt)
+            (tmp_path / hurt / "streams" / "bills" / "stream.json").write_text("{")
+            await cluster.start(hurt)
+            await client.publish_many("orders", numbered(10, 10))
+            await cluster.in_step("orders")
+            member = cluster.member(hurt)
+            await until(lambda: "move" in member.trouble, "nobody is told")
+            found = await client.admin("cluster")
+            assert not found["settled"]
+            assert "NODE_TROUBLE" in [one["code"] for one in found["alarms"]]
+            assert cluster.member(cluster.master()).regions.get("global").caught_up() != sorted(
+                cluster.member(name).me for name in cluster.servers if name != cluster.master()
+            )
+            await cluster.stop(hurt)
+            shutil.move(tmp_path / hurt / "streams" / "bills", tmp_path / "away")
+            await cluster.start(hurt)
+            await cluster.in_step("bills")
+            await until(lambda: not cluster.member(hurt).trouble)
+
+    run(main())
+
+
 def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

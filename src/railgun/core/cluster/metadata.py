@@ -18,8 +18,8 @@ Rules:
    then is removed.
 8. What was told by a node counts until it tells something else. `remove` may carry the `index` of what was last told:
    if the node has come back since, it is not removed.
-9. Who was removed stays so (`REMOVED`), for ever: it may be started again with what it had, and its copies and votes are
-   nobody's any more. It comes back as a new node, with another id.
+9. Who was removed stays so for ever (`REMOVED`), also if it is started again with what it had. It comes back as a new
+   node, with another id.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class Member:
     def trouble(self) -> str:
         """Why this node cannot be anybody's master, if so."""
         found = next((region.trouble for region in self.regions if region.trouble), "")
-        return found or (LEAVING if self.governing.leaving else "")
+        return found or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
 
     async def _look_around(self) -> None:
         """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
