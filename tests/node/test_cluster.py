@@ -372,6 +372,24 @@ def test_a_node_of_another_cluster_is_refused(
     run(main())
 
 
+def test_who_is_not_let_in_says_what_it_was_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path / "a", 1) as one:
+            seed = one.config("n1").cluster
+            assert seed is not None
+            where = f"static://127.0.0.1:{seed.port}"
+            other = Clustered(tmp_path / "b", 1)
+            await other.start("n1", discovery=where, bootstrap_expect=0, secret=bytes(32))
+            joining = other.member("n1").joining
+            try:
+                await until(lambda: "the secret is not the one" in joining.told)
+                assert joining.told.startswith("no cluster has let this node in yet (127.0.0.1:")
+            finally:
+                await other.stop("n1")
+
+    run(main())
+
+
 def test_a_node_comes_back_with_another_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

@@ -84,6 +84,10 @@ class Cluster(Protocol):
         """Make the dead letters of a stream, in its region; returns when they are there."""
         ...
 
+    def region_of(self, name: str) -> str | None:
+        """Where a stream is kept; None: nobody has heard of it."""
+        ...
+
     async def every(self) -> list[dict[str, Any]]:
         """All streams of the cluster, as their masters describe them."""
         ...
@@ -513,7 +517,7 @@ class Node:
             }
         else:
             told["consumers"] = len(stream.exchange)
-        return told
+        return told if self.cluster is None else told | {"region": self.cluster.region_of(name)}
 
     def every(self) -> list[dict[str, Any]]:
         """All streams, briefly."""

@@ -119,7 +119,7 @@ class Member:
         shown = config.advertise_client or client
         self.info = {
             "id": self.me,
-            "name": config.name or f"{shown[0]}-{shown[1]}",
+            "name": config.name or f"{shown[0]}-{shown[1]}".replace(":", "_"),
             "host": shown[0],
             "port": shown[1],
             "cluster_host": address[0],
@@ -476,6 +476,11 @@ class Member:
             except ClusterError as error:
                 if error.code != "CHANGED":
                     raise
+
+    def region_of(self, name: str) -> str | None:
+        """Where a stream is kept."""
+        info = self.metadata.streams.get(name)
+        return None if info is None else info.region
 
     async def _ensured(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
         """Wait a moment, so that who has made it finds it here."""

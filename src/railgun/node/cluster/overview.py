@@ -302,9 +302,10 @@ class Overview:
             "groups": [],
             "readers": 0,
         }
-        told: Told = {"name": name, "settings": settings, **blank}
+        told: Told = {"name": name, "settings": settings, "region": member.region_of(name)}
         if settings.get("kind") == "ephemeral":
-            return {"name": name, "settings": settings, "consumers": 0}
+            return told | {"consumers": 0}
+        told |= blank
         if stream is not None:
             told |= member.node.describe(name)
         node = member.metadata.nodes.get(master or "")
