@@ -136,6 +136,25 @@ def test_a_region_and_the_lead_are_transferred(terminal: Terminal) -> None:
     assert names[told["leader"]] == led
 
 
+def test_a_stream_is_made_in_a_region_and_acks_are_asked_for(
+    terminal: Terminal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def type_(*words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        code = main([*words, "--data", str(terminal.path / "n1")])
+        return code, "".join(capfd.readouterr())
+
+    assert type_("stream", "ensure", "here", "--region", "global") == (DONE, "here: made\n")
+    code, told = type_("stream", "ensure", "here", "--region", "mars")
+    assert (code, "region is global, not mars; it stays so" in told) == (DONE, True)
+    code, told = type_("stream", "ensure", "there", "--region", "mars")
+    assert (code, "mars" in told) == (REFUSED, True)
+    assert "global" in type_("stream", "info", "here")[1]
+    assert type_("pub", "here", "a", "--acks", "all") == (DONE, "here: 1 message, offset 0\n")
+    assert type_("pub", "here", "b", "--acks", "master") == (DONE, "here: 1 message, offset 1\n")
+    assert type_("pub", "here", "c", "--acks", "none") == (DONE, "here: 1 message\n")
+
+
 def test_settings_are_shown_and_changed(terminal: Terminal) -> None:
     assert terminal.type("settings") == DONE
     assert "master_wait" in terminal.out

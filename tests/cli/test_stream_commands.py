@@ -498,7 +498,7 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
 ) -> None:
     config = tmp_path / "node.toml"
     ports = f"port = {free_port()}\nhttp_port = 0"
-    config.write_text(f'[cluster]\n[node]\ndata = "kept"\n{ports}\n')
+    config.write_text(f'[node]\ndata = "kept"\n{ports}\n')
     serve = ("serve", "--config", str(config))
     node, told = started(*serve, until="listening")
     assert told["listening"]["data"] == str(tmp_path / "kept")
@@ -523,6 +523,9 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
     assert stop(node, signal.SIGINT) == (DONE, '{"stopped": true}\n')
 
 
+SECRET = '[cluster]\nsecret_file = "secret"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -536,11 +539,22 @@ def test_a_node_is_stopped_and_started_again_and_all_goes_on(
         ('[node]\nhttp_port = "off"\n', "node.http_port is 0 (any) to 65535"),
         ("[node]\ndata = 1\n", "node.data is text"),
         ("[node\n", "is no TOML"),
+        ("[cluster]\n", "cluster.secret_file is missing"),
+        ("[cluster]\nsecret_file = 1\n", "cluster.secret_file is the file"),
+        ('[cluster]\nsecret_file = "none"\n', "cluster.secret_file: the cluster's secret"),
+        (f"{SECRET}bootstrap_expect = 8\n", "cluster.bootstrap_expect is 0 (join) to 7 nodes"),
+        (f'{SECRET}discovery = "x://a"\n', "cluster.discovery: there is no x://"),
+        (f"{SECRET}patience = 0\n", "cluster.patience: patience is 0.1 to 3600 seconds, not 0"),
+        (f'[node]\nname = "a b"\n{SECRET}', "node.name is letters"),
+        (f'[node]\nregions = {{"a b" = "master"}}\n{SECRET}', "node.regions is a table"),
+        (f'[node]\nhost = "0.0.0.0"\n{SECRET}', "node.advertise is missing"),
+        ("[node]\ncluster_port = 1\n", "node.cluster_port is unknown"),
     ],
 )
 def test_a_wrong_config_is_refused_by_name(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
+    (tmp_path / "secret").write_text("ab" * 32)
     with pytest.raises(CommandError) as refused:
         read_config(file)
     assert expected in str(refused.value)

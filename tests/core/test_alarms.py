@@ -49,6 +49,11 @@ def test_a_node_without_a_cluster_says_what_it_waits_for() -> None:
     assert "2 of 3 are there" in alarm.text
 
 
+def test_a_node_that_was_removed_says_that_and_nothing_else() -> None:
+    alarm = only(status(removed=True, leader=None, nodes=[], regions=[]))
+    assert (alarm.code, alarm.severity) == ("REMOVED", "critical")
+
+
 def test_without_a_leader_masters_are_not_missed_too() -> None:
     gone = [node("a"), node("b", up=False), node("c", up=False)]
     told = status(leader=None, nodes=gone, regions=[region(master=None)])

@@ -235,6 +235,17 @@ def test_a_node_that_has_come_back_is_not_removed() -> None:
     play.do("remove", node="b", index=play.metadata.nodes["b"].index)
 
 
+def test_who_was_removed_does_not_come_back_under_its_id() -> None:
+    play = Play("a", "b")
+    play.crown("a")
+    play.change("demote", "b")
+    play.do("remove", node="b")
+    assert play.refused("node", node=node("b")) == "REMOVED"
+    play.metadata = Metadata.load(play.metadata.dump())
+    assert play.refused("node", node=node("b", name="another")) == "REMOVED"
+    play.do("node", node=node("d", name="name-b"))  # the name is free
+
+
 def test_a_region_without_streams_is_made_anew_when_all_who_voted_are_gone() -> None:
     play = Play("a", "b", regions={"b": {"eu": "master"}})
     play.crown("b", "eu")
@@ -695,7 +706,7 @@ def likely(metadata: Metadata, random: Random) -> dict[str, Any]:
 @pytest.mark.simulation
 def test_any_life_of_a_cluster_keeps_what_is_promised() -> None:
     done: Counter[str] = Counter()
-    for seed in range(150):
+    for seed in range(200):
         random = Random(seed)
         metadata = Metadata()
         nodes = [node(id) for id in IDS[: random.randint(1, 3)]]

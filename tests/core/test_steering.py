@@ -632,7 +632,10 @@ def test_a_cluster_lives_through_losses_and_comes_to_rest(seed: int) -> None:
                 if others:
                     led.lead(random.choice(others))
             case 7:
-                led.play.do("node", node=node(random.choice(ids)))
+                place = random.randrange(len(ids))
+                if ids[place] in led.metadata.removed:
+                    ids[place] += "x"  # it comes back as a new one
+                led.play.do("node", node=node(ids[place]))
     led.up |= set(led.metadata.nodes)
     led.reports.clear()
     led.settle()

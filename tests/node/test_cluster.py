@@ -271,6 +271,38 @@ def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
     run(main(), PATIENCE)
 
 
+def test_a_copy_that_cannot_be_read_holds_up_no_other_and_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("bills")
+            await client.ensure("orders")
+            await client.publish_many("orders", numbered(10))
+            await cluster.in_step("orders")
+            await cluster.in_step("bills")
+            hurt = next(name for name in cluster.servers if name != cluster.master())
+            await cluster.kill(hurt)
+            (tmp_path / hurt / "streams" / "bills" / "stream.json").write_text("{")
+            await cluster.start(hurt)
+            await client.publish_many("orders", numbered(10, 10))
+            await cluster.in_step("orders")
+            member = cluster.member(hurt)
+            await until(lambda: "move" in member.trouble, "nobody is told")
+            found = await client.admin("cluster")
+            assert not found["settled"]
+            assert "NODE_TROUBLE" in [one["code"] for one in found["alarms"]]
+            assert cluster.member(cluster.master()).regions.get("global").caught_up() != sorted(
+                cluster.member(name).me for name in cluster.servers if name != cluster.master()
+            )
+            await cluster.stop(hurt)
+            shutil.move(tmp_path / hurt / "streams" / "bills", tmp_path / "away")
+            await cluster.start(hurt)
+            await cluster.in_step("bills")
+            await until(lambda: not cluster.member(hurt).trouble)
+
+    run(main())
+
+
 def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
@@ -340,6 +372,24 @@ def test_a_node_of_another_cluster_is_refused(
                 )
 
     run(main(), PATIENCE)
+
+
+def test_who_is_not_let_in_says_what_it_was_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path / "a", 1) as one:
+            seed = one.config("n1").cluster
+            assert seed is not None
+            where = f"static://127.0.0.1:{seed.port}"
+            other = Clustered(tmp_path / "b", 1)
+            await other.start("n1", discovery=where, bootstrap_expect=0, secret=bytes(32))
+            joining = other.member("n1").joining
+            try:
+                await until(lambda: "the secret is not the one" in joining.told)
+                assert joining.told.startswith("no cluster has let this node in yet (127.0.0.1:")
+            finally:
+                await other.stop("n1")
+
+    run(main())
 
 
 def test_a_node_comes_back_with_another_address(tmp_path: Path) -> None:
@@ -524,10 +574,17 @@ def test_a_node_that_was_removed_knows_it_and_comes_back_as_a_new_one(tmp_path: 
             other = next(name for name in cluster.servers if name != gone)
             boss = await cluster.client(other)
             await boss.admin("remove_node", 20.0, node=gone, wait=15)
-            await until(
-                lambda: getattr(cluster.member(gone).failed, "code", "") == "REMOVED",
-                "it does not know that it was removed",
-            )
+            for _ in range(2):  # also when it is started again with what it had
+                await until(
+                    lambda: getattr(cluster.member(gone).failed, "code", "") == "REMOVED",
+                    "it does not know that it was removed",
+                )
+                told = cluster.member(gone).overview.status()
+                assert [one["code"] for one in told["alarms"]] == ["REMOVED"]
+                assert list(cluster.member(gone).overview.reasons()) == ["REMOVED"]
+                assert cluster.member(gone).me not in cluster.member(other).metadata.nodes
+                await cluster.stop(gone)
+                await cluster.start(gone)
             await cluster.stop(gone)
             shutil.rmtree(tmp_path / gone)
             await cluster.start(gone)

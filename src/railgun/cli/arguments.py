@@ -113,7 +113,7 @@ def add_streams(commands: Any) -> None:
             made.add_argument(
                 "--node",
                 metavar="HOST:PORT[,…]",
-                help="where it listens instead; several will do as well",
+                help="where it listens instead; of several, the first that answers",
             )
             made.add_argument("--secret-file", metavar="FILE", help="its secret (DIR/secret)")
             made.add_argument(
@@ -170,6 +170,9 @@ def add_streams(commands: Any) -> None:
         help="what a publisher is told of an ID that is taken (refuse)",
     )  # fmt: skip
     made.add_argument(
+        "--region", metavar="REGION", default=absent, help="of a cluster: where it is kept (global)"
+    )
+    made.add_argument(
         "--mode", choices=("warn", "overwrite", "strict"), default="warn",
         help="if there is one already that differs (warn)",
     )  # fmt: skip
@@ -189,6 +192,10 @@ def add_streams(commands: Any) -> None:
     made.add_argument("messages", metavar="MESSAGE", nargs="*")
     made.add_argument("--id", help="of the one message: it is stored once")
     made.add_argument("--topic", default="", help="of an ephemeral stream")
+    made.add_argument(
+        "--acks", choices=("quorum", "master", "all", "none"), default="quorum",
+        help="of a cluster: on whose disks it is when that is told (quorum)",
+    )  # fmt: skip
     _mix(made)
 
     made = command("sub", "subscribe", "print messages, a line each")

@@ -6,22 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from railgun.cli.output import duration
+from railgun.cli.output import columns, duration
 
 Told = dict[str, Any]
 _COLOURS: Final = {"critical": "bold red", "warning": "yellow"}
-
-
-def _table(*columns: str) -> Table:
-    """Columns; those that end with `>` are numbers."""
-    table = Table()
-    for column in columns:
-        name = column.removesuffix(">")
-        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
-    return table
 
 
 def status(found: Told) -> RenderableType:
@@ -49,6 +39,8 @@ def headline(found: Told) -> str:
     """
     if found["state"] != "member":
         return "no cluster yet"
+    if found.get("removed"):
+        return f"cluster {found['cluster']}: this node was removed from it"
     up = sum(one["up"] for one in found["nodes"])
     bad = sum(one["severity"] == "critical" for one in found["alarms"])
     well = "all is well"
@@ -76,7 +68,8 @@ def nodes(found: Sequence[Told]) -> RenderableType:
 
 
 def _nodes(found: Sequence[Told], whole: Told | None) -> RenderableType:
-    table = _table("node", "", "clients", "nodes", "regions", "id")
+    id = () if whole is not None else ("id",)  # addresses are to stay in one piece
+    table = columns("node", "", "clients", "nodes", "regions", *id)
     for one in found:
         regions = ", ".join(
             name if role == "master" else f"{name} (replica)"
@@ -88,7 +81,7 @@ def _nodes(found: Sequence[Told], whole: Told | None) -> RenderableType:
             f"{one['host']}:{one['port']}",
             f"{one['cluster_host']}:{one['cluster_port']}",
             Text(regions),
-            Text(one["id"], "dim"),
+            *(Text(one["id"], "dim") for _ in id),
         )
     return table
 
@@ -114,10 +107,11 @@ def _state(one: Told, whole: Told | None) -> Text:
 
 def _regions(found: Told) -> RenderableType:
     names = _names(found)
-    table = _table("region", "", "epoch>", "master", "replicas", "streams>")
+    silent = {one["id"] for one in found["nodes"] if not one["up"]}
+    table = columns("region", "", "epoch>", "master", "replicas", "streams>")
     for one in found["regions"]:
         replicas = Text(", ").join(
-            _replica(id, one, names)
+            Text(f"{names[id]} (silent)", "red") if id in silent else _replica(id, one, names)
             for id in (*one["voting"], *one["learning"])
             if id != one["master"]
         )
@@ -151,7 +145,7 @@ def _names(found: Told) -> dict[str | None, str]:
 
 def settings(found: Mapping[str, Any], changed: Mapping[str, Any]) -> RenderableType:
     """The settings of a cluster."""
-    table = _table("setting", "seconds>")
+    table = columns("setting", "seconds>")
     for key, value in sorted(found.items()):
         words = "none" if value is None else f"{value:g}"
         table.add_row(Text(key, "bold" if key in changed else ""), words)

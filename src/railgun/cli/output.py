@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from railgun.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 STYLES = {
     "running": "green",
@@ -105,6 +108,17 @@ def told(event: dict[str, Any]) -> str:
     elif kind == "snapshot" and "rows" in data:
         text += f": {data['rows']:,} rows ({size(data['size'])}) in {brief(data['seconds'])}"
     return text
+
+
+def columns(*names: str) -> Table:
+    """A table with these columns; those that end with `>` are numbers."""
+    from rich.table import Table
+
+    table = Table()
+    for one in names:
+        name = one.removesuffix(">")
+        table.add_column(name, justify="right" if name != one else "left", overflow="fold")
+    return table
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
+from railgun.core.cluster.fields import NAME, REGION
 from railgun.core.cluster.options import OPTIONS, check_options
 from railgun.core.errors import RailgunError
 from railgun.node.cluster.config import (
@@ -152,7 +153,11 @@ def _fits(name: str, value: Any) -> tuple[bool, str]:
         return type(value) is int and 0 <= value <= 65535, "0 (any) to 65535"
     if name == "regions":
         roles = isinstance(value, dict) and all(role in ROLES for role in value.values())
-        return roles and bool(value), "a table of regions, each 'master' or 'replica'"
+        fits = roles and bool(value) and all(REGION.fullmatch(one) for one in value)
+        return fits, "a table of regions (lower case letters, digits, _ . -), 'master' or 'replica'"
+    if name == "name":
+        fits = isinstance(value, str) and NAME.fullmatch(value) is not None
+        return fits, "letters, digits, _ . -, at most 200"
     if name in ("advertise", "advertise_client"):
         return isinstance(value, str) and address_of(value) is not None, "HOST:PORT"
     return isinstance(value, str), "text"
@@ -170,24 +175,40 @@ def _cluster(
         told = f"{file}: cluster.{name} is {expected}, not {section.get(name)!r}"
         return CommandError(USAGE, "config", told)
 
-    if not isinstance(section.get("secret_file"), str):
+    if "secret_file" not in section:
+        told = (
+            f"{file}: cluster.secret_file is missing: the file with the secret that all nodes have"
+        )
+        raise CommandError(USAGE, "config", told)
+    if not isinstance(section["secret_file"], str):
         raise wrong("secret_file", "the file with the cluster's secret")
     if not isinstance(section.get("discovery", ""), str):
         raise wrong("discovery", "text, as static://127.0.0.1:7173")
     expect = section.get("bootstrap_expect", 0)
     if type(expect) is not int or not 0 <= expect <= 7:
         raise wrong("bootstrap_expect", "0 (join) to 7 nodes")
+    host = node.get("host", "127.0.0.1")
+    if host in ("", "0.0.0.0", "::"):
+        for name in ("advertise", "advertise_client"):
+            if name not in of_member:
+                told = f"{file}: node.{name} is missing: HOST:PORT, for others cannot call {host!r}"
+                raise CommandError(USAGE, "config", told)
+    name = "secret_file"
     try:
-        settings = check_options({key: section[key] for key in section if key in OPTIONS})
-        if section.get("discovery"):
-            discovery_of(section["discovery"])
-        secret = read_secret(file.parent / section["secret_file"])
+        secret = read_secret(file.parent / section[name])
+        name = "discovery"
+        if section.get(name):
+            discovery_of(section[name])
+        settings: dict[str, Any] = {}
+        for name in OPTIONS:
+            if name in section:
+                settings |= check_options({name: section[name]})
     except RailgunError as error:
-        raise CommandError(USAGE, "config", f"{file}: {error}") from error
+        raise CommandError(USAGE, "config", f"{file}: cluster.{name}: {error}") from error
     return ClusterConfig(
         secret,
         of_member.get("name", ""),
-        node.get("host", "127.0.0.1"),
+        host,
         of_member.get("cluster_port", CLUSTER_PORT),
         address_of(of_member.get("advertise", "")),
         address_of(of_member.get("advertise_client", "")),

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ QUIET: Final = 1.0  # seconds without a message, while others work on theirs
 LOOK: Final = 0.05  # seconds without a message, until a look whether it is the end
 AT_ONCE: Final = 16  # commands that answer requests
 CHUNK: Final = 1 << 18
+FIXED: Final = ("kind", "region")  # of a stream, for ever
 SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSettings))
 _GONE: Final = (
     "NO_NODE",
@@ -134,7 +136,8 @@ async def _stoppable(work: Coroutine[Any, Any, int]) -> int:
 
 def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Make a stream what it is asked to be."""
-    asked = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
+    names = (*SETTINGS, "region")
+    asked = {name: getattr(options, name) for name in names if hasattr(options, name)}
 
     async def work(client: Client) -> int:
         done = await client.ensure(options.name, options.mode, **asked)
@@ -146,7 +149,8 @@ def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         for name, values in done["differs"].items():
             if result == "DIFFERS":
                 text = f"{options.name}: {name} is {values['is']}, not {values['asked']}"
-                out.line(f"{text}; --mode overwrite changes it", "yellow")
+                stays = "it stays so" if name in FIXED else "--mode overwrite changes it"
+                out.line(f"{text}; {stays}", "yellow")
             else:
                 out.line(f"  {name}: {values['is']} → {values['asked']}")
         return DONE
@@ -228,9 +232,9 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
         try:
             async for offsets in _published(client, options):
                 count += len(offsets)
-                if offsets and not ephemeral:
+                if offsets and not ephemeral and options.acks != "none":
                     first, last = offsets[0] if first is None else first, offsets[-1]
-                elif offsets:
+                elif offsets and ephemeral:
                     last = offsets[-1]
         except StreamsError as error:
             raise command_error(error, published=count) from error
@@ -248,18 +252,18 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
-    stream, topic = options.stream, options.topic
+    stream, given = options.stream, {"topic": options.topic, "acks": options.acks}
     if options.id is not None:
         [message] = options.messages
-        yield [await client.publish(stream, message, id=options.id, topic=topic)]
+        yield [await client.publish(stream, message, id=options.id, **given)]
         return
     if options.messages:
-        yield await client.publish_many(stream, options.messages, topic=topic)
+        yield await client.publish_many(stream, options.messages, **given)
         return
     under_way: deque[asyncio.Task[list[int]]] = deque()
     try:
         async for lines in _lines():
-            task = client.loop.create_task(client.publish_many(stream, lines, topic=topic))
+            task = client.loop.create_task(client.publish_many(stream, lines, **given))
             under_way.append(task)
             await asyncio.sleep(0)  # in this order
             while under_way and (len(under_way) > AT_ONCE or under_way[0].done()):
@@ -280,7 +284,7 @@ async def _lines() -> AsyncIterator[list[bytes]]:
 
     def read() -> None:  # in a thread that nobody waits for: it may never come back
         file = sys.stdin.fileno()
-        with contextlib.suppress(RuntimeError):  # everything is over
+        with contextlib.suppress(RuntimeError, CancelledError):  # everything is over
             while data := os.read(file, CHUNK):
                 asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
             asyncio.run_coroutine_threadsafe(arrived.put(b""), loop).result()

@@ -10,18 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from railgun.cli.output import duration, size
+from railgun.cli.output import columns, duration, size
 
 Told = dict[str, Any]
-
-
-def _table(*columns: str) -> Table:
-    """Columns; those that end with `>` are numbers."""
-    table = Table()
-    for column in columns:
-        name = column.removesuffix(">")
-        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
-    return table
 
 
 def _pairs(pairs: Sequence[tuple[str, object]]) -> Table:
@@ -33,15 +24,18 @@ def _pairs(pairs: Sequence[tuple[str, object]]) -> Table:
 
 def streams(found: Sequence[Told]) -> RenderableType:
     """All streams."""
-    table = _table("stream", "kind", "messages>", "size>", "last>", "groups>", "")
+    several = {one.get("region") for one in found} - {None, "global"}  # else it says nothing
+    where = ("region",) if several else ()
+    table = columns("stream", *where, "kind", "messages>", "size>", "last>", "groups>", "")
     for one in found:
         kind = one["settings"]["kind"]
+        named = [Text(one["name"]), *(Text(one.get("region") or "") for _ in where)]
         if kind == "ephemeral":
             listening = f"{one['consumers']} listening"
-            table.add_row(Text(one["name"]), kind, "", "", "", "", listening)
+            table.add_row(*named, kind, "", "", "", "", listening)
             continue
         table.add_row(
-            Text(one["name"]),
+            *named,
             kind,
             f"{one['end'] - one['first']:,}",
             size(one["bytes"]),
@@ -56,6 +50,8 @@ def stream(one: Told) -> RenderableType:
     """One stream, with its groups."""
     settings = one["settings"]
     pairs: list[tuple[str, object]] = [("kind", settings["kind"])]
+    if one.get("region"):
+        pairs.append(("region", one["region"]))
     if settings["kind"] == "ephemeral":
         pairs.append(("listening", one["consumers"]))
     else:
@@ -81,7 +77,7 @@ def stream(one: Told) -> RenderableType:
 
 def groups(found: Sequence[Told]) -> RenderableType:
     """The groups of a stream."""
-    table = _table("group", "members>", "lag>", "in flight>", "position>", "why")
+    table = columns("group", "members>", "lag>", "in flight>", "position>", "why")
     for one in found:
         table.add_row(
             Text(one["name"] + (" (exclusive)" if one["exclusive"] else "")),
@@ -109,7 +105,7 @@ def group(one: Told) -> RenderableType:
 
 def letters(found: Sequence[Told]) -> RenderableType:
     """Dead letters, without what is in them."""
-    table = _table("letter>", "group", "offset>", "id", "deliveries>", "rule", "reason", "buried>")
+    table = columns("letter>", "group", "offset>", "id", "deliveries>", "rule", "reason", "buried>")
     for one in found:
         names = ("group", "offset", "id", "deliveries", "rule", "reason")
         words = [Text(str(one.get(name, ""))) for name in names]

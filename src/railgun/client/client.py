@@ -566,7 +566,10 @@ class Client:
         return True
 
     async def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
-        """Make a stream what it is asked to be: what was done, and what differs."""
+        """Make a stream what it is asked to be: what was done, and what differs.
+
+        In a cluster `region` says where it is kept, for ever; `global` if it does not.
+        """
         return dict(await self.admin("ensure", name=stream, asked=settings, mode=mode))
 
     async def streams(self) -> list[dict[str, Any]]:

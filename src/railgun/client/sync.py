@@ -168,7 +168,7 @@ class SyncClient:
         return self.wait(self.client.admin(call, **arguments))
 
     def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
-        """Make a stream what it is asked to be: what was done, and what differs."""
+        """Make a stream what it is asked to be, in a cluster in this `region`: what was done, and what differs."""
         return self.wait(self.client.ensure(stream, mode, **settings))
 
 

@@ -84,6 +84,10 @@ class Cluster(Protocol):
         """Make the dead letters of a stream, in its region; returns when they are there."""
         ...
 
+    def region_of(self, name: str) -> str | None:
+        """Where a stream is kept; None: nobody has heard of it."""
+        ...
+
     async def every(self) -> list[dict[str, Any]]:
         """All streams of the cluster, as their masters describe them."""
         ...
@@ -141,6 +145,9 @@ class Node:
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.left_alone: list[str] = []
         """Streams in the directory that are of no cluster, though the node is."""
+        self._unreadable: set[str] = (
+            set()
+        )  # streams in the directory of which nobody knows what they are
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
         self.cluster: Cluster | None = None
@@ -191,6 +198,7 @@ class Node:
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
                 where = self._disk.where(f"{home}/{_SETTINGS}")
                 told.append(f"stream {name!r} is left alone: {where} cannot be read: {error}")
+                self._unreadable.add(name)
                 continue
             finally:
                 file.close()
@@ -391,6 +399,12 @@ class Node:
 
     def _make_files(self, name: str, settings: StreamSettings, id: int) -> Stream:
         home = f"streams/{name}"
+        if name in self._unreadable:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"{self._disk.where(home)}/{_SETTINGS} cannot be read. Stop the node, move {self._disk.where(home)} "
+                "away, and start it again: what other nodes have of it is fetched",
+            )
         if _SETTINGS in self._disk.list(home):  # as where A and a are the same
             raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
         self._clear(name)  # what a delete could not take away
@@ -503,7 +517,7 @@ class Node:
             }
         else:
             told["consumers"] = len(stream.exchange)
-        return told
+        return told if self.cluster is None else told | {"region": self.cluster.region_of(name)}
 
     def every(self) -> list[dict[str, Any]]:
         """All streams, briefly."""

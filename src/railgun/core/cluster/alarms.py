@@ -5,7 +5,7 @@ They are derived from a status (`node.cluster.overview`) and from nothing else: 
 1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do.
 2. *critical*: something is not served now, or a node takes no part. *warning*: all is served, and somebody should look.
 3. What is not known is no alarm: a node that was not asked, or did not answer, is silent if the leader says so, or,
-   where no leader can be asked, if there is no connection to it.
+   where no leader can be asked, if there is no connection to it. A node that was removed tells that, and nothing else.
 4. What is over by itself in a moment is none either: a replica that lags or an epoch that is not active is told after
    `LONG` seconds.
 5. One cause, one alarm: a silent node does not lag, and a cluster without a leader does not lack masters, too.
@@ -36,6 +36,7 @@ class Alarm:
 TODO: Final[Mapping[str, str]] = {
     "NO_CLUSTER": "Start the other nodes, or say where one is: railgun cluster join HOST:PORT",
     "NO_LEADER": "Start the nodes that are down, or mend the network: a majority of the voters has to see each other",
+    "REMOVED": "Stop it; to have it back, start it as a new one, with an empty directory",
     "RAFT_FAILED": "Look after its disk, and start the node again; if it does not start, replace it",
     "NO_QUORUM": "Start the nodes that are down: what was acknowledged is safe, and writes wait",
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
@@ -57,6 +58,9 @@ def derive(status: Mapping[str, Any]) -> list[Alarm]:
     >>> derive({"state": "alone", "node": "n1", "looking": "2 of 3 nodes are there", "nodes": [], "regions": []})
     [Alarm(code='NO_CLUSTER', severity='critical', about='n1', text='...2 of 3 nodes are there', todo=...)]
     """
+    if status.get("removed"):
+        told = "this node was removed, and takes no part any more: what it shows may be old"
+        return [_critical("REMOVED", status["node"], told)]
     found = [*_of_cluster(status)]
     for node in status["nodes"]:
         found += _of_node(node)

@@ -18,6 +18,8 @@ Rules:
    then is removed.
 8. What was told by a node counts until it tells something else. `remove` may carry the `index` of what was last told:
    if the node has come back since, it is not removed.
+9. Who was removed stays so for ever (`REMOVED`), also if it is started again with what it had. It comes back as a new
+   node, with another id.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Metadata:
         "index",
         "nodes",
         "regions",
+        "removed",
         "settings",
         "wanted_gone",
     )
@@ -88,6 +91,8 @@ class Metadata:
         self.nodes: dict[str, NodeInfo] = {}
         self.wanted_gone: set[str] = set()
         """Nodes that are to leave."""
+        self.removed: set[str] = set()
+        """Nodes that have left."""
         self.regions: dict[str, Region] = {}
         self.catalogue = Catalogue()
         self._requests: dict[str, Result] = {}
@@ -183,6 +188,11 @@ class Metadata:
 
     def _node(self, index: int, command: dict[str, Any]) -> Result:
         node = NodeInfo.of(command.get("node"), index)
+        if node.id in self.removed:
+            raise RefusedError(
+                "REMOVED",
+                f"{node.id} was removed: to have it back, start it as a new one, with an empty directory",
+            )
         for other in self.nodes.values():
             if other.name == node.name and other.id != node.id:
                 raise RefusedError(
@@ -235,12 +245,13 @@ class Metadata:
         if held:
             raise RefusedError(
                 "STILL_IN_USE",
-                f"{node} votes in {', '.join(held[:5])}: let it leave (railgun cluster leave), and wait",
+                f"{node} votes in {', '.join(held[:5])}: let it leave (railgun cluster remove), and wait",
             )
         if len(self.nodes) == 1:
             raise RefusedError("STILL_IN_USE", f"{node} is the last node: the cluster needs one")
         del self.nodes[node]
         self.wanted_gone.discard(node)
+        self.removed.add(node)
         self._settle(index)
         return {"result": "REMOVED"}
 
@@ -337,6 +348,7 @@ class Metadata:
             "settings": dict(self.settings),
             "nodes": [node.dump() for node in self.nodes.values()],
             "wanted_gone": sorted(self.wanted_gone),
+            "removed": sorted(self.removed),
             "regions": [region.dump() for region in self.regions.values()],
             "catalogue": self.catalogue.dump(),
             "requests": [[key, deepcopy(one)] for key, one in self._requests.items()],
@@ -364,6 +376,7 @@ class Metadata:
             node = NodeInfo.load(one)
             made.nodes[node.id] = node
         made.wanted_gone = {check_name(one, "node") for one in dumped["wanted_gone"]}
+        made.removed = {check_name(one, "node") for one in dumped["removed"]}
         for one in dumped["regions"]:
             region = Region.load(one)
             made.regions[region.name] = region

@@ -413,8 +413,10 @@ class Master:
         )
 
     def caught_up(self, node: Id) -> bool:
-        """Whether a replica has all that is safe."""
+        """Whether a replica is there, and has all that is safe."""
         peer = self.peers.get(node)
         if self.phase is not Phase.LEAD or peer is None or not peer.labelled:
+            return False
+        if peer.session is None:  # what it had counts; whether it still has it is not known
             return False
         return peer.end >= self.copy.safe and peer.groups[0] == self.epoch

@@ -47,6 +47,7 @@ class Joining:
         """Where people say that there is a cluster, besides discovery."""
         self.told = ""
         """Why it is not a member yet, as it was told last."""
+        self._refused: list[str] = []  # what those said who did not tell who they are
         self._forming = asyncio.Lock()
 
     # ------------------------------------------------------------ looking for others
@@ -79,7 +80,7 @@ class Joining:
         expect = member.config.bootstrap_expect
         alone = [one for one in found if one["state"] == identity.ALONE]
         if not expect or members:
-            self._tell("no cluster has let this node in yet")
+            self._tell("no cluster has let this node in yet" + self._why())
             return
         others = {one["expect"] for one in alone} - {expect}
         if others:
@@ -88,7 +89,8 @@ class Joining:
                 "the same on all nodes that form a cluster"
             )
         if len(alone) + 1 < expect:
-            self._tell(f"{len(alone) + 1} of {expect} nodes are there to form a cluster")
+            there = f"{len(alone) + 1} of {expect} nodes are there to form a cluster"
+            self._tell(there + self._why())
             return
         infos = sorted([one["info"] for one in alone] + [member.info], key=lambda one: one["id"])
         if infos[0]["id"] == member.me:
@@ -103,22 +105,30 @@ class Joining:
         where.discard((member.info["cluster_host"], member.info["cluster_port"]))
         asked = [member.links.ask(one, "whoami", {"info": member.info}, 2.0) for one in where]
         found: dict[str, dict[str, Any]] = {}
+        refused: list[str] = []
+        silent: list[str] = []
         for one, told in zip(
             where, await asyncio.gather(*asked, return_exceptions=True), strict=True
         ):
             if isinstance(told, PeerError):
-                if told.code != "UNREACHABLE":
-                    self._tell(f"{one[0]}:{one[1]}: {told}")
+                (silent if told.code == "UNREACHABLE" else refused).append(str(told))
             elif isinstance(told, BaseException):
                 raise told
             elif told["id"] != member.me:
                 found[told["id"]] = told | {"where": one}
+        self._refused = sorted(refused) or sorted(silent)
         return list(found.values())
+
+    def _why(self) -> str:
+        """What some of the others say, or why they cannot be reached."""
+        more = f", and {len(self._refused) - 3} more" if len(self._refused) > 3 else ""
+        return f" ({'; '.join(self._refused[:3])}{more})" if self._refused else ""
 
     async def whereabouts(self) -> dict[str, Address]:
         """Where members of the own cluster were found, by their ids."""
-        mine = self._member.who.cluster
-        return {one["id"]: one["where"] for one in await self._whoami() if one["cluster"] == mine}
+        mine, found = self._member.who.cluster, await self._whoami()
+        self._tell("nobody leads, as far as this node knows" + self._why())
+        return {one["id"]: one["where"] for one in found if one["cluster"] == mine}
 
     def _tell(self, text: str) -> None:
         if text != self.told:
@@ -180,6 +190,7 @@ class Joining:
                 raise
             for line in told:
                 _LOG.warning("%s", line)
+            _LOG.warning("a member of the cluster %s now", cluster)
 
     # ------------------------------------------------------------ what others ask
 

@@ -264,8 +264,9 @@ class Links:
         except TimeoutError:
             raise PeerError("UNREACHABLE", f"{where[0]}:{where[1]} did not answer") from None
         except (OSError, ValueError) as error:
+            code = "TLS" if isinstance(error, ssl.SSLError) else "UNREACHABLE"
             text = f"{where[0]}:{where[1]}: {getattr(error, 'strerror', None) or error}"
-            raise PeerError("UNREACHABLE", text) from error
+            raise PeerError(code, text) from error
         finally:
             lost.cancel()
             if connection is not None:

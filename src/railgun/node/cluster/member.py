@@ -119,7 +119,7 @@ class Member:
         shown = config.advertise_client or client
         self.info = {
             "id": self.me,
-            "name": config.name or f"{shown[0]}-{shown[1]}",
+            "name": config.name or f"{shown[0]}-{shown[1]}".replace(":", "_"),
             "host": shown[0],
             "port": shown[1],
             "cluster_host": address[0],
@@ -318,7 +318,7 @@ class Member:
     def trouble(self) -> str:
         """Why this node cannot be anybody's master, if so."""
         found = next((region.trouble for region in self.regions if region.trouble), "")
-        return found or (LEAVING if self.governing.leaving else "")
+        return found or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
 
     async def _look_around(self) -> None:
         """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
@@ -349,10 +349,15 @@ class Member:
     async def _tell_news(self) -> None:
         """Let the others know where this node is, and what it is, if they believe something else."""
         mine = self.metadata.nodes.get(self.me)
-        if mine is None and self.metadata.cluster:
-            return  # it was removed
+        if self.failed is not None or (mine is None and self.metadata.cluster):
+            return  # it takes no part, or was removed
         if mine is None or not mine.is_as(NodeInfo.of(self.info, mine.index)):
-            await self.propose({"do": "node", "node": self.info}, timeout=2.0)
+            try:
+                await self.propose({"do": "node", "node": self.info}, timeout=2.0)
+            except ClusterError as error:
+                if error.code != "REMOVED":
+                    raise
+                self.was_removed()
 
     async def _note_positions(self) -> None:
         """Existence and coarse positions of groups, for everybody to know."""
@@ -477,6 +482,11 @@ class Member:
             except ClusterError as error:
                 if error.code != "CHANGED":
                     raise
+
+    def region_of(self, name: str) -> str | None:
+        """Where a stream is kept."""
+        info = self.metadata.streams.get(name)
+        return None if info is None else info.region
 
     async def _ensured(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
         """Wait a moment, so that who has made it finds it here."""

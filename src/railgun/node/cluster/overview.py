@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.cluster.alarms import LONG, derive, is_settled
 from railgun.node.cluster import identity
+from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
 from railgun.node.persistent import Persistent
@@ -181,6 +182,7 @@ class Overview:
             "cluster": member.who.cluster,
             "state": "member" if is_member else "alone",
             "looking": "" if is_member else member.joining.told,
+            "removed": isinstance(member.failed, RemovedError),
             "node": member.me,
             "name": member.info.get("name", ""),
             "leader": leader,
@@ -300,9 +302,10 @@ class Overview:
             "groups": [],
             "readers": 0,
         }
-        told: Told = {"name": name, "settings": settings, **blank}
+        told: Told = {"name": name, "settings": settings, "region": member.region_of(name)}
         if settings.get("kind") == "ephemeral":
-            return {"name": name, "settings": settings, "consumers": 0}
+            return told | {"consumers": 0}
+        told |= blank
         if stream is not None:
             told |= member.node.describe(name)
         node = member.metadata.nodes.get(master or "")
@@ -320,7 +323,8 @@ class Overview:
         """Why this node is of no use to clients, by code; nothing: it is."""
         member = self._member
         if member.failed is not None:
-            return {"RAFT_FAILED": str(member.failed)}
+            code = "REMOVED" if isinstance(member.failed, RemovedError) else "RAFT_FAILED"
+            return {code: str(member.failed)}
         if member.consensus is None:
             return {"NO_CLUSTER": f"not a member of a cluster yet: {member.joining.told}"}
         if self.leaderless_for > LONG:

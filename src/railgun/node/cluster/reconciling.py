@@ -3,7 +3,8 @@
 Rules:
 
 1. One task compares what is with what is to be. So it may be cut off at any point, and goes on from there after a
-   restart; what cannot be done now is tried again a second later.
+   restart; what cannot be done now is tried again a second later. A stream that cannot be had holds up no other, and
+   no role; as long as there is one, the node is nobody's master (`undone`).
 2. Files of a stream are removed if the metadata says that this very stream was deleted, and for no other reason.
 3. A copy that was here and is not here any more is made anew, and knows that it has lost something. So it is written
    down which copies were ever made here.
@@ -40,6 +41,8 @@ class Reconciling:
         """Where nodes were found, if not where they were."""
         self._made, made = GroupLog.open(member.disk, "cluster/made", _MADE)
         self._made_ids = {int(id) for id in made}
+        self.undone = ""
+        """Why something that was agreed on is not so here, if so."""
         self._dirty = asyncio.Event()
 
     def dirty(self) -> None:
@@ -55,14 +58,18 @@ class Reconciling:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
+            before, undone = self.undone, ""
             try:
                 await self._reconcile()
             except RailgunError as error:
-                _LOG.error("what was agreed on cannot be done now: %s", error)
+                undone = str(error)
+                if undone != before:
+                    _LOG.error("what was agreed on cannot be done now: %s", error)
                 self._member.loop.call_later(1.0, self.dirty)
             except Exception:
                 _LOG.exception("what was agreed on cannot be done, in a way nobody has thought of")
                 self._member.loop.call_later(1.0, self.dirty)
+            self.undone = undone
             self._member.notify()
 
     async def _reconcile(self) -> None:
@@ -77,8 +84,12 @@ class Reconciling:
                 for region in regions:
                     region.remove(stream.id)
                 await node.drop(name)
+        wrong: RailgunError | None = None
         for info in list(metadata.streams.values()):
-            await self._have(info)
+            try:
+                await self._have(info)
+            except RailgunError as error:
+                wrong = wrong or error
         before = [region.led for region in regions]
         await regions.look(metadata)
         if before != [region.led for region in regions]:
@@ -87,6 +98,8 @@ class Reconciling:
         if nodes != member.who.nodes:  # where to look for them after a restart
             member.who.nodes = nodes
             await member.loop.run_in_executor(None, identity.save, member.disk, member.who)
+        if wrong is not None:
+            raise wrong
 
     def _connect(self) -> None:
         """Know those who are members, and those with whom this one begins."""
