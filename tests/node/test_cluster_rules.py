@@ -31,7 +31,7 @@ from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.copies import Acks
 from railgun.node.disk import NodeDisk
-from railgun.node.errors import DeposedError, NoMasterError, NoSpaceError
+from railgun.node.errors import BeyondEndError, DeposedError, NoMasterError, NoSpaceError
 from railgun.node.grouplog import pack_change, pack_state
 from railgun.node.groups import CopyNote, fold, pack
 from railgun.node.persistent import Persistent, Stored
@@ -651,5 +651,22 @@ def test_a_purge_does_not_wait_for_ever_when_the_master_is_none_any_more(tmp_pat
             held.let_go()
             with pytest.raises(DeposedError):
                 await asyncio.wait_for(purging, 10)
+
+    run(main())
+
+
+def test_what_is_not_safe_cannot_be_purged(tmp_path: Path) -> None:
+    """The others may never get it, and use its offsets anew: then what they have there would be taken for gone."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, _):
+            await leading(copy)
+            copy._ready = True
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            copy.stream.publish([build([b"x"])], told.set_result, acks=Acks.MASTER)
+            assert isinstance(await told, Stored)
+            with pytest.raises(BeyondEndError):
+                await asyncio.wait_for(copy.stream.purge(1), 10)
+            assert copy.stream.log.first == 0
 
     run(main())
