@@ -16,12 +16,13 @@ from google.protobuf.message import Message
 from tests.node.clustered import clustered, until
 from tests.node.running import run
 
+from railgun.core.cluster.metadata import Metadata
 from railgun.core.cluster.steering import Propose, Steering
 from railgun.core.delivery import Saved, Settled
 from railgun.core.errors import RailgunError
 from railgun.core.replication import messages as m
 from railgun.core.replication.master import Phase
-from railgun.core.replication.standing import Standing
+from railgun.core.replication.standing import LOST, Standing
 from railgun.node.cluster import words
 from railgun.node.cluster.identity import LostIdentityError
 from railgun.node.cluster.links import Lane
@@ -30,7 +31,7 @@ from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.copies import Acks
 from railgun.node.disk import NodeDisk
-from railgun.node.errors import DeposedError, NoMasterError, NoSpaceError
+from railgun.node.errors import BeyondEndError, DeposedError, NoMasterError, NoSpaceError
 from railgun.node.grouplog import pack_change, pack_state
 from railgun.node.groups import CopyNote, fold, pack
 from railgun.node.persistent import Persistent, Stored
@@ -451,6 +452,45 @@ def test_a_master_that_is_being_replaced_gets_no_lease(
     run(main())
 
 
+def test_who_does_not_know_all_that_was_agreed_on_grants_and_removes_nobody(tmp_path: Path) -> None:
+    """A new leader has not applied all of its log. Who is told to be removed takes no part any more, for good."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            members = [cluster.member(name) for name in cluster.servers]
+            (member,) = [
+                one for one in members if one.consensus is not None and one.consensus.leads
+            ]
+            other = next(one.me for one in members if one is not member)
+            known, behind = member.metadata, Metadata.load(member.metadata.dump())
+            behind.nodes.pop(other)
+            assert member.consensus is not None
+            applied, began = member.consensus._applied, member.consensus._raft.began
+            try:  # in one turn of the loop: as it was when it began to lead
+                member.metadata, member.consensus._applied = behind, began - 1
+                told = [member.leasing.grant(one, {}) for one in (other, member.me)]
+            finally:
+                member.metadata, member.consensus._applied = known, applied
+            assert told == [{"lease": 0.0, "epochs": {}}] * 2
+
+    run(main())
+
+
+def test_a_copy_that_could_not_begin_asks_for_another_epoch_when_it_can(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with region(tmp_path) as (made, _):
+            made._sets, made._others = [("b",)], set()
+            copy = made.streams[7]
+            copy._label, copy._doubtful = LOST, True  # and that is not on disk
+            full = Full(copy.stream.group_log, 1)
+            await made._lead(1, 0)
+            assert full.left == 0
+            assert made.trouble
+            await until(lambda: copy.broken and not made.trouble, "it never begins")
+
+    run(main())
+
+
 def test_whatever_another_node_answers_leases_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,5 +651,22 @@ def test_a_purge_does_not_wait_for_ever_when_the_master_is_none_any_more(tmp_pat
             held.let_go()
             with pytest.raises(DeposedError):
                 await asyncio.wait_for(purging, 10)
+
+    run(main())
+
+
+def test_what_is_not_safe_cannot_be_purged(tmp_path: Path) -> None:
+    """The others may never get it, and use its offsets anew: then what they have there would be taken for gone."""
+
+    async def main() -> None:
+        async with alone(tmp_path) as (copy, _):
+            await leading(copy)
+            copy._ready = True
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            copy.stream.publish([build([b"x"])], told.set_result, acks=Acks.MASTER)
+            assert isinstance(await told, Stored)
+            with pytest.raises(BeyondEndError):
+                await asyncio.wait_for(copy.stream.purge(1), 10)
+            assert copy.stream.log.first == 0
 
     run(main())

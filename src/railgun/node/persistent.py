@@ -33,7 +33,7 @@ from railgun.node.commit import Committer, Log, Stamp
 from railgun.node.copies import Acks, Copies, Done
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
-from railgun.node.errors import NoGroupError, NoMasterError, TrimmedError
+from railgun.node.errors import BeyondEndError, NoGroupError, NoMasterError, TrimmedError
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
 from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
@@ -550,14 +550,23 @@ class Persistent:
     async def purge(self, before: int | None) -> int:
         """Take away all before an offset (None: all there is); the first offset there is then."""
         self._check_master()
-        log = self.log
-        first = await self.perform(log, lambda: log.purge(self.end if before is None else before))
+        first = await self.perform(self.log, partial(self._purge, before))
         self.gone_before()
         if self.copies is not None:  # else it could come back with another master
             gone: asyncio.Future[None] = self.loop.create_future()
             self.copies.when_gone(first, partial(resolve, gone))
             await gone
         return first
+
+    def _purge(self, before: int | None) -> int:
+        """What is not safe yet cannot be taken away: others take all that is gone for safe."""
+        end = self.end
+        if before is not None and before > end:
+            told = (
+                f"stream {self.name!r} ends at {end}: there is nothing before {before} to take away"
+            )
+            raise BeyondEndError(told, end)
+        return self.log.purge(end if before is None else before)
 
     def _check_master(self) -> None:
         if not self.acting:

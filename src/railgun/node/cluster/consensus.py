@@ -287,6 +287,11 @@ class Consensus:
         return self._applied
 
     @property
+    def knows_all(self) -> bool:
+        """Whether this node leads, and has applied all that was agreed on before it did."""
+        return self.leads and self._applied >= self._raft.began
+
+    @property
     def last_index(self) -> int:
         """The last index of the log."""
         return self._raft.log.last

@@ -107,6 +107,10 @@ class Leasing:
         if consensus is None or not consensus.leads:
             leader = (consensus.leader if consensus is not None else "") or ""
             return {"leader": "" if leader == me else leader}
+        if (
+            not consensus.knows_all
+        ):  # who is master, and who has joined, may be in what is not applied
+            return {"lease": 0.0, "epochs": {}}
         if self._member.metadata.cluster and node not in self._member.metadata.nodes:
             return {"removed": True}
         now = time.monotonic()

@@ -46,7 +46,9 @@ Address = tuple[str, int]
 PULSE: Final = 0.5
 SILENCE: Final = 3.0
 AGAIN: Final = (0.05, 1.0)  # seconds to the next try: at first, and at most
-LARGEST: Final = 16 << 20  # bytes of a frame between nodes
+LARGEST: Final = (
+    256 << 20
+)  # bytes of a frame between nodes: the states of all groups of a stream are in one
 OTHER_CLUSTER: Final = "OTHER_CLUSTER"
 OTHER_NODE: Final = "OTHER_NODE"
 _LOG: Final = logging.getLogger(__name__)

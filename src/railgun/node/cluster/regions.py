@@ -42,7 +42,7 @@ from railgun.node.commit import Committer
 from railgun.node.disk import Disk, put
 from railgun.node.errors import NoMasterError, storage_error
 from railgun.node.persistent import Persistent
-from railgun.wire.commands import Blob
+from railgun.wire.commands import Blob, FrameError
 from railgun.wire.proto import cluster_pb2 as n
 
 PROMISES: Final = "cluster/promises.json"
@@ -122,7 +122,11 @@ class Region:
 
     def send(self, to: str, command: Message, blobs: Sequence[Blob] = ()) -> bool:
         """Send a message on the lane `data`."""
-        return self.regions.links.send(to, "data", command, blobs)
+        try:
+            return self.regions.links.send(to, "data", command, blobs)
+        except FrameError as error:  # states of groups without end
+            _LOG.error("region %r: what node %s has to know is too large: %s", self.name, to, error)
+            return False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> object:
         """Do this beside all else."""
@@ -208,6 +212,7 @@ class Region:
                     await copy.begin(epoch, self._sets, fresh=copy.id > since)
                 except RailgunError as error:  # another one can, perhaps; the other streams go on
                     copy.trouble = str(error)
+                    self.spawn(copy.get_well())
         self._begun = True
         self._open_sessions()
         self.changed()

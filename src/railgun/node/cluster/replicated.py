@@ -653,6 +653,19 @@ class Replicated:
                 self.trouble, self.broken = str(self.stream.log.failed or ""), True
             return
 
+    async def get_well(self) -> None:
+        """It could not begin as a master. When it can, it asks for another epoch, unless another node is master."""
+        while self.master is None and self.replica is None and not self.closed:
+            await asyncio.sleep(RETRY)
+            try:
+                await self._look_anew()
+            except RailgunError as error:
+                self.trouble = str(error)
+                continue
+            self.broken = True
+            self.around.changed()
+            return
+
     async def _recover(self, replica: Replica) -> None:
         """When all that was under way has come to its end, tell how the copy stands; the master begins there."""
         while self.replica is replica and not self.closed:
