@@ -196,15 +196,15 @@ def test_drift_between_a_file_and_the_cluster_is_told_by_every_node(tmp_path: Pa
             done = await client.admin("cluster_settings", change={"master_wait": 7})
             assert (done["result"], done["settings"]["master_wait"]) == ("UPDATED", 7)
             assert codes(await well(client)) == set()  # nobody's file says anything of it
-            await client.admin("cluster_settings", change={"patience": 0.6})
+            await client.admin("cluster_settings", change={"patience": 1.5})
             told = await status(client)
-            drift = {"patience": {"file": 0.5, "cluster": 0.6}}
+            drift = {"patience": {"file": QUICK["patience"], "cluster": 1.5}}
             assert [one["drift"] for one in told["nodes"]] == [drift] * 3
             assert codes(told) == {"DRIFT"}
             code, text = await refused(client, "cluster_settings", change={"patience": "long"})
             assert (code, "patience" in text) == ("BAD_SETTINGS", True)
             now = await client.admin("cluster_settings")
-            assert (now["result"], now["settings"]["patience"]) == ("UNCHANGED", 0.6)
+            assert (now["result"], now["settings"]["patience"]) == ("UNCHANGED", 1.5)
 
     run(main())
 

@@ -478,7 +478,8 @@ class Member:
                     StreamSettings.of(merged)
                 command["seen"] = dict(stream.settings)
             try:
-                return await self._ensured(name, await self.propose(command))
+                told = await self.propose(command)  # who uses it waits until it is there
+                return {"result": told["result"], "differs": told.get("differs", {})}
             except ClusterError as error:
                 if error.code != "CHANGED":
                     raise
@@ -487,18 +488,6 @@ class Member:
         """Where a stream is kept."""
         info = self.metadata.streams.get(name)
         return None if info is None else info.region
-
-    async def _ensured(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
-        """Wait a moment, so that who has made it finds it here."""
-        deadline = self.loop.time() + 1.0
-        while told["result"] == "CREATED" and self.loop.time() < deadline:
-            try:
-                if not isinstance(self.serves(name, write=True), Nobody):
-                    break
-            except NoStreamError:
-                pass
-            await self.wait_for_change(0.05)
-        return {"result": told["result"], "differs": told.get("differs", {})}
 
     async def delete(self, name: str, dead_letters: bool) -> dict[str, Any]:
         """Take a stream away, on all nodes."""
