@@ -83,7 +83,7 @@ def test_groups_ids_delays_and_dead_letters_survive_the_master(tmp_path: Path) -
                 messages = await take(sub, 11)
                 for message in messages[:4]:
                     message.ack()
-                messages[5].nack(delay=1.5)
+                messages[5].nack(delay=8.0)
                 messages[6].nack(delay=3600.0)
                 await sub.flush()
             await cluster.kill(await cluster.ready("orders"))
