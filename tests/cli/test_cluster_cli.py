@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.clustered import DEADLINE, Clustered, clustered, free_ports
+from tests.node.clustered import DEADLINE, Clustered, clustered
+from tests.node.running import free_ports
 
 from railgun.cli import cluster_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE

@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from tests.node.running import free_port
 
 import railgun
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
@@ -59,12 +59,6 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
     return process.returncode, out
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def eventually(holds: Callable[[], bool]) -> None:

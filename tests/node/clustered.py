@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from tests.node.running import free_ports
 
 from railgun.client.client import Client, connect
 from railgun.node.cluster.config import ClusterConfig
@@ -182,18 +183,6 @@ async def clustered(path: Path, size: int = 3) -> AsyncIterator[Clustered]:
 def member_of(server: Server) -> Member:
     assert server.member is not None
     return server.member
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 async def until(holds: Callable[[], bool], what: str | Callable[[], str] = "") -> None:

@@ -26,18 +26,13 @@ import dns.rrset
 import pytest
 from aiohttp import web
 from bench._peers import ENVIRONMENTS, end_with_parent
+from tests.node.running import free_port
 
 from railgun.node.cluster.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.testing.debian import find_program
 from railgun.wire.http import HttpPort
 
 DEADLINE = 20.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 # ---------------------------------------------------------------- etcd

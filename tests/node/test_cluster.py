@@ -254,6 +254,34 @@ def test_a_damaged_copy_is_fetched_anew_and_does_not_lead(tmp_path: Path) -> Non
     run(main(), PATIENCE)
 
 
+def test_a_copy_that_is_shorter_than_it_was_does_not_count_until_it_is_fetched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            for n in range(20):
+                await client.publish("orders", b"m%d" % n)
+            async with await client.subscribe("orders", group="g") as subscription:
+                (await subscription.next(timeout=DEADLINE)).ack()
+                await subscription.flush()
+            await cluster.in_step("orders")
+            hurt = next(name for name in cluster.servers if name != cluster.master())
+            await cluster.kill(hurt)
+            (file,) = (tmp_path / hurt / "streams" / "orders" / "log").glob("*.log")
+            with file.open("r+b") as opened:
+                opened.truncate(file.stat().st_size // 2)
+            with caplog.at_level(logging.ERROR):
+                await cluster.start(hurt)
+                await cluster.in_step("orders")
+            assert "stream 'orders': 10 of " in caplog.text
+            assert not cluster.copy(hurt, "orders").lost
+            assert await payloads(await cluster.client(hurt), "orders", 20) == numbered(20)
+
+    run(main())
+
+
 def test_a_copy_that_has_vanished_is_fetched(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

@@ -16,11 +16,10 @@ from tests.node.registries import (
     NameServer,
     failed,
     found,
-    free_port,
     name_server,
     opened,
 )
-from tests.node.running import run
+from tests.node.running import free_port, run
 
 from railgun.node.cluster.discovery import (
     BadDiscoveryError,

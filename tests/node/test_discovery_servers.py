@@ -19,7 +19,6 @@ from tests.node.registries import (
     etcd,
     failed,
     found,
-    free_port,
     http,
     in_base64,
     listening,
@@ -27,7 +26,7 @@ from tests.node.registries import (
     saying,
     until,
 )
-from tests.node.running import run
+from tests.node.running import free_port, run
 
 from railgun.node.cluster.discovery import (
     Address,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.node.running import DEADLINE, Running, refused, run, stored, take, until
+from tests.node.running import DEADLINE, Running, free_port, refused, run, stored, take, until
 from tests.node.several import SECRET, several
 
 import railgun.client.client as client_module
@@ -20,13 +19,6 @@ from railgun.client.sync import connect_sync
 from railgun.wire.commands import FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.proto import streams_pb2 as p
-
-
-def free_port() -> int:
-    """Where nobody listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Scripted:

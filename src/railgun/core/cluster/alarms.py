@@ -43,7 +43,7 @@ TODO: Final[Mapping[str, str]] = {
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
     "NODE_TROUBLE": "Look after its disk, and start the node again",
-    "REPLICA_BEHIND": "See whether its disk, its processor or its network is too slow",
+    "REPLICA_BEHIND": "See whether its disk is full, or its disk, processor or network too slow",
     "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
     "NO_QUORUM_SPARE": "Start the nodes that are down, or add one",
     "DRIFT": "Change the cluster (railgun cluster settings KEY=VALUE), or make the file say the same",

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import logging
+import os
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -267,8 +269,9 @@ class Links:
             raise PeerError("UNREACHABLE", f"{where[0]}:{where[1]} did not answer") from None
         except (OSError, ValueError) as error:
             code = "TLS" if isinstance(error, ssl.SSLError) else "UNREACHABLE"
-            text = f"{where[0]}:{where[1]}: {getattr(error, 'strerror', None) or error}"
-            raise PeerError(code, text) from error
+            number = getattr(error, "errno", 0) if code != "TLS" else 0
+            why = os.strerror(number) if number in errno.errorcode else error
+            raise PeerError(code, f"{where[0]}:{where[1]}: {why}") from error
         finally:
             lost.cancel()
             if connection is not None:

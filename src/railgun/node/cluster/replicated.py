@@ -6,7 +6,8 @@ Rules:
    in one frame. It is answered when it is as safe as its publisher wants.
 2. Replicas are fed by `feeding`.
 3. All that changes files stands in the lines of their one writer (`Committer`), in the order in which it was decided.
-4. A copy that is damaged sets aside what is bad, and forgets its label; as a replica it gets what it lacks.
+4. A copy that is damaged sets aside what is bad, and forgets its label; as a replica it gets what it lacks. So does one
+   that is shorter than what it knew to be safe: a log that was cut off looks as if the power had failed.
    Whoever has a log that takes nothing more (a failed sync) cannot be a master, and says so (`trouble`).
 5. The groups are served when the epoch is active, from the states on disk. Changes of groups are numbered; a replica
    gets all states first, and then each change.
@@ -85,7 +86,9 @@ class Replicated:
 
     async def open(self) -> None:
         """See what there is; mend what is damaged."""
-        if self.stream.groups_damaged:
+        end, knew = self.stream.log.end, self._known_safe
+        if self.stream.groups_damaged or end < knew:
+            _LOG.error("stream %r: %d of %d that were safe are here", self.stream.name, end, knew)
             self._label = LOST
         if self.stream.log.damage is not None:
             await self._repair()
