@@ -25,26 +25,24 @@ What is measured:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
-import signal
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import FrameType
-from typing import NoReturn
+from typing import Any
+
+from rich.console import Console
 
 from bench import _clusterer, _clusters, streams
 from bench._clusterer import Figures, Much
 from bench._peers import Peer, PeerError
+from bench._sections import measure
 from bench.streams import NATS, OURS, of, spread
 from railgun import __version__
 from railgun.core.errors import RailgunError
-from railgun.testing.report import Report, options
+from railgun.testing.report import Report
 
 RATE = 200_000  # messages a second with a quorum, at least
 TIMES_NATS = 5.0
@@ -211,49 +209,11 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
 }  # fmt: skip
 
 
-def sections(told: str) -> list[str]:
-    """What is typed after --only.
-
-    >>> sections("failover,publish")
-    ['publish', 'failover']
-    """
-    asked = {name.strip() for name in told.split(",")}
-    unknown = sorted(asked - set(SECTIONS))
-    if unknown:
-        known = ", ".join(SECTIONS)
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {known}")
-    return [name for name in SECTIONS if name in asked]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report."""
-
-    def more(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--only", type=sections, default=list(SECTIONS), metavar="NAME,...",
-            help=f"some of {', '.join(SECTIONS)}",
-        )  # fmt: skip
-        parser.add_argument("--ours", action="store_true", help="leave the peers out")
-
-    told = (__doc__ or "").partition("\n")[0]
-    chosen, console = options("bench cluster", told, argv, more=more)
-    signal.signal(signal.SIGTERM, _terminated)  # so that servers are ended, and files removed
-    report = Report("cluster")
-    home = Path(tempfile.mkdtemp(prefix="railgun-bench-", dir=Path.cwd()))
-    bench = Bench(
-        home, QUICK if chosen.quick else Size(), report, console, () if chosen.ours else (NATS,)
-    )
-    try:
-        for name in chosen.only:
-            try:
-                SECTIONS[name](bench)
-            except PeerError as error:  # our own nodes or client
-                bench.leave_out(OURS, name, error)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    bench.say(", ".join(sorted(bench.engines)))
-    return report.finish(chosen)
+    return measure("cluster", __doc__, argv, SECTIONS, OURS, _bench)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+def _bench(home: Path, report: Report, console: Console, chosen: Any) -> Bench:
+    size, peers = (QUICK if chosen.quick else Size()), (() if chosen.ours else (NATS,))
+    return Bench(home, size, report, console, peers)

@@ -25,28 +25,25 @@ What is measured:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import FrameType
-from typing import NoReturn
+from typing import Any
 
 from rich.console import Console
 
 from bench import _servers
 from bench._peers import Peer, PeerError, last_line
+from bench._sections import measure
 from bench._servers import Server
 from bench._streamer import LANES, TOGETHER
-from railgun.testing.report import Report, options
+from railgun.testing.report import Report
 
 OURS, NATS, REDIS = "Railgun", "NATS", "Redis"
 TIMES_NATS, TIMES_REDIS = 10.0, 4.0
@@ -332,48 +329,11 @@ def brief(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def sections(told: str) -> list[str]:
-    """What is typed after --only.
-
-    >>> sections("consume,publish")
-    ['publish', 'consume']
-    """
-    asked = {name.strip() for name in told.split(",")}
-    unknown = sorted(asked - set(SECTIONS))
-    if unknown:
-        known = ", ".join(SECTIONS)
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {known}")
-    return [name for name in SECTIONS if name in asked]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report."""
+    return measure("streams", __doc__, argv, SECTIONS, OURS, _bench)
 
-    def more(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--only", type=sections, default=list(SECTIONS), metavar="NAME,...",
-            help=f"some of {', '.join(SECTIONS)}",
-        )  # fmt: skip
-        parser.add_argument("--ours", action="store_true", help="leave the peers out")
 
-    told = (__doc__ or "").partition("\n")[0]
-    chosen, console = options("bench streams", told, argv, more=more)
-    signal.signal(signal.SIGTERM, _terminated)  # so that servers are ended, and files removed
-    report = Report("streams")
-    home = Path(tempfile.mkdtemp(prefix="railgun-bench-", dir=Path.cwd()))
+def _bench(home: Path, report: Report, console: Console, chosen: Any) -> Bench:
     size, peers = (QUICK if chosen.quick else Size()), (() if chosen.ours else (NATS, REDIS))
-    bench = Bench(home, size, report, console, peers)
-    try:
-        for name in chosen.only:
-            try:
-                SECTIONS[name](bench)
-            except PeerError as error:  # our own node or client
-                bench.leave_out(OURS, name, error)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    bench.say(", ".join(sorted(bench.engines)))
-    return report.finish(chosen)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+    return Bench(home, size, report, console, peers)
