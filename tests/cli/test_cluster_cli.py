@@ -191,10 +191,18 @@ def test_what_makes_no_sense_is_refused(
     assert terminal.refused(*words) == (code, kind)
 
 
+def _hears_ctrl_c() -> None:
+    """Also if these tests are run by a shell in the background, which lets nobody hear it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_watching_goes_on_until_it_is_ended(terminal: Terminal) -> None:
     words = ["cluster", "status", "--watch", "--every", "0.1", "--json"]
     process = subprocess.Popen(
-        [*RAILGUN, *words, "--data", str(terminal.path / "n2")], stdout=subprocess.PIPE, text=True
+        [*RAILGUN, *words, "--data", str(terminal.path / "n2")],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hears_ctrl_c,
     )
     assert process.stdout is not None
     try:

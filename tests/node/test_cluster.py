@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
@@ -14,7 +15,8 @@ from tests.node.running import run, take
 from railgun.client.client import Client
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node.cluster.joining import JoinError
-from railgun.wire.records import Records
+from railgun.node.copies import Acks
+from railgun.wire.records import Records, build
 
 PATIENCE = 90.0  # seconds that a test may take, on a busy machine
 
@@ -339,12 +341,14 @@ def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> No
             await client.publish_many("orders", numbered(5))
             await cluster.in_step("orders")
             master = cluster.master()
-            alone = await cluster.client(master)
             # It reaches nobody any more, and does not know yet: what it stores now is on its disk only.
             links = cluster.member(master).links
+            stored: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             links.know({})
             links.know = lambda addresses: None  # type: ignore[method-assign]
-            assert await alone.publish("orders", b"lonely", acks="master") == 5
+            stream = cluster.copy(master, "orders").stream
+            stream.publish([build([b"lonely"])], stored.set_result, acks=Acks.MASTER)
+            assert (await stored).base == 5
             await cluster.kill(master)
             assert await retried(lambda: client.publish("orders", b"m5", timeout=2.0)) == 5
             await cluster.start(master)

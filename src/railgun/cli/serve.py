@@ -138,7 +138,7 @@ def read_config(file: Path) -> dict[str, Any]:
         if name in ("data", "certificate", "key"):
             node[name] = file.parent / value
     of_member: dict[str, Any] = {name: node.pop(name) for name in OF_MEMBER if name in node}
-    if told.get("cluster"):
+    if "cluster" in told:
         node["cluster"] = _cluster(file, told["cluster"], node, of_member)
     elif of_member:
         raise _unknown(file, f"node.{next(iter(of_member))}", "there is no section [cluster]")
