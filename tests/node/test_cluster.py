@@ -350,7 +350,7 @@ def test_a_tail_that_nobody_else_has_is_cut_and_kept_aside(tmp_path: Path) -> No
             stream.publish([build([b"lonely"])], stored.set_result, acks=Acks.MASTER)
             assert (await stored).base == 5
             await cluster.kill(master)
-            assert await retried(lambda: client.publish("orders", b"m5", timeout=2.0)) == 5
+            assert await client.publish("orders", b"m5", id="m5") == 5
             await cluster.start(master)
             await cluster.in_step("orders")
             assert await payloads(await cluster.client(master), "orders", 6) == numbered(6)
