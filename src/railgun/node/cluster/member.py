@@ -106,7 +106,6 @@ class Member:
         self._told_positions: dict[str, dict[str, int]] = {}
         self._asking: set[str] = set()  # streams that nobody here has heard of: are there such?
         self._absent: dict[str, float] = {}  # there are not, for so long
-        self._closing = False
 
     # ------------------------------------------------------------ begin and end
 
@@ -171,7 +170,6 @@ class Member:
 
     async def stop(self) -> None:
         """Take no more part."""
-        self._closing = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -40,7 +40,7 @@ from railgun.node.errors import (
     NoMasterError,
 )
 from railgun.node.grouplog import pack_change, unpack_records
-from railgun.node.groups import CopyNote, fold
+from railgun.node.groups import CopyNote, fold, resolve
 from railgun.node.persistent import Persistent
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.records import BatchError, Bytes, check, head, split
@@ -168,12 +168,16 @@ class Replicated:
 
     async def _look_anew(self) -> None:
         """When nothing is under way any more, see what there is."""
-        await self.settle()
-        if self.stream.log.damage is not None:
-            await self._repair()
+        await self._come_to_rest()
         if self._doubtful:
             await self._look_at_note(None)
         self._look_at_log()
+
+    async def _come_to_rest(self) -> None:
+        """Wait until nothing is under way, and mend what is damaged."""
+        await self.settle()
+        if self.stream.log.damage is not None:
+            await self._repair()
 
     @property
     def can_go_on(self) -> bool:
@@ -407,7 +411,6 @@ class Replicated:
                 self._do(master.has(sender, words.has_heard(command)))
                 if self._feeder is not None:
                     self._feeder.confirmed(sender, command.end)
-                self._answer_patient()
             case n.HasGroups() if master is not None:
                 self._do(master.has_groups(sender, words.has_groups_heard(command)))
             case n.Fetch() if replica is not None and command.session == replica.session:
@@ -523,12 +526,18 @@ class Replicated:
             self.stream.gone_before()
 
     def _wrote(self, end: int, error: RailgunError | None) -> None:
+        self._on_disk(error, lambda machine: machine.wrote(end))
+
+    def _on_disk(
+        self, error: RailgunError | None, told: Callable[[Master | Replica], list[m.Command]]
+    ) -> None:
+        """What a machine has asked for is on disk, and it is told so; or it is not."""
         if error is not None:
             self._fail(error)
         elif self.master is not None:
-            self._do(self.master.wrote(end))
+            self._do(told(self.master))
         elif self.replica is not None and not self._failing:
-            self._do(self.replica.wrote(end))
+            self._do(told(self.replica))
 
     def _write_groups(
         self, epoch: int, number: int, whole: bool, records: Sequence[tuple[str, bytes | None]]
@@ -545,12 +554,7 @@ class Replicated:
 
     def _wrote_groups(self, epoch: int, number: int, error: RailgunError | None) -> None:
         self._noted((epoch, number), error)
-        if error is not None:
-            self._fail(error)
-        elif self.master is not None:
-            self._do(self.master.wrote_groups(epoch, number))
-        elif self.replica is not None and not self._failing:
-            self._do(self.replica.wrote_groups(epoch, number))
+        self._on_disk(error, lambda machine: machine.wrote_groups(epoch, number))
 
     def _noted(self, groups: tuple[int, int], error: RailgunError | None) -> None:
         """The note is on disk, with groups up to there; or it is not."""
@@ -562,12 +566,7 @@ class Replicated:
         if groups and error is None:  # a master's: all that it has is of this number
             self._doubtful = False
         self._noted((epoch, 0) if groups else self._had, error)
-        if error is not None:
-            self._fail(error)
-        elif self.master is not None:
-            self._do(self.master.labelled(epoch))
-        elif self.replica is not None and not self._failing:
-            self._do(self.replica.labelled(epoch))
+        self._on_disk(error, lambda machine: machine.labelled(epoch))
 
     def _serve(self) -> None:
         assert self.master is not None
@@ -606,9 +605,9 @@ class Replicated:
         if self.master is None or self._ready or self._readying or not self.master.active:
             return
         self._readying = True
-        self.around.spawn(self._get_ready(self.master))
+        self.around.spawn(self._get_ready())
 
-    async def _get_ready(self, master: Master) -> None:
+    async def _get_ready(self) -> None:
         try:
             await self.stream.lead()
         except RailgunError as error:
@@ -674,9 +673,7 @@ class Replicated:
         while self.replica is replica and not self.closed:
             await asyncio.sleep(RETRY)
             try:
-                await self.settle()
-                if self.stream.log.damage is not None:
-                    await self._repair()
+                await self._come_to_rest()
                 await self._look_at_note(replica)
             except RailgunError as error:
                 self._look_for_trouble(error)
@@ -716,14 +713,7 @@ class Replicated:
 
     async def _write_note(self) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
-
-        def told(error: RailgunError | None) -> None:
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self._submit_groups([], told)
+        self._submit_groups([], partial(resolve, done))
         await done
 
 
