@@ -76,7 +76,7 @@ def test_without_json_the_report_is_a_table_for_people() -> None:
     "name",
     [
         *("bench._workload", "bench.throughput", "bench._outage", "bench._recovering"),
-        *("bench.recovery", "bench.streams", "bench.datasource", "bench.cluster"),
+        *("bench.recovery", "bench.streams", "bench.datasource", "bench._sections", "bench.jepsen"),
     ],
 )
 def test_the_examples_in_the_benchmarks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
