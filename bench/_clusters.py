@@ -28,6 +28,7 @@ from railgun.client.client import Client, connect
 from railgun.core.errors import RailgunError
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.links import Identity, Lane, Links
+from railgun.wire.commands import Blob
 
 NODES = 3
 PORTS = 12_000, 32_000  # a node that is started again must find its own free
@@ -37,7 +38,7 @@ SOON = 0.02  # seconds between two looks: each is a new connection to every node
 class _Nobody:
     """The one who asks is no node, and nobody sends it anything."""
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         """Never called."""
 
     def up(self, peer: str, lane: Lane) -> None:
@@ -164,7 +165,7 @@ class OurCluster:
         """How a node sees its cluster; None if it does not answer."""
         links = Links(Identity("bench"), self.secret, _Nobody())
         try:
-            told = await links.ask(("127.0.0.1", node.cluster_port), "state", {}, 1.0)
+            told = await links.ask(("127.0.0.1", node.cluster_port), "here", {}, 1.0)
         except RailgunError:
             return None
         finally:
@@ -176,9 +177,9 @@ class OurCluster:
             told["leader"] == told["node"],
             told["leader"] or "",
             told["term"],
-            bool(region.get("serves")),
+            bool(region.get("active") and region["acting"]),
             region.get("epoch", 0),
-            list(region.get("caught_up", [])),
+            [node for node, lag in region.get("lag", {}).items() if lag["caught_up"]],
         )
 
     async def states(self) -> list[State]:

@@ -22,7 +22,7 @@ from railgun.node.cluster.events import Events
 from railgun.node.cluster.links import Identity, Lane, Links
 from railgun.node.metrics import prometheus
 from railgun.node.node import Ephemeral
-from railgun.wire.commands import encode
+from railgun.wire.commands import Blob, encode
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -53,7 +53,7 @@ class Member:
         self.events.close()
         await self.running.end()
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         kind = type(command).__name__
         self.heard[kind] += 1
         if lane == "events" and kind not in self.deaf:

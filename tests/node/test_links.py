@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 from railgun.node.cluster.links import Identity, Lane, Links
+from railgun.wire.commands import Blob
 
 
 class Deaf:
     """Hears nothing of what others send."""
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         """Nothing."""
 
     def up(self, peer: str, lane: Lane) -> None:

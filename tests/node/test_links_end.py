@@ -9,7 +9,7 @@ from typing import Any
 from tests.node.running import DEADLINE, run
 
 from railgun.node.cluster.links import Identity, Lane, Links
-from railgun.wire.commands import VERSION
+from railgun.wire.commands import VERSION, Blob
 from railgun.wire.connection import Connection
 from railgun.wire.hello import HelloError
 
@@ -19,7 +19,7 @@ SECRET = bytes(range(32))
 class Nobody:
     """Gets what other nodes send, and does nothing with it."""
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         raise AssertionError("nothing was sent")
 
     def up(self, peer: str, lane: Lane) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import resource
 import struct
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
+from railgun.wire.connection import Connection
 from railgun.wire.proto import cluster_pb2 as nodes
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import raft_pb2 as raft
@@ -112,3 +116,95 @@ def test_large_frames_that_come_in_pieces_are_what_was_sent(sizes: list[int], pi
         unread += [(f.channel, bytes(f.frame().blob)) for f in raw.raw(stream[at : at + piece])]
     assert found == unread == sent
     assert whole.begun == raw.begun == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 300_000), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1),
+    st.booleans(),
+)
+def test_large_frames_that_are_read_to_where_they_stay_are_what_was_sent(
+    sizes: list[int], steps: list[tuple[int, bool]], raw: bool
+) -> None:
+    sent = [(n, bytes([n % 251]) * size) for n, size in enumerate(sizes, 1)]
+    stream = b"".join(b"".join(encode(p.Ping(number=n), [blob], n)) for n, blob in sent)
+    reader, at = FrameReader(), 0
+    found: list[tuple[int, bytes]] = []
+    for piece, direct in itertools.cycle(steps):
+        some = stream[at : at + piece]
+        room = reader.room()
+        if direct and room is not None:
+            some = some[: len(room)]
+            room[: len(some)] = some
+            reader.filled(len(some))
+            came = b""
+        else:
+            came = some
+        for frame in [one.frame() for one in reader.raw(came)] if raw else reader.feed(came):
+            frame.blob[:1] = frame.blob[:1]  # it may be changed
+            found.append((frame.channel, bytes(frame.blob)))
+        at += len(some)
+        if at == len(stream):
+            break
+    assert found == sent
+    assert reader.begun == 0
+    assert reader.room() is None
+
+
+def test_who_announces_a_large_frame_has_not_got_the_memory_yet() -> None:
+    page = resource.getpagesize()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    before, readers = resident(), [FrameReader(1 << 30) for _ in range(20)]
+    for reader in readers:
+        assert not list(reader.feed(struct.pack("<I", 100 << 20)))
+        assert reader.missing == (100 << 20)
+    assert resident() - before < 20 << 20
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_large_frames_over_a_connection(loop: str) -> None:
+    sizes = [10, 70_000, 3_000_000, 0, 65_536, 500_000]
+    sent = [(n, bytes([n]) * size) for n, size in enumerate(sizes, 1)]
+
+    async def main() -> list[tuple[int, bytes]]:
+        reader, done = FrameReader(), asyncio.Event()
+        found: list[tuple[int, bytes]] = []
+
+        def heard(connection: Connection, data: bytes) -> None:
+            found.extend((frame.channel, bytes(frame.blob)) for frame in reader.feed(data))
+            if len(found) == len(sent):
+                done.set()
+
+        def came(connection: Connection) -> None:
+            connection.filling = reader
+
+        def left(connection: Connection, error: Exception | None) -> None:
+            pass
+
+        def nothing(*_: object) -> None:
+            pass
+
+        running = asyncio.get_running_loop()
+        server = await running.create_server(
+            lambda: Connection(b"x", came, heard, left), "127.0.0.1", 0
+        )
+        where = server.sockets[0].getsockname()[:2]
+        opened = asyncio.Event()
+        _, dialled = await running.create_connection(
+            lambda: Connection(b"x", lambda _: opened.set(), nothing, left, {"a": "b"}), *where
+        )
+        async with asyncio.timeout(30):
+            await opened.wait()
+            for n, blob in sent:
+                dialled.send(b"".join(encode(p.Ping(number=n), [blob], n)))
+            await done.wait()
+        dialled.abort()
+        server.close()
+        return found
+
+    run = asyncio.run if loop == "asyncio" else pytest.importorskip("uvloop").run
+    assert run(main()) == sent

@@ -152,6 +152,7 @@ class Client:
         lost: asyncio.Future[None] = self.loop.create_future()
 
         def made(connection: Connection) -> None:
+            connection.filling = self._reader
             if not opened.done():
                 opened.set_result(None)
 

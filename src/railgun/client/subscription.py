@@ -137,7 +137,7 @@ class Subscription:
         self._doubt = error
         self._doubts += 1
 
-    def delivered(self, command: p.Deliver, blob: bytearray) -> None:
+    def delivered(self, command: p.Deliver, blob: bytearray | memoryview) -> None:
         """Messages have come."""
         messages, epoch = self._messages, command.epoch
         if not self.persistent:

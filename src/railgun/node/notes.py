@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File, put
 from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark
@@ -212,7 +213,7 @@ def pack(magic: bytes, kind: int, body: bytes, name: str = "") -> bytes:
     called = name.encode()
     size = _NOTE.size + len(called) + len(body)
     rest = _NOTE.pack(magic, 0, size, kind, len(called))[8:] + called + body
-    return magic + struct.pack("<I", zlib.crc32(rest)) + rest
+    return magic + struct.pack("<I", crc32(rest)) + rest
 
 
 def unpack(magic: bytes, data: bytes, at: int) -> tuple[int, str, bytes, int] | None:
@@ -223,7 +224,7 @@ def unpack(magic: bytes, data: bytes, at: int) -> tuple[int, str, bytes, int] | 
     end = at + size
     if found != magic or end > len(data) or size < _NOTE.size + length:
         return None
-    if zlib.crc32(memoryview(data)[at + 8 : end]) != crc:
+    if crc32(memoryview(data)[at + 8 : end]) != crc:
         return None
     body = at + _NOTE.size + length
     return kind, data[at + _NOTE.size : body].decode(), data[body:end], end

@@ -18,13 +18,13 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File
 from railgun.node.tail import MARK, MARK_SIZE, read_mark
@@ -130,7 +130,7 @@ class Walk:
                 self.need = found.size
                 return
             batch = view[at : at + found.size]
-            if zlib.crc32(batch[HEADER:]) != found.body_crc:
+            if crc32(batch[HEADER:]) != found.body_crc:
                 self.problem = "a batch whose checksum differs"
                 return
             begin = start + at
@@ -262,7 +262,7 @@ def pack_index(segment: Segment, index: Index) -> bytes:
     numbers = (segment.base, segment.end, segment.size, segment.first_time, segment.last_time)
     counts = (len(index.offsets), len(segment.runs))
     data = bytearray(_INDEX.pack(_MAGIC, 0, *numbers, *counts) + body)
-    struct.pack_into("<I", data, 4, zlib.crc32(memoryview(data)[8:]))
+    struct.pack_into("<I", data, 4, crc32(memoryview(data)[8:]))
     return bytes(data)
 
 
@@ -271,7 +271,7 @@ def unpack_index(data: bytes, base: int, size: int, every: int) -> Segment | Non
     if len(data) < _INDEX.size:
         return None
     magic, crc, told, end, length, first, last, count, turns = _INDEX.unpack_from(data)
-    if (magic, told, length) != (_MAGIC, base, size) or zlib.crc32(memoryview(data)[8:]) != crc:
+    if (magic, told, length) != (_MAGIC, base, size) or crc32(memoryview(data)[8:]) != crc:
         return None
     if len(data) != _INDEX.size + 24 * count + 16 * turns or not count or not turns:
         return None

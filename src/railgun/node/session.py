@@ -242,7 +242,7 @@ class Session:
         """Whether another node has passed it on."""
         self.subscriptions: dict[int, Consumer | Listener] = {}
         self._relay: Relay | None = None  # of a node that is not alone
-        self._reader = FrameReader()
+        self._reader = connection.filling = FrameReader()
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
         self._for_good = False
@@ -383,7 +383,7 @@ class Session:
 
     # ------------------------------------------------------------ publishing
 
-    def _publish(self, command: p.Publish, blob: bytearray) -> None:
+    def _publish(self, command: p.Publish, blob: bytearray | memoryview) -> None:
         stream = self.node.get(command.stream)
         batches = split(blob)
         if not batches:
@@ -511,7 +511,7 @@ class Session:
         self.send(response, blobs)
         self._released(name)
 
-    def _respond(self, command: p.Respond, blob: bytearray) -> None:
+    def _respond(self, command: p.Respond, blob: Blob) -> None:
         if check(blob).count != 1:
             raise RequestError("BAD_REQUEST", "a response is one message")
         events = self.node.events

@@ -20,9 +20,10 @@ Errors:
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Final
+
+from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import File
 from railgun.node.errors import FULL, LogFailedError, NoSpaceError
@@ -44,7 +45,7 @@ def mark(number: int, position: int) -> bytes:
     True
     """
     rest = struct.pack("<QQ", number, position)
-    return MARK + struct.pack("<I", zlib.crc32(rest)) + rest
+    return MARK + struct.pack("<I", crc32(rest)) + rest
 
 
 def read_mark(data: Bytes, at: int, position: int) -> int | None:
@@ -54,7 +55,7 @@ def read_mark(data: Bytes, at: int, position: int) -> int | None:
     magic, crc, number, told = _MARK.unpack_from(data, at)
     if magic != MARK or told != position:
         return None
-    return int(number) if zlib.crc32(data[at + 8 : at + MARK_SIZE]) == crc else None
+    return int(number) if crc32(data[at + 8 : at + MARK_SIZE]) == crc else None
 
 
 def has_mark(file: File, position: int) -> bool:

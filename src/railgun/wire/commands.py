@@ -14,6 +14,7 @@ Rules:
 1. Whatever bytes come, they are frames or a `FrameError`, which ends the connection.
 2. A frame that is larger than both sides have agreed on is refused when its size has come, before its bytes have.
 3. A blob is a copy of its own, which may be changed: the node writes offsets into it.
+   Of a large frame the rest is read straight to where it stays, if who reads asks for `room`: nothing is copied.
 4. What is only passed on is not read: of a `RawFrame` nothing is known but its head, until somebody asks.
 """
 
@@ -23,6 +24,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from railgun.core.errors import RailgunError
@@ -73,7 +75,7 @@ class Frame(NamedTuple):
 
     channel: int
     command: Any
-    blob: bytearray
+    blob: bytearray | memoryview
 
 
 class RawFrame(NamedTuple):
@@ -97,7 +99,9 @@ class RawFrame(NamedTuple):
 
     def frame(self) -> Frame:
         """All of it, to be worked with."""
-        return Frame(self.channel, self.command(), bytearray(self.data[_HEAD.size + self.length :]))
+        blob = self.data[_HEAD.size + self.length :]
+        own = len(blob) >= LARGE and not blob.readonly
+        return Frame(self.channel, self.command(), blob if own else bytearray(blob))
 
     def kept(self) -> RawFrame:
         """A copy of its own: this one holds on to all that came with it."""
@@ -125,18 +129,30 @@ class FrameReader:
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.largest = largest
-        self._data = bytearray()
+        self._data = bytearray()  # of a small frame, or the size of one
+        self._large: memoryview | None = (
+            None  # of a large frame: all of its bytes, be they there or not
+        )
+        self._have = 0  # that are there
         self._need = _SIZE.size
 
     @property
     def begun(self) -> int:
         """Bytes that are there of a frame that is not whole."""
-        return len(self._data)
+        return len(self._data) if self._large is None else self._have
 
     @property
     def missing(self) -> int:
         """Bytes that it takes to make it whole; of one whose size has not come, to know that."""
-        return max(0, self._need - len(self._data))
+        return max(0, self._need - self.begun)
+
+    def room(self) -> memoryview | None:
+        """Where the rest of a large frame may be read to, if one has begun; then tell `filled`, and `feed` nothing."""
+        return None if self._large is None else self._large[self._have :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes were read to where there was room."""
+        self._have += count
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
@@ -150,24 +166,27 @@ class FrameReader:
         self,
         data: bytes,
         made_of: Callable[[bytes | bytearray, int, int], T],
-        made_from: Callable[[bytearray], T],
+        made_from: Callable[[memoryview], T],
     ) -> Iterator[T]:
         whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
-        if self._data:
+        if self._large is not None:
+            large, some = self._large, data[: len(self._large) - self._have]
+            large[self._have : self._have + len(some)] = some
+            self._have += len(some)
+            if self._have < len(large):
+                return
+            whole = data[len(some) :]
+            self._large, self._need = None, _SIZE.size
+            try:
+                yield made_from(large)
+            except GeneratorExit:
+                self._data += whole
+                raise
+        elif self._data:
             self._data += data
             if len(self._data) < self._need:
                 return
-            own, self._data = self._data, bytearray()
-            whole = own
-            if self._need >= LARGE:  # the bytes that were gathered are those of the frame
-                end, self._need = self._need, _SIZE.size
-                whole = bytes(memoryview(own)[end:])
-                del own[end:]
-                try:
-                    yield made_from(own)
-                except GeneratorExit:
-                    self._data += whole
-                    raise
+            whole, self._data = self._data, bytearray()
         at, length = 0, len(whole)
         try:
             while length - at >= _SIZE.size:
@@ -178,6 +197,10 @@ class FrameReader:
                     )
                 if length - at < _SIZE.size + size:
                     self._need = _SIZE.size + size
+                    if self._need >= LARGE:
+                        self._large, self._have = _room_for(self._need), length - at
+                        self._large[: self._have] = whole[at:]
+                        at = length
                     break
                 frame = made_of(whole, at, size)
                 at += _SIZE.size + size
@@ -188,7 +211,7 @@ class FrameReader:
                 self._data += whole[at:]
 
 
-def _head(data: bytes | bytearray, at: int, size: int) -> RawFrame:
+def _head(data: Blob, at: int, size: int) -> RawFrame:
     _, channel, number, length = _HEAD.unpack_from(data, at)
     _kind(number)
     if _SHORTEST + length > size:
@@ -207,15 +230,18 @@ def _decode(data: bytes | bytearray, at: int, size: int) -> Frame:
     )
 
 
-def _take(own: bytearray) -> Frame:
-    """A frame that is all of these bytes: the blob is what is left of them, and is not copied."""
+def _take(own: memoryview) -> Frame:
+    """A frame that is all of these bytes: the blob is a part of them, and is not copied."""
     _, channel, number, length = _HEAD.unpack_from(own, 0)
     begin = _HEAD.size + length
     if begin > len(own):
         raise FrameError(f"a command of {length} bytes in a frame of {len(own) - _SIZE.size}")
-    command = _command(number, own[_HEAD.size : begin])
-    del own[:begin]
-    return Frame(channel, command, own)
+    return Frame(channel, _command(number, own[_HEAD.size : begin]), own[begin:])
+
+
+def _room_for(size: int) -> memoryview:
+    """So many bytes that nobody has touched: who announces a large frame has not got that much of our memory yet."""
+    return np.empty(size, np.uint8).data
 
 
 def _kind(number: int) -> Any:

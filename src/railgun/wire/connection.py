@@ -5,6 +5,7 @@ is the order of its bytes. A connection that does not say hello within `PATIENCE
 
 All connections of a thread read into one buffer, and what came is copied out of it: asyncio's own way takes a new
 buffer of 256 KiB from the system for every read, which costs more than all else that is done with a short message.
+Who gathers large messages may have them read straight to where they stay (`filling`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from railgun.wire.columns import DecodingError
 from railgun.wire.hello import NONCE, Acceptor, Dialer, HelloError
@@ -41,6 +42,16 @@ class _Shared(threading.local):
 _SHARED: Final = _Shared()
 
 
+class Filling(Protocol):
+    """Who gathers messages, and may say where the next bytes of one belong."""
+
+    def room(self) -> memoryview | None:
+        """There, if it matters."""
+
+    def filled(self, count: int) -> None:
+        """So many are there now."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """One end of a connection.
 
@@ -62,6 +73,9 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport
         self.tag: Any = None
         """For the owner's use."""
+        self.filling: Filling | None = None
+        """Where bytes may be read to; `received` is told, with none, when some have been."""
+        self._filled = False  # whether the next ones are
         self._hello: Acceptor | Dialer | None = (
             Acceptor(secret, nonce) if who is None else Dialer(secret, nonce, who)
         )
@@ -125,10 +139,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
-        return _SHARED.view
+        room = self.filling.room() if self.filling is not None else None
+        self._filled = room is not None
+        return _SHARED.view if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
+        if self._filled and self.filling is not None:
+            self.filling.filled(nbytes)
+            self._received(self, b"")
+            return
         data = bytes(_SHARED.view[:nbytes])
         if self._hello is None:
             self._received(self, data)

@@ -32,13 +32,13 @@ Rules:
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from railgun.core.errors import RailgunError
 
@@ -137,7 +137,7 @@ def build(
         raise BatchError("payloads, IDs and headers are bytes, not views of larger items")
     if size > LARGEST:
         raise _too_large(size)
-    body = zlib.crc32(memoryview(batch)[HEADER:])
+    body = crc32(memoryview(batch)[HEADER:])
     _HEAD.pack_into(batch, 0, MAGIC, size, 0, body, 0, 0, 0, count, flags, 0, 0, 0)
     patch(batch, 0, 0, 0)
     return batch
@@ -171,7 +171,7 @@ def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> No
     if not 0 <= base < _LAST_OFFSET or not 0 <= epoch < 1 << 64 or not -1 << 63 <= time < 1 << 63:
         raise BatchError(f"no batch has base {base}, epoch {epoch}, time {time}")
     _PATCHED.pack_into(batch, 16, base, epoch, time)
-    _U32.pack_into(batch, 8, zlib.crc32(batch[12:HEADER]))
+    _U32.pack_into(batch, 8, crc32(batch[12:HEADER]))
 
 
 def head(data: Bytes, at: int = 0) -> Head:
@@ -192,7 +192,7 @@ def head(data: Bytes, at: int = 0) -> Head:
         raise BatchError(
             f"no record batch at byte {at}: it begins with {magic!r}, not with {MAGIC!r}"
         )
-    if zlib.crc32(data[at + 12 : at + HEADER]) != crc:
+    if crc32(data[at + 12 : at + HEADER]) != crc:
         raise BatchError(f"the header of the batch at byte {at} is damaged: its checksum differs")
     if zero or zeros or more or flags & ~(HAS_IDS | HAS_HEADERS):
         raise BatchError(f"the batch at byte {at} has fields of a later version (flags {flags})")
@@ -207,7 +207,7 @@ def head(data: Bytes, at: int = 0) -> Head:
 def check(batch: Bytes) -> Head:
     """Look at every byte of one whole batch: checksums, ends, lengths. Returns its header."""
     found = _whole(batch)
-    if zlib.crc32(memoryview(batch)[HEADER:]) != found.body_crc:
+    if crc32(memoryview(batch)[HEADER:]) != found.body_crc:
         raise BatchError(
             f"the batch of {found.count} messages from {found.base} is damaged: its checksum differs"
         )
@@ -262,7 +262,7 @@ def cut(batch: Bytes, first: int, end: int) -> Bytes:
         slices.append(view[start + begin : start + stop])
     slices = [*slices[1:], slices[0]]
     piece = bytearray().join([bytes(HEADER), *tables, *slices])
-    body = zlib.crc32(memoryview(piece)[HEADER:])
+    body = crc32(memoryview(piece)[HEADER:])
     _HEAD.pack_into(piece, 0, MAGIC, len(piece), 0, body, 0, 0, 0, high - low, flags, 0, 0, 0)
     patch(piece, first, found.epoch, found.time)
     return piece

@@ -349,7 +349,7 @@ class Door:
             _LOG.exception("a connector's session ends")
             self.refuse(caller.session, SessionError("INTERNAL", repr(error)[:500]))
 
-    def _handle(self, caller: Caller, command: Message, blob: bytearray) -> None:
+    def _handle(self, caller: Caller, command: Message, blob: Blob) -> None:
         match command:
             case c.Messages():
                 self._offer(caller, command.stream, blob, len(blob))
@@ -368,7 +368,7 @@ class Door:
                 what = type(command).__name__
                 raise SessionError("BAD_FRAME", f"{what} is not for a worker to hear")
 
-    def _offer(self, caller: Caller, number: int, what: bytearray | int, size: int) -> None:
+    def _offer(self, caller: Caller, number: int, what: Blob | int, size: int) -> None:
         name = caller.names.get(number)
         if name is None or self.receiving is None:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")

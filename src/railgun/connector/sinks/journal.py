@@ -19,10 +19,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+
+from zlib_ng.zlib_ng import crc32
 
 from railgun.connector.errors import SinkError
 from railgun.connectors.staging import sync_directory
@@ -117,7 +118,7 @@ class Journal:
 def line(entry: Any, safe: int = 0) -> bytes:
     """An entry as it is written, after so many bytes that are safe."""
     told = b"%d %s" % (safe, json.dumps(entry, separators=(",", ":")).encode())
-    return b"%08x %s\n" % (zlib.crc32(told), told)
+    return b"%08x %s\n" % (crc32(told), told)
 
 
 def read(data: bytes) -> tuple[list[Any], int]:
@@ -136,7 +137,7 @@ def read(data: bytes) -> tuple[list[Any], int]:
 def _entry(text: bytes) -> tuple[int, Any] | None:
     """How much was safe before this line, and what it says; None if it is not whole."""
     code, told = text[:8], text[9:]
-    if text[8:9] != b" " or code != b"%08x" % zlib.crc32(told):
+    if text[8:9] != b" " or code != b"%08x" % crc32(told):
         return None
     safe, _, entry = told.partition(b" ")
     return int(safe), json.loads(entry)

@@ -146,7 +146,7 @@ class Participant:
         )
         return 0
 
-    def data(self, id: str, start: int, data: bytes | bytearray) -> int:
+    def data(self, id: str, start: int, data: bytes | bytearray | memoryview) -> int:
         """Bytes of a transaction come; how many are here then."""
         txn = self.txns.get(id)
         if txn is None:

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+
+from zlib_ng.zlib_ng import crc32
 
 from railgun.connector.errors import LostError
 from railgun.connector.sinks.journal import line, read
@@ -67,10 +68,10 @@ class Log:
         log._cut()
         return log
 
-    def append(self, data: bytes | bytearray) -> None:
+    def append(self, data: bytes | bytearray | memoryview) -> None:
         """Add a batch."""
         rest = _HEAD.pack(0, len(data), self.end)[_CRC.size :]
-        code = zlib.crc32(data, zlib.crc32(rest))
+        code = crc32(data, crc32(rest))
         left = memoryview(b"".join((_CRC.pack(code), rest, data)))
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -189,7 +190,7 @@ def _batches(file: BinaryIO) -> Iterator[bytes]:
         if start != at or not 0 < length <= LONGEST:
             return
         data = file.read(length)
-        if len(data) < length or zlib.crc32(data, zlib.crc32(head[_CRC.size :])) != code:
+        if len(data) < length or crc32(data, crc32(head[_CRC.size :])) != code:
             return
         yield data
         at += length

@@ -24,6 +24,7 @@ from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
 from railgun.flow.source import Pushed
 from railgun.wire import outside
+from railgun.wire.commands import Blob
 from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
 from railgun.wire.rows import RowBatch, Times, joined_times
@@ -34,7 +35,7 @@ FORGET: Final = (
 MANY: Final = 1_000  # streams; with more, how far time has come is not worked out all the time
 WORTH: Final = 10  # µs to go on with what was worked out, for each stream
 
-What: TypeAlias = bytes | bytearray | outside.Pushed | int
+What: TypeAlias = Blob | outside.Pushed | int
 """What waits: a batch, what is left of one, or the last id of a stream that ends."""
 
 
@@ -81,7 +82,7 @@ class Receiving(Reading):
 
     # ------------------------------------------------------------ what connectors do
 
-    def offer(self, session: int, stream: str, what: bytes | bytearray | int, size: int) -> bool:
+    def offer(self, session: int, stream: str, what: Blob | int, size: int) -> bool:
         """A batch of messages, or the last id of a stream that ends; whether it is the first that waits."""
         if session not in self.table.sessions:
             return False
@@ -324,7 +325,7 @@ class Receiving(Reading):
             callers.let_go()
 
 
-def _unpacked(stream: str, blob: bytes | bytearray) -> outside.Pushed:
+def _unpacked(stream: str, blob: Blob) -> outside.Pushed:
     try:
         pushed = outside.unpack(blob)
     except BatchError as error:

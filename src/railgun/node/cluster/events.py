@@ -272,7 +272,7 @@ class Events:
         self._lost.pop(peer, None)
         self.responding.down(peer)
 
-    def received(self, sender: str, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, command: Any, blob: Blob) -> None:
         """Another node has said something."""
         match command:
             case n.Scatter():
@@ -298,7 +298,7 @@ class Events:
                 self._tell_all(neighbour)
                 self.responding.remind(neighbour.node)
 
-    def _scattered(self, neighbour: Neighbour, told: n.Scatter, blob: bytearray) -> None:
+    def _scattered(self, neighbour: Neighbour, told: n.Scatter, blob: Blob) -> None:
         if told.line != neighbour.heard:
             return
         batches = split(blob)

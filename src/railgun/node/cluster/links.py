@@ -67,7 +67,7 @@ class PeerError(RailgunError):
 class Receiver(Protocol):
     """Who gets what other nodes send."""
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         """A message has come; of all lanes but `control`."""
 
     def up(self, peer: str, lane: Lane) -> None:
@@ -392,7 +392,8 @@ class Links:
             raise HelloError(told, OTHER_CLUSTER)
         if to and to != mine.node:
             raise HelloError(f"this is node {mine.node}, not {to}", OTHER_NODE)
-        connection.tag = (FrameReader(LARGEST), node, lane)
+        connection.filling = reader = FrameReader(LARGEST)
+        connection.tag = (reader, node, lane)
         self._callers.add(connection)
 
     def _hear(self, connection: Connection, data: bytes) -> None:

@@ -45,6 +45,7 @@ from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
 from railgun.node.node import Mode, Node
 from railgun.node.routing import Here, Nobody, Place, There
 from railgun.node.settings import StreamSettings
+from railgun.wire.commands import Blob
 from railgun.wire.raft import decode_message, encode_message
 
 PATIENCE: Final = 10.0  # seconds that a proposal may take
@@ -145,7 +146,7 @@ class Member:
         """This node belongs to a cluster: take part."""
         who = self.who
         self.metadata = Metadata()  # it is told again
-        election = self.config.election()
+        election = self.election
         settings = Settings(election=election, heartbeat=election / 8, lease=election * 0.7)
         self.consensus = Consensus(
             *(self.me, self.disk, "cluster/raft", _Applied(self), self._send_raft),
@@ -167,6 +168,11 @@ class Member:
         self.consensus.start()
         self.dirty()
         return told
+
+    @property
+    def election(self) -> float:
+        """How long nodes wait for a leader."""
+        return self.who.election or self.config.election()
 
     async def stop(self) -> None:
         """Take no more part."""
@@ -385,7 +391,7 @@ class Member:
     def _send_raft(self, to: str, message: Any) -> None:
         self.links.send(to, "raft", encode_message(message))
 
-    def received(self, sender: str, lane: Lane, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, lane: Lane, command: Any, blob: Blob) -> None:
         """A message of another node."""
         if lane == "raft" and self.consensus is not None:
             self.consensus.step(sender, decode_message(command))
@@ -422,8 +428,6 @@ class Member:
                 return await consensus.propose(json.dumps(arguments["command"]).encode())
             case "leader":
                 return self.consensus.leader if self.consensus is not None else None
-            case "state":
-                return self._state()
             case "streams":
                 return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
@@ -431,23 +435,6 @@ class Member:
             case _ if name in CALLS:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
-
-    def _state(self) -> dict[str, Any]:
-        """Who leads, and how the regions are on this node."""
-        consensus = self.consensus
-        return {
-            "node": self.me,
-            "leader": consensus.leader if consensus is not None else None,
-            "term": consensus.term if consensus is not None else 0,
-            "regions": {
-                region.name: {
-                    "epoch": region.led,
-                    "serves": region.active and region.may_act(),
-                    "caught_up": region.caught_up(),
-                }
-                for region in self.regions
-            },
-        }
 
     def led_streams(self) -> list[str]:
         """The streams that this node is the master of, and serves."""

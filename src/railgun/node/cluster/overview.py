@@ -94,6 +94,8 @@ class Overview:
         member, now = self._member, time.monotonic()
         consensus = member.consensus
         return {
+            "node": member.me,
+            "leader": consensus.leader if consensus is not None else None,
             "term": consensus.term if consensus is not None else 0,
             "applied": consensus.applied if consensus is not None else 0,
             "silence": self._silence(),
@@ -126,6 +128,7 @@ class Overview:
         idle = self._idle.get(region.name, now)
         return {
             "epoch": region.led,
+            "active": region.active,
             "acting": region.may_act(),
             "idle_for": round(now - idle, 3),
             "lag": lag,

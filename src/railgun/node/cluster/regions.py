@@ -427,7 +427,7 @@ class Regions:
         for region in self:
             region.down(node)
 
-    def received(self, sender: str, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, command: Any, blob: Blob) -> None:
         """A message on the lane `data`."""
         match command:
             case n.Fence():

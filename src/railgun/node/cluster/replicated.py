@@ -42,6 +42,7 @@ from railgun.node.errors import (
 from railgun.node.grouplog import pack_change, unpack_records
 from railgun.node.groups import CopyNote, fold, resolve
 from railgun.node.persistent import Persistent
+from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.records import BatchError, Bytes, check, head, split
 
@@ -386,7 +387,7 @@ class Replicated:
 
     # ------------------------------------------------------------ what others say
 
-    def received(self, sender: str, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, command: Any, blob: Blob) -> None:
         """A message of another copy."""
         if self.closed:
             return
@@ -397,7 +398,7 @@ class Replicated:
                 "stream %r: node %s says what cannot be: %s", self.stream.name, sender, error
             )
 
-    def _hear(self, sender: str, command: Any, blob: bytearray) -> None:
+    def _hear(self, sender: str, command: Any, blob: Blob) -> None:
         master, replica = self.master, self.replica
         match command:
             case n.Push() if replica is not None and not self._failing:

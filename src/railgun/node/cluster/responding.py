@@ -145,7 +145,7 @@ class Responding:
 
             self._ask(to, reply, [blob], reached)
 
-    def _replied(self, sender: str, reply: n.Reply, blob: bytearray) -> None:
+    def _replied(self, sender: str, reply: n.Reply, blob: Blob) -> None:
         name = reply.response
         error: RailgunError | None = None
         session = self._node.responses.whose(name)
@@ -160,7 +160,7 @@ class Responding:
             error = _gone(name)
         self._reach(sender, reply.request, error)
 
-    def _pass_on(self, sender: str, reply: n.Reply, blob: bytearray, home: str) -> None:
+    def _pass_on(self, sender: str, reply: n.Reply, blob: Blob, home: str) -> None:
         passed = n.Reply(response=reply.response, forwarded=True)
         if not reply.request:
             self._send(home, passed, [blob])
@@ -184,7 +184,7 @@ class Responding:
 
     # ------------------------------------------------------------ other nodes
 
-    def received(self, sender: str, command: Any, blob: bytearray) -> None:
+    def received(self, sender: str, command: Any, blob: Blob) -> None:
         """Another node has said something."""
         match command:
             case n.Reserve():

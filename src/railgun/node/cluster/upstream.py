@@ -93,6 +93,7 @@ class Upstream:
             raise UpstreamError("this node does not know how to speak to others")
 
         def made(connection: Connection) -> None:
+            connection.filling = self._reader
             if not opened.done():
                 opened.set_result(None)
 
