@@ -424,6 +424,14 @@ def test_settings_change_by_command_and_files_are_compared() -> None:
     assert drift == {"patience": {"file": 7, "cluster": 5}}
 
 
+def test_how_long_nodes_wait_for_a_leader_is_settled_when_the_cluster_is_formed() -> None:
+    play = Play("a", election=2)
+    assert play.refused("settings", change={"patience": 9, "election": 3}) == "BAD_SETTINGS"
+    assert play.metadata.settings["election"] == 2
+    assert play.metadata.settings["patience"] != 9
+    assert play.do("settings", change={"election": 2})["result"] == "UNCHANGED"
+
+
 @pytest.mark.parametrize(
     "change", [{"x": 1}, {"patience": None}, {"patience": "1"}, {"patience": True}, {"patience": -1},
                {"patience": float("nan")}, {"prune_after": [1]}],

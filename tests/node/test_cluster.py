@@ -16,6 +16,8 @@ from railgun.client.client import Client
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node.cluster.joining import JoinError
 from railgun.node.copies import Acks
+from railgun.wire.commands import Blob
+from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.records import Records, build
 
 PATIENCE = 90.0  # seconds that a test may take, on a busy machine
@@ -661,3 +663,35 @@ def test_dead_members_are_pruned_as_long_as_the_rest_keeps_its_quorum(tmp_path: 
             assert await retried(lambda: client.publish("orders", b"m2", timeout=2.0)) >= 2
 
     run(main(), PATIENCE)
+
+
+@pytest.mark.parametrize("wrong", ["a byte", "all"])
+def test_what_came_wrong_is_sent_again(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            master = await cluster.ready("orders")
+            await cluster.in_step("orders")
+            replica = next(name for name in cluster.servers if name != master)
+            copy, spoilt = cluster.copy(replica, "orders"), 0
+            hear = copy.received
+
+            def received(sender: str, command: Any, blob: Blob) -> None:
+                nonlocal spoilt
+                if isinstance(command, n.Push) and len(blob) and spoilt < 2:
+                    spoilt += 1
+                    blob = bytearray(blob) if wrong == "a byte" else bytearray(len(blob))
+                    blob[-1] ^= 1
+                hear(sender, command, blob)
+
+            monkeypatch.setattr(copy, "received", received)
+            for number in range(20):
+                await client.publish("orders", b"%d" % number)
+            await cluster.in_step("orders")
+            assert spoilt == 2
+            assert copy.copy.end == 20
+
+    run(main())

@@ -22,6 +22,7 @@ from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.core.cluster import alarms
 from railgun.node import admin
+from railgun.wire.commands import Blob
 
 Told = dict[str, Any]
 
@@ -188,6 +189,47 @@ def test_a_dead_node_is_told_and_so_is_what_it_means(tmp_path: Path) -> None:
     run(main())
 
 
+def test_all_nodes_wait_equally_long_for_a_leader_whatever_their_files_say(tmp_path: Path) -> None:
+    files = {"n1": 0.7, "n2": 1.1, "n3": 0.9, "n4": 1.3}
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+
+        async def start(name: str) -> None:
+            await cluster.start(name, settings=QUICK | {"election": files[name]})
+
+        async def vote(count: int) -> Client:
+            client, end = await cluster.client(), time.monotonic() + DEADLINE
+            while len((await status(client))["voters"]) != count:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+            return client
+
+        try:
+            for name in ("n1", "n2", "n3"):
+                await start(name)
+            await vote(3)
+            settled = cluster.member("n1").election
+            assert settled in files.values()
+            await start("n4")
+            await vote(4)
+            for name in ("n4", "n1"):
+                await cluster.stop(name)
+                await start(name)
+            client = await vote(4)
+            for name in files:
+                member = cluster.member(name)
+                assert member.consensus is not None
+                assert member.consensus.settings.election == settled
+                await until(lambda m=member: m.metadata.seconds("election") == settled)  # type: ignore[misc]
+            code, text = await refused(client, "cluster_settings", change={"election": 5})
+            assert (code, "settled" in text) == ("BAD_SETTINGS", True)
+        finally:
+            await cluster.close()
+
+    run(main())
+
+
 def test_drift_between_a_file_and_the_cluster_is_told_by_every_node(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
@@ -232,7 +274,7 @@ def test_a_replica_that_gets_nothing_is_behind_and_one_that_follows_is_not(
             member = cluster.member(late)
             received = member.received
 
-            def deaf(sender: str, lane: Any, command: Any, blob: bytearray) -> None:
+            def deaf(sender: str, lane: Any, command: Any, blob: Blob) -> None:
                 if lane != "data":
                     received(sender, lane, command, blob)
 
@@ -677,7 +719,7 @@ def test_who_has_made_a_stream_finds_it_on_every_node(
             member = cluster.member(late)
             received = member.received
 
-            def slowly(sender: str, lane: Any, command: Any, blob: bytearray) -> None:
+            def slowly(sender: str, lane: Any, command: Any, blob: Blob) -> None:
                 pause = 0.1 if lane == "raft" else 0.0
                 member.loop.call_later(pause, received, sender, lane, command, blob)
 

@@ -1,7 +1,7 @@
 """The settings of the cluster as a whole: which there are, and what they may be.
 
-They are metadata: once the cluster is formed they change by a command only. What a node's file says of them counts when
-the cluster is formed, and after that is compared (`drift`), told, and not used.
+They are metadata: once the cluster is formed they change by a command only, if at all. What a node's file says of them
+counts when the cluster is formed, and after that is compared (`drift`), told, and not used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "rs_timeout": Option(30.0, 0.001, 86400.0),  # of a response, if it is not asked for another
 }
 """All in seconds."""
+SETTLED: Final = frozenset({"election"})
+"""Those that cannot be changed once the cluster is formed."""
 
 
 def defaults() -> dict[str, Scalar]:

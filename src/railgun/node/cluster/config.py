@@ -49,7 +49,7 @@ class ClusterConfig:
         return hmac.new(self.secret, b"railgun client", hashlib.sha256).digest()
 
     def election(self) -> float:
-        """How long a node waits for a leader, before it knows what the cluster has agreed on."""
+        """How long nodes are to wait for a leader, if this one forms the cluster."""
         told = self.settings.get("election", OPTIONS["election"].default)
         assert told is not None
         return float(told)

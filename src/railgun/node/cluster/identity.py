@@ -6,6 +6,8 @@ Rules:
 2. A node belongs to one cluster, or to none yet. Before its log of Raft is begun, the file says what it begins with
    (`BEGINS`): after a crash it begins with the same. When the log is there, it is a `MEMBER`. A member whose log is
    gone must not come back: it may have voted, and would not know.
+3. How long nodes wait for a leader is kept here, too: it is known before the log is read, and is the same on all
+   nodes. A leader's lease is shorter than everybody's wait, and nobody could say so if each had its own.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Who:
     """With whom the log of Raft begins; none: others will tell."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     """What was known of other nodes when it was formed."""
+    election: float | None = None
+    """How long it waits for a leader, as all nodes of its cluster do."""
 
 
 def load(disk: Disk) -> Who:

@@ -8,7 +8,8 @@ Rules:
 2. If nobody is, and as many as `bootstrap_expect` are there (all with the same number), those with the lowest ids form
    a cluster. The lowest of them chooses its id, and writes down with whom it begins before it tells the others; each
    takes part in one beginning, and writes that down before it says yes. So nodes that start at the same moment form
-   one. The number has to be that of all who are to begin: a smaller one could be reached twice.
+   one. The number has to be that of all who are to begin: a smaller one could be reached twice. How long nodes wait
+   for a leader (`election`) is the lowest one's to say, and goes with it; who joins later is told.
 3. Who says no belongs to another cluster. That is told, and tried again.
 4. Nodes that know each other's secret talk; what is asked for wrongly is refused, and ends nothing.
 """
@@ -20,6 +21,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from railgun.core.cluster.options import check_options
 from railgun.core.errors import RailgunError
 from railgun.node.cluster import identity
 from railgun.node.cluster.links import Address, PeerError
@@ -146,7 +148,7 @@ class Joining:
                 self._tell(f"{other['name']} cannot let this node in now: {error}")
                 return False
             raise
-        await self._begin(told["cluster"], [], told["nodes"])
+        await self._begin(told["cluster"], [], told["nodes"], _election(told))
         return True
 
     async def _form(self, infos: list[dict[str, Any]]) -> None:
@@ -154,8 +156,9 @@ class Joining:
         member = self._member
         cluster, ids = secrets.token_hex(8), [one["id"] for one in infos]
         _LOG.info("forming the cluster %s of %s", cluster, ", ".join(ids))
-        await self._begin(cluster, ids, infos)
-        given = {"cluster": cluster, "voters": ids, "nodes": infos}
+        election = member.config.election()
+        await self._begin(cluster, ids, infos, election)
+        given = {"cluster": cluster, "voters": ids, "nodes": infos, "election": election}
         waiting = [one for one in infos if one["id"] != member.me]
         while waiting:
             still = []
@@ -170,7 +173,9 @@ class Joining:
             if waiting:
                 await asyncio.sleep(AGAIN)
 
-    async def _begin(self, cluster: str, voters: list[str], nodes: list[dict[str, Any]]) -> None:
+    async def _begin(
+        self, cluster: str, voters: list[str], nodes: list[dict[str, Any]], election: float
+    ) -> None:
         """Write down what this node belongs to, and take part."""
         member = self._member
         async with self._forming:
@@ -180,7 +185,9 @@ class Joining:
                         f"this node belongs to the cluster {member.who.cluster}, not to {cluster}"
                     )
                 return
-            who = identity.Who(member.me, cluster, identity.BEGINS, list(voters), list(nodes))
+            who = identity.Who(
+                member.me, cluster, identity.BEGINS, list(voters), list(nodes), election
+            )
             await member.loop.run_in_executor(None, identity.save, member.disk, who)
             member.who = who
             try:
@@ -210,7 +217,8 @@ class Joining:
             voters, nodes = arguments.get("voters"), arguments.get("nodes")
             if not isinstance(voters, list) or member.me not in voters:
                 raise JoinError("this node is not among those who begin")
-            await self._begin(str(arguments["cluster"]), voters, list(nodes or []))
+            election = _election(arguments)
+            await self._begin(str(arguments["cluster"]), voters, list(nodes or []), election)
             return {"cluster": member.who.cluster}
         info = arguments.get("info")
         if not isinstance(info, dict):
@@ -219,4 +227,12 @@ class Joining:
         return {
             "cluster": member.who.cluster,
             "nodes": [one.dump() for one in member.metadata.nodes.values()],
+            "election": member.metadata.seconds("election"),
         }
+
+
+def _election(told: dict[str, Any]) -> float:
+    """How long nodes wait for a leader, as another node says."""
+    seconds = check_options({"election": told.get("election")})["election"]
+    assert isinstance(seconds, int | float)
+    return float(seconds)

@@ -59,7 +59,7 @@ class Leasing:
         """Ask for a lease, again and again."""
         member = self._member
         while True:
-            pause = member.config.election() / 5
+            pause = member.election / 5
             consensus = member.consensus
             if consensus is not None and member.failed is None:
                 try:
@@ -157,7 +157,7 @@ class Leasing:
                         "do": "form",
                         "cluster": member.who.cluster,
                         "nodes": member.who.nodes,
-                        "settings": member.config.settings,
+                        "settings": member.config.settings | {"election": member.election},
                     }
                 )
             return
