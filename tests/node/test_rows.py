@@ -411,7 +411,7 @@ def test_ps8_what_a_dead_consumer_had_goes_to_another_at_once(tmp_path: Path) ->
 
 def test_ps8_who_says_nothing_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SILENCE", 0.4)
-    monkeypatch.setattr(client_module, "PING", 0.05)
+    monkeypatch.setattr(client_module, "PINGS", 400)  # one every 50 ms
 
     async def main() -> None:
         async with node(tmp_path) as running:

@@ -10,7 +10,8 @@ Rules:
    answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
    wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
    A node that says `CLOSED` is about to end, and the connection with it: what it did not take goes to the next one.
-4. A connection that says nothing for `SILENCE` seconds is dead.
+4. A connection over which nothing comes though it was pinged `PINGS` times is dead: after `SILENCE` seconds, or after
+   `SILENCE_HERE` if there are other nodes to go to. A program that was busy itself for longer pings once more.
 5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
 6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
    to that stream meanwhile waits behind it. `DEPOSED` means what a lost connection means.
@@ -54,8 +55,9 @@ from railgun.wire.records import Records, build
 
 TIMEOUT: Final = 30.0
 LATE: Final = "not published in time: it may be stored or not"
-PING: Final = 5.0
+PINGS: Final = 4
 SILENCE: Final = 20.0
+SILENCE_HERE: Final = 6.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 DIAL: Final = 5.0  # seconds for one node, if there are others
 LASTING: Final = 0.5  # seconds after which a connection was of use
@@ -232,15 +234,18 @@ class Client:
     async def _alive(self) -> None:
         """Ping, until the connection is lost."""
         assert self._lost is not None
-        while True:
-            await asyncio.wait([self._lost], timeout=PING)
+        asked, vain = self.loop.time(), 0
+        while vain < PINGS:
+            silence = SILENCE if len(self._nodes) == 1 else SILENCE_HERE
+            await asyncio.wait([self._lost], timeout=silence / PINGS)
             if self._lost.done():
                 self._lost.result()
-            if self.loop.time() - self._heard > SILENCE:
-                assert self._connection is not None
-                self._connection.transport.abort()
-                raise StreamsError("CONNECTION_LOST", "the node says nothing")
+            vain = vain + 1 if self._heard < asked else 0
+            asked = self.loop.time()
             self.send(p.Ping(number=1))
+        assert self._connection is not None
+        self._connection.transport.abort()
+        raise StreamsError("CONNECTION_LOST", "the node says nothing")
 
     def _disconnected(self) -> None:
         self._open.clear()

@@ -34,7 +34,7 @@ from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
 from railgun.node.node import Node
 from railgun.node.routing import Passage
-from railgun.node.session import SILENCE, Session, Wire
+from railgun.node.session import PULSE, SILENCE, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
@@ -224,9 +224,11 @@ class Server:
 
     async def _watch_silence(self) -> None:
         while True:
-            await asyncio.sleep(SILENCE / 4)
+            await asyncio.sleep(min(SILENCE / 4, PULSE))
             for connection, session in list(self.sessions.items()):
-                if time.monotonic() - session.heard > SILENCE and not session.paused:
+                if session.paused:
+                    session.live_on()
+                elif time.monotonic() - session.heard > SILENCE:
                     connection.transport.abort()
 
     async def hand_over(self, timeout: float = HAND_OVER) -> None:

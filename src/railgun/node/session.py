@@ -5,6 +5,7 @@ Rules:
 1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
    that are no frame end the session; nothing ends the node.
 2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
+   One that is not read for a while, because what it published is not on disk yet, hears that the node lives.
 3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
    there is room for them.
 4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
@@ -45,6 +46,7 @@ from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Bytes, check, cut, head, split
 
 SILENCE: Final = 20.0
+PULSE: Final = 1.0  # seconds between two signs of life to who is not read
 MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
 ROOM: Final = 1 << 20  # bytes that wait in a socket
 FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
@@ -369,6 +371,11 @@ class Session:
             self.heard = time.monotonic()  # what it said meanwhile is about to be read
             with contextlib.suppress(RuntimeError):
                 self.connection.transport.resume_reading()
+
+    def live_on(self) -> None:
+        """Its pings are not read: let it hear that this node is there."""
+        if self.room:
+            self.send(p.Pong())
 
     def hold_back(self, size: int) -> None:
         """So many bytes wait; if they are too many, nothing more is read."""
