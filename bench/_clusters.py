@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from railgun.wire.commands import Blob
 
 NODES = 3
 PORTS = 12_000, 32_000  # a node that is started again must find its own free
-SOON = 0.02  # seconds between two looks: each is a new connection to every node
+SOON = 0.04  # seconds between two looks: each is a new connection to every node
 
 
 class _Nobody:
@@ -182,16 +182,21 @@ class OurCluster:
             [node for node, lag in region.get("lag", {}).items() if lag["caught_up"]],
         )
 
-    async def states(self) -> list[State]:
-        """How those that run see it."""
-        running = [node for node in self.nodes if node.process is not None]
+    async def states(self, nodes: Sequence[NodeProcess] = ()) -> list[State]:
+        """How these see it, or all that run."""
+        running = [node for node in nodes or self.nodes if node.process is not None]
         told = await asyncio.gather(*map(self.state, running))
         return [state for state in told if state is not None]
 
-    async def until(self, good: Callable[[list[State]], bool], patience: float = 60.0) -> float:
-        """Wait until that is so; when it was."""
+    async def until(
+        self,
+        good: Callable[[list[State]], bool],
+        patience: float = 60.0,
+        nodes: Sequence[NodeProcess] = (),
+    ) -> float:
+        """Wait until that is so, as these see it; when it was."""
         end = time.monotonic() + patience
-        while not good(states := await self.states()):
+        while not good(states := await self.states(nodes)):
             if time.monotonic() > end or any(n.process and n.process.poll() for n in self.nodes):
                 found = "\n".join(map(str, states))
                 raise PeerError(f"the cluster is not as it should be:\n{found}\n{self.words()}")

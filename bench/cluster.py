@@ -55,7 +55,7 @@ OF_BARE = 0.5  # of what the bare disk takes, at least
 class Size(streams.Size):
     """How much of everything."""
 
-    much: Much = field(default_factory=lambda: Much(1.5, 1_000_000, 7, 100, 1 << 30))
+    much: Much = field(default_factory=lambda: Much(1.5, 1_000_000, 7, 100, 2 << 30))
 
 
 QUICK = Size(rounds=1, seconds=0.4, much=Much(0.4, 100_000, 1, 10, 32 << 20))

@@ -24,6 +24,7 @@ from railgun.core.replication import messages as m
 from railgun.core.replication.master import Phase
 from railgun.core.replication.standing import LOST, Standing
 from railgun.node.cluster import words
+from railgun.node.cluster.flight import Flight
 from railgun.node.cluster.identity import LostIdentityError
 from railgun.node.cluster.links import Lane
 from railgun.node.cluster.regions import Promises, Region, Regions
@@ -50,6 +51,7 @@ class Alone:
         self.said: list[tuple[str, Any, list[Blob]]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.acts = True
+        self.flights: dict[str, Flight] = {}
 
     def send(self, to: str, command: Message, blobs: Sequence[Blob] = ()) -> bool:
         self.said.append((to, command, list(blobs)))
@@ -64,6 +66,9 @@ class Alone:
 
     def changed(self) -> None:
         pass
+
+    def flight(self, node: str) -> Flight:
+        return self.flights.setdefault(node, Flight())
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [command for _, command, _ in self.said if isinstance(command, kind)]
@@ -80,11 +85,11 @@ class Full:
         self._append, self.left = log.append, times
         log.append = self._try
 
-    def _try(self, changes: Any) -> Any:
+    def _try(self, changes: Any, *more: Any) -> Any:
         if self.left:
             self.left -= 1
             raise NoSpaceError("no space left on device")
-        return self._append(changes)
+        return self._append(changes, *more)
 
 
 class Held:

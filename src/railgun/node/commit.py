@@ -64,6 +64,7 @@ class _Job:
     stamp: Stamp | None
     size: int
     work: Callable[[], object] | None = None
+    cold: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -112,10 +113,19 @@ class Committer:
             thread.start()
 
     def submit(
-        self, log: Log, batches: Sequence[Any], done: Done, stamp: Stamp | None = None
+        self,
+        log: Log,
+        batches: Sequence[Any],
+        done: Done,
+        stamp: Stamp | None = None,
+        *,
+        cold: bool = False,
     ) -> None:
-        """Commit these as soon as may be; `done` is called once, with None or what went wrong."""
-        self._line_up(log, _Job(batches, done, stamp, sum(map(len, batches))))
+        """Commit these as soon as may be; `done` is called once, with None or what went wrong.
+
+        `cold`, of batches of a stream: nobody will soon read them.
+        """
+        self._line_up(log, _Job(batches, done, stamp, sum(map(len, batches)), None, cold))
 
     def perform(self, log: Log, work: Callable[[], object], done: Done) -> None:
         """Do this when all that was submitted for the log before is done, and nobody else writes to it."""
@@ -191,9 +201,10 @@ class Committer:
         if len(jobs) > 1:
             try:
                 base = log.end if isinstance(log, StreamLog) else 0
-                for job in jobs:
-                    base = _stamp(log, job, base)
-                log.append([batch for job in jobs for batch in job.batches])
+                if any(job.stamp is not None for job in jobs):
+                    for job in jobs:
+                        base = _stamp(log, job, base)
+                _write(log, [batch for job in jobs for batch in job.batches], jobs)
                 return {}
             except (OrderError, BatchError):
                 pass  # nothing was written
@@ -201,7 +212,7 @@ class Committer:
         for n, job in enumerate(jobs):
             try:
                 _stamp(log, job, log.end if isinstance(log, StreamLog) else 0)
-                log.append(job.batches)
+                _write(log, job.batches, [job])
             except (OrderError, BatchError) as error:
                 wrong[n] = error
             except RailgunError as error:  # those before it are written, and will be synced
@@ -224,6 +235,14 @@ class Committer:
             self._run(tell)
         except Exception:  # the loop is closed: nobody is there to be told
             _LOG.exception("nobody could be told of %d commits", len(told))
+
+
+def _write(log: Log, batches: Sequence[Any], jobs: Sequence[_Job]) -> None:
+    """Append what these are about."""
+    if isinstance(log, StreamLog):
+        log.append(batches, all(job.cold for job in jobs))
+    else:
+        log.append(batches)
 
 
 def _stamp(log: Log, job: _Job, base: int) -> int:

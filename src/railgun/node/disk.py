@@ -10,8 +10,10 @@ Rules:
    come about or not, in any order. A rename happens wholly or not at all.
 4. `File.read` may be called by any thread while another one writes. A file that is closed while it is read, is closed
    when the last reader has left it.
-5. Errors are those of the system (`OSError`); what they mean is said by those who know what the file is.
-6. Paths are relative, with `/`, and stay inside.
+5. `File.forget` is a hint: these bytes, which are synced, will not be read soon. Whoever writes much that nobody waits
+   for should not drive out of memory what others read; and memory that is used again is written to faster.
+6. Errors are those of the system (`OSError`); what they mean is said by those who know what the file is.
+7. Paths are relative, with `/`, and stay inside.
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ class File(Protocol):
 
     def read(self, at: int, size: int) -> bytes:
         """These bytes; fewer where the file ends."""
+        ...
+
+    def forget(self, at: int, size: int) -> None:
+        """These bytes need not be kept in memory."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -241,6 +247,11 @@ class _NodeFile:
                 last = self._closed and not self._readers
             if last:
                 os.close(self._number)
+
+    def forget(self, at: int, size: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._number, at, size, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._number, size)

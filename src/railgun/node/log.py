@@ -229,8 +229,11 @@ class StreamLog:
             following += count
         return following
 
-    def append(self, batches: Sequence[Bytes]) -> int:
-        """Write batches that follow the last one: all of them or none. They are not for good before `sync`."""
+    def append(self, batches: Sequence[Bytes], cold: bool = False) -> int:
+        """Write batches that follow the last one: all of them or none. They are not for good before `sync`.
+
+        `cold`: nobody will soon read them.
+        """
         self._check()
         following, time, epoch = self._end, self._last_time, self._epoch
         total, placed = 0, []
@@ -253,7 +256,7 @@ class StreamLog:
             return self._end
         if self._tail.size and self._tail.size + total > self.config.segment_bytes:
             self.roll()
-        begin = self._tail.append(batches, self._end)
+        begin = self._tail.append(batches, self._end, cold)
         with self._lock:
             segment = self._segments[-1]
             assert segment.index is not None

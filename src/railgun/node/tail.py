@@ -34,6 +34,7 @@ MARK_SIZE: Final = 24
 
 _MARK: Final = struct.Struct("<4sIQQ")
 _CHUNK: Final = 1 << 20
+_PAGE: Final = 64 << 10  # bytes; the largest that systems have
 
 
 def mark(number: int, position: int) -> bytes:
@@ -86,15 +87,17 @@ class Tail:
         """Bytes there for good."""
         self.failed: LogFailedError | None = None
         self._marked = -1
+        self._cold = False  # whether nobody will soon read what is not synced yet
 
     def check(self) -> None:
         """Raise what has made an end of it."""
         if self.failed is not None:
             raise LogFailedError(str(self.failed)) from self.failed
 
-    def append(self, pieces: Sequence[Bytes], number: int) -> int:
-        """Write these, after a mark if one is due; where the first one begins."""
+    def append(self, pieces: Sequence[Bytes], number: int, cold: bool = False) -> int:
+        """Write these, after a mark if one is due; where the first one begins. `cold`: they are not read soon."""
         self.check()
+        self._cold = cold and (self._cold or self.size == self.durable)
         if self.size and self.size == self.durable != self._marked:
             pieces = [mark(number, self.size), *pieces]
             lead = MARK_SIZE
@@ -134,6 +137,9 @@ class Tail:
             self.file.sync()
         except OSError as error:
             self.fail("synced", error)
+        if self._cold:
+            begin = self.durable // _PAGE * _PAGE
+            self.file.forget(begin, size - begin)
         self.durable = size
 
     def fail(self, verb: str, error: OSError) -> None:

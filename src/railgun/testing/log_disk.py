@@ -270,6 +270,9 @@ class _LogFile:
         self._check()
         return bytes(self._content.seen[at : at + size])
 
+    def forget(self, at: int, size: int) -> None:
+        pass
+
     def truncate(self, size: int) -> None:
         self._check()
         self._disk.step("truncate", self._path)

@@ -207,12 +207,16 @@ def head(data: Bytes, at: int = 0) -> Head:
 def check(batch: Bytes) -> Head:
     """Look at every byte of one whole batch: checksums, ends, lengths. Returns its header."""
     found = _whole(batch)
+    _summed(batch, found)
+    _Columns(batch, found)
+    return found
+
+
+def _summed(batch: Bytes, found: Head) -> None:
     if crc32(memoryview(batch)[HEADER:]) != found.body_crc:
         raise BatchError(
             f"the batch of {found.count} messages from {found.base} is damaged: its checksum differs"
         )
-    _Columns(batch, found)
-    return found
 
 
 def split(data: Bytes) -> list[memoryview]:
@@ -221,14 +225,27 @@ def split(data: Bytes) -> list[memoryview]:
     >>> [head(batch).count for batch in split(build([b"a", b"b"]) + build([b"c"]))]
     [2, 1]
     """
-    view, at, found = memoryview(data), 0, []
-    while at < len(view):
-        size = head(view, at).size
-        if at + size > len(view):
-            raise ShortBatchError(f"{len(view) - at} bytes at byte {at}: the batch has {size}")
-        found.append(view[at : at + size])
-        at += size
+    return [batch for _, batch in _each(data)]
+
+
+def intact(data: Bytes) -> list[tuple[Head, memoryview]]:
+    """The same, with their headers, of batches that somebody has checked: they have to be what they were."""
+    found = list(_each(data))
+    for told, batch in found:
+        _summed(batch, told)
     return found
+
+
+def _each(data: Bytes) -> Iterator[tuple[Head, memoryview]]:
+    view, at = memoryview(data), 0
+    while at < len(view):
+        found = head(view, at)
+        if at + found.size > len(view):
+            raise ShortBatchError(
+                f"{len(view) - at} bytes at byte {at}: the batch has {found.size}"
+            )
+        yield found, view[at : at + found.size]
+        at += found.size
 
 
 def cut(batch: Bytes, first: int, end: int) -> Bytes:

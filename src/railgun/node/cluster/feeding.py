@@ -4,7 +4,8 @@ Rules:
 
 1. A replica that is up with the master gets what was stored in a turn of the event loop in one frame, from memory. One
    that lags behind gets it from the log, read by another thread in pieces, until it is up with it.
-2. At most `WINDOW` bytes are ahead of what a replica has confirmed. What does not fit waits in the log.
+2. At most `WINDOW` bytes are ahead of what a replica has confirmed, and of all streams together what `flight` lets
+   through. What does not fit waits in the log.
 3. States of groups go whole first, then each change (`core.replication`).
 4. A line to a replica lasts for a session, and ends when the replica tells anew how it stands. What was being read for
    a line that is over is not sent.
@@ -23,6 +24,7 @@ from google.protobuf.message import Message
 from railgun.core.errors import RailgunError
 from railgun.core.replication.master import Master, Peer, Phase
 from railgun.node.cluster import words
+from railgun.node.cluster.flight import Flight
 from railgun.node.errors import TrimmedError
 from railgun.node.grouplog import pack_state
 from railgun.node.groups import CopyNote, fold
@@ -30,7 +32,7 @@ from railgun.node.persistent import Persistent
 from railgun.wire.commands import Blob
 from railgun.wire.records import Bytes, cut, head
 
-WINDOW: Final = 16 << 20  # bytes that a replica has not confirmed
+WINDOW: Final = 32 << 20  # bytes that a replica has not confirmed
 FRAME: Final = 4 << 20  # bytes of one push
 PIECE: Final = 4 << 20  # bytes read at once
 NEWS: Final = 0.002  # seconds until replicas hear what is safe, if there is nothing else to tell
@@ -54,6 +56,9 @@ class Around(Protocol):
     def changed(self) -> None:
         """A stream has begun or ceased to be served, or its epoch is active."""
 
+    def flight(self, node: str) -> Flight:
+        """What is on its way to a node, of all streams."""
+
 
 class Fresh(NamedTuple):
     """What was stored, and is still in memory."""
@@ -68,6 +73,7 @@ class Fresh(NamedTuple):
 class _Line:
     """What is on its way to a replica."""
 
+    to: Flight
     flight: deque[tuple[int, int]] = field(default_factory=deque)  # end, bytes
     size: int = 0
     reading: bool = False
@@ -79,11 +85,21 @@ class _Line:
         """More is on its way."""
         self.flight.append((end, size))
         self.size += size
+        self.to.add(size)
 
     def confirmed(self, end: int) -> None:
         """It has all up to there."""
+        before = self.size
         while self.flight and self.flight[0][0] <= end:
             self.size -= self.flight.popleft()[1]
+        self.to.give(before - self.size)
+        self.room.set()
+
+    def over(self) -> None:
+        """Nothing of it is on its way any more."""
+        self.to.give(self.size)
+        self.flight.clear()
+        self.size = 0
         self.room.set()
 
 
@@ -115,14 +131,14 @@ class Feeder:
     def begin(self, node: str) -> None:
         """A session begins, or a replica has told anew how it stands."""
         self.end(node)
-        self._lines[node] = _Line()
+        self._lines[node] = _Line(self._around.flight(node))
         self.serve(node)
 
     def end(self, node: str) -> None:
         """The session with a replica is over."""
         line = self._lines.pop(node, None)
         if line is not None:
-            line.room.set()
+            line.over()
 
     def serve(self, node: str) -> None:
         """Send all that a replica has to get: also one that lacks nothing has to hear where the epoch began."""
@@ -181,24 +197,19 @@ class Feeder:
 
     async def _catch_up(self, node: str, line: _Line, peer: Peer) -> None:
         """Read what a replica lacks from the log, piece by piece."""
-        copy, log = self._master.copy, self._stream.log
+        copy = self._master.copy
         try:
             while self._lines.get(node) is line and peer.next < copy.durable:
                 if line.size >= WINDOW:
                     line.room.clear()
                     await line.room.wait()
                     continue
-                begin, end = max(peer.next, copy.first), copy.durable
-                batches: Sequence[Bytes]
-                try:  # the log may have more already, of which nobody knows here: that comes later
-                    batches = await self._loop.run_in_executor(None, log.read, begin, PIECE, end)
-                except TrimmedError as error:  # meanwhile
-                    self._master.trimmed(error.first)
-                    continue
-                if self._lines.get(node) is not line or not batches:
-                    break
-                batches = begun_at(begin, batches)
-                self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
+                await line.to.take(PIECE)
+                try:
+                    if not await self._send_piece(node, line, peer):
+                        break
+                finally:
+                    line.to.give(PIECE)
         except RailgunError as error:
             self._trouble(error)
             self._loop.call_later(RETRY, self.feed, node)
@@ -207,6 +218,22 @@ class Feeder:
             line.reading = False
         if self._lines.get(node) is line:
             self.feed(node)
+
+    async def _send_piece(self, node: str, line: _Line, peer: Peer) -> bool:
+        """The next piece that a replica lacks, from the log; whether there may be more."""
+        copy, log = self._master.copy, self._stream.log
+        begin, end = max(peer.next, copy.first), copy.durable
+        batches: Sequence[Bytes]
+        try:  # the log may have more already, of which nobody knows here: that comes later
+            batches = await self._loop.run_in_executor(None, log.read, begin, PIECE, end)
+        except TrimmedError as error:  # meanwhile
+            self._master.trimmed(error.first)
+            return True
+        if self._lines.get(node) is not line or not batches:
+            return False
+        batches = begun_at(begin, batches)
+        self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
+        return True
 
     def confirmed(self, node: str, end: int) -> None:
         """A replica has all up to there on its disk: there may be room for more."""

@@ -9,8 +9,9 @@ Rules:
    address may have a new owner.
 3. What is sent goes out in order, or is lost with its connection: `down` is told, then `up` when there is a new one.
    `send` says False where there is none.
-4. A connection that was lost is dialled again, with growing pauses. So is one over which nothing has come for `SILENCE`
-   seconds: each side says something every `PULSE` on what it was called on, for a dead link tells nobody.
+4. A connection that was lost is dialled again, with growing pauses, and at once when that node calls. So is one over
+   which nothing has come for `SILENCE` seconds: each side says something every `PULSE` on what it was called on, for a
+   dead link tells nobody.
 5. `call` waits for an answer on the lane `control`; a handler of calls may take its time, and hinders nobody. An error
    of a handler is the caller's to hear; no call can end a node.
 6. Bytes that are no frame end the connection, and nothing else.
@@ -95,6 +96,7 @@ class _Peer:
     address: Address
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     lines: dict[Lane, _Line] = field(default_factory=dict)
+    called: asyncio.Event = field(default_factory=asyncio.Event)  # it is there (again)
 
 
 class _Line:
@@ -303,7 +305,9 @@ class Links:
             if code in (OTHER_CLUSTER, "BAD_SECRET", BAD_VERSION) and str(error) != told:
                 told = str(error)
                 _LOG.warning("node %s at %s:%d refuses us: %s", id, *peer.address, told)
-            await asyncio.sleep(pause)
+            peer.called.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(peer.called.wait(), pause)
             pause = min(2 * pause, AGAIN[1])
 
     async def _dial(self, id: str, peer: _Peer, lane: Lane) -> asyncio.Future[None]:
@@ -392,6 +396,8 @@ class Links:
             raise HelloError(told, OTHER_CLUSTER)
         if to and to != mine.node:
             raise HelloError(f"this is node {mine.node}, not {to}", OTHER_NODE)
+        if node in self._peers:
+            self._peers[node].called.set()
         connection.filling = reader = FrameReader(LARGEST)
         connection.tag = (reader, node, lane)
         self._callers.add(connection)

@@ -35,6 +35,7 @@ from railgun.core.cluster.metadata import Metadata
 from railgun.core.errors import RailgunError
 from railgun.core.replication.standing import Standing
 from railgun.node.cluster import words
+from railgun.node.cluster.flight import Flight
 from railgun.node.cluster.identity import LostIdentityError
 from railgun.node.cluster.links import Lane
 from railgun.node.cluster.replicated import Replicated
@@ -131,6 +132,10 @@ class Region:
     def spawn(self, work: Coroutine[Any, Any, Any]) -> object:
         """Do this beside all else."""
         return self.regions.spawn(work)
+
+    def flight(self, node: str) -> Flight:
+        """What is on its way to a node, of all streams."""
+        return self.regions.flights.setdefault(node, Flight())
 
     def may_act(self) -> bool:
         """Whether there is a lease."""
@@ -395,6 +400,8 @@ class Regions:
         self._promising = asyncio.Lock()
         self._fences: dict[tuple[str, str], int] = {}  # the last session of each master and region
         self._regions: dict[str, Region] = {}
+        self.flights: dict[str, Flight] = {}
+        """What is on its way to each node."""
 
     def __iter__(self) -> Any:
         return iter(list(self._regions.values()))

@@ -4,7 +4,8 @@ Rules:
 
 1. What is published is appended and synced here, then pushed to the replicas, all that came in a turn of the event loop
    in one frame. It is answered when it is as safe as its publisher wants.
-2. Replicas are fed by `feeding`.
+2. Replicas are fed by `feeding`. What a replica gets that others have already, its system need not keep in memory: it
+   is much, and old.
 3. All that changes files stands in the lines of their one writer (`Committer`), in the order in which it was decided.
 4. A copy that is damaged sets aside what is bad, and forgets its label; as a replica it gets what it lacks. So does one
    that is shorter than what it knew to be safe: a log that was cut off looks as if the power had failed.
@@ -42,9 +43,10 @@ from railgun.node.errors import (
 from railgun.node.grouplog import pack_change, unpack_records
 from railgun.node.groups import CopyNote, fold, resolve
 from railgun.node.persistent import Persistent
+from railgun.node.segment import extend
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
-from railgun.wire.records import BatchError, Bytes, check, head, split
+from railgun.wire.records import BatchError, Bytes, head, intact
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -402,9 +404,11 @@ class Replicated:
         master, replica = self.master, self.replica
         match command:
             case n.Push() if replica is not None and not self._failing:
-                batches = split(blob)
-                runs = _runs(batches)
-                self._do(replica.pushed(words.push_heard(command, runs)), batches=batches)
+                batches, runs = _came(blob)
+                cold = (
+                    bool(runs) and runs[-1][1] <= command.safe
+                )  # others have it: this copy lags behind
+                self._do(replica.pushed(words.push_heard(command, runs)), batches, cold=cold)
             case n.PushGroups() if replica is not None and not self._failing:
                 push = words.push_groups_heard(command)
                 self._do(replica.pushed_groups(push), records=unpack_records(bytes(blob)))
@@ -419,8 +423,8 @@ class Replicated:
             case n.FetchGroups() if replica is not None and command.session == replica.session:
                 self.around.spawn(self._give_groups(sender, replica, command))
             case n.Fetched() if master is not None:
-                batches = split(blob)
-                told = m.Fetched(command.session, command.base, _runs(batches))
+                batches, runs = _came(blob)
+                told = m.Fetched(command.session, command.base, runs)
                 self._do(master.fetched(sender, told), batches=batches)
             case n.FetchedGroups() if master is not None:
                 told_groups = m.FetchedGroups(
@@ -465,6 +469,7 @@ class Replicated:
         commands: Iterable[m.Command],
         batches: Sequence[Bytes] = (),
         records: Sequence[tuple[str, bytes | None]] = (),
+        cold: bool = False,
     ) -> None:
         log = self.stream.log
         for command in commands:
@@ -473,7 +478,7 @@ class Replicated:
                     self.around.send(to, words.said(self.id, message))
                 case m.Write(_, runs):
                     wrote = partial(self._wrote, runs[-1][1])
-                    self._committer.submit(log, batches, wrote)
+                    self._committer.submit(log, batches, wrote, cold=cold)
                 case m.Cut(offset):
                     _LOG.warning("stream %r: cut off at %d", self.stream.name, offset)
                     self._change(partial(log.cut, offset))
@@ -730,15 +735,14 @@ def _purge(log: Any, first: int) -> None:
     log.purge(min(first, log.durable_end))
 
 
-def _runs(batches: Sequence[Bytes]) -> Runs:
-    """Of which epochs batches are; they are looked at closely."""
+def _came(blob: Blob) -> tuple[list[memoryview], Runs]:
+    """The batches that another node has sent, and their epochs. It has checked them: they have to be what they were."""
+    batches: list[memoryview] = []
     runs: list[tuple[int, int]] = []
-    for batch in batches:
-        found = check(batch)
-        if runs and runs[-1][0] == found.epoch:
-            runs.pop()
-        runs.append((found.epoch, found.end))
-    return tuple(runs)
+    for found, batch in intact(blob):
+        extend(runs, found.epoch, found.end)
+        batches.append(batch)
+    return batches, tuple(runs)
 
 
 def _joined(

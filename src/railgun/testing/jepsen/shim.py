@@ -254,6 +254,9 @@ class _ShimFile:
                 data += bytes(content.pending[begin : begin + size - len(data)])
             return data
 
+    def forget(self, at: int, size: int) -> None:
+        self._file.forget(at, size)
+
     def truncate(self, size: int) -> None:
         content = self._content
         with content.lock:
