@@ -236,6 +236,25 @@ def test_a_master_nobody_can_follow_keeps_its_lease_even_in_trouble() -> None:
     assert led.crowned() is None
 
 
+def test_a_master_without_room_is_replaced_by_one_that_has() -> None:
+    led = Led("a", "b", "c", crowned="b")
+    led.reports["a"] = led.reports["b"] = {"full": True}
+    led.pass_time(10.0)
+    assert "room" in led.steering.refuses(led.metadata, led.members, "a", "b", led.now)
+    assert led.crowned() == "c"
+
+
+def test_a_master_without_room_stays_while_nobody_has_more() -> None:
+    led = Led("a", "b", "c", crowned="b")
+    led.reports |= {id: {"full": True} for id in "abc"}
+    led.pass_time(10.0)
+    assert led.steering.refuses(led.metadata, led.members, "a", "b", led.now) == ""
+    assert led.crowned() is None
+    led.reports["b"] = {"full": True, "trouble": "the disk is broken"}  # which is worse
+    led.pass_time(10.0)
+    assert led.crowned() == "a"
+
+
 def test_a_master_that_does_not_want_to_be_one_any_more_is_replaced() -> None:
     led = Led("a", "b", crowned="b")
     led.play.do("node", node=node("b", {"global": "replica"}))

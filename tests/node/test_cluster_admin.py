@@ -733,3 +733,33 @@ def test_who_has_made_a_stream_finds_it_on_every_node(
             assert (await refused(user, "describe", name="s99"))[0] == "NO_STREAM"
 
     run(main())
+
+
+def test_a_master_whose_disk_is_full_lets_another_one_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: dict[str, int] = {}
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            master = await cluster.ready("orders")
+            await well(client)
+            for name in cluster.servers:
+                member = cluster.member(name)
+                monkeypatch.setattr(member.disk, "free", lambda name=name: free.get(name, 1 << 40))
+            free[master] = 10 << 20
+            await until(lambda: cluster.master() not in ("", master), "nobody takes its place")
+            other = await cluster.ready("orders")
+            await client.publish("orders", b"x", id="1")
+            assert ("DISK_FULL", master) in {
+                (one["code"], one["about"]) for one in (await status(client))["alarms"]
+            }
+            free.update(dict.fromkeys(cluster.servers, 0))
+            await asyncio.sleep(2.0)
+            assert cluster.master() == other  # nobody has more
+            free.clear()
+            assert codes(await well(client)) == set()
+
+    run(main())

@@ -114,6 +114,10 @@ class Disk(Protocol):
         """The name of a file for people."""
         ...
 
+    def free(self) -> int:
+        """Bytes that may be written, as far as the system knows."""
+        ...
+
 
 class NodeDisk:
     """A directory of this machine.
@@ -139,6 +143,10 @@ class NodeDisk:
     def where(self, path: str) -> str:
         """The name of a file for people."""
         return str(self._at(path))
+
+    def free(self) -> int:
+        """Bytes that are free, for who has no privileges."""
+        return shutil.disk_usage(self.root).free
 
     def make_directory(self, path: str) -> None:
         """A directory, and those above it; each is known for good to the one it lies in."""

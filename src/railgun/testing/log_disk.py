@@ -82,6 +82,10 @@ class LogDisk:
         """The name of a file for people."""
         return f"simulated:{path}"
 
+    def free(self) -> int:
+        """Bytes that may be written."""
+        return 1 << 40 if self.room is None else max(0, self.room - self.used())
+
     def make_directory(self, path: str) -> None:
         """Nothing but a step: directories are there."""
         self.step("make directory", check_path(path))

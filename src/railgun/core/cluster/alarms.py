@@ -43,6 +43,7 @@ TODO: Final[Mapping[str, str]] = {
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
     "NODE_TROUBLE": "Look after its disk, and start the node again",
+    "DISK_FULL": "Make room on it, or let streams keep less: railgun stream ensure NAME --max-age … --max-bytes …",
     "REPLICA_BEHIND": "See whether its disk is full, or its disk, processor or network too slow",
     "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
     "NO_QUORUM_SPARE": "Start the nodes that are down, or add one",
@@ -129,6 +130,9 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
     if node.get("trouble"):
         told = f"{name} cannot be a master: {node['trouble']}"
         yield _warning("NODE_TROUBLE", name, told)
+    if node.get("full"):
+        told = f"{name} has hardly any room on its disk: others are master instead of it, if they have more"
+        yield _warning("DISK_FULL", name, told)
     for stream, why in sorted(node.get("damaged", {}).items()):
         told = f"the copy of {stream!r} on {name} has lost something: {why}"
         yield _warning("COPY_DAMAGED", name, told)

@@ -3,12 +3,13 @@
 A report is a sign of life whatever is in it. What cannot be read in it is as if it had not been told:
 
     {"regions": {region: {"epoch": int, "active": bool, "caught_up": [ids], "anew": bool, "lag": int}},
-     "trouble": "", "lag": int, "applied": int}
+     "trouble": "", "full": bool, "lag": int, "applied": int}
 
 In `regions` are those it is the master of, with what it knows of this `epoch`: `active` when a majority has the label
 on every stream, who of those that learn has `caught_up`, and `anew` when this process has not begun the epoch itself
 (it was started again), so it must not write in it. A replica may tell its `lag` there, too: how much it knows to lack.
-`trouble` is why the node can be nobody's master, as a failed disk. `applied` is the last index of Raft that it applied.
+`trouble` is why the node can be nobody's master, as a failed disk; `full`, that others should rather be: there is
+hardly any room on its disk. `applied` is the last index of Raft that it applied.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Report:
     trouble: str = ""
     lag: int = 0
     applied: int | None = None
+    full: bool = False
 
     @staticmethod
     def of(told: Any) -> Report:
@@ -60,6 +62,7 @@ class Report:
             trouble[:1000] if isinstance(trouble, str) else "",
             _whole(fields.get("lag")) or 0,
             _whole(fields.get("applied")),
+            fields.get("full") is True,
         )
 
     def lag_in(self, region: str) -> int:

@@ -12,8 +12,9 @@ harm, and the next leader goes on in the middle. Rules:
    Who is to be replaced while it lives gets no more (`refuses`), so that there is an end.
 3. *A master.* A region gets one when it has none (first all its voting nodes are waited for, with patience, so that
    masters spread), when its master is silent for longer than patience, and when its master reports trouble, is to
-   leave, or is not named a master there any more. It is a voting replica that is well and may be master, and of those
-   one that stays, with the least lag, with the fewest masterships, with the lowest id. Without one nothing happens.
+   leave, is not named a master there any more, or has no room on its disk while another one has. It is a voting
+   replica that is well and may be master, and of those one that has room, stays, with the least lag, with the fewest
+   masterships, with the lowest id. Without one nothing happens.
 4. *Anew.* A master that was started again must not write in its old epoch: what it wrote last may be on other disks
    and not on its own. It gets the next epoch at once, if it is well: nobody else held its lease.
 5. *Active.* What the master reports of the present epoch becomes metadata. Until then the set does not change.
@@ -283,6 +284,10 @@ class _Look:
             return "is to leave"
         if self.metadata.role(master, region.name) != MASTER:
             return "is not named a master there any more"
+        if self.report(master).full:
+            to = self.successor(region, False)
+            if to is not None and not self.report(to).full:
+                return "has hardly any room on its disk"
         return ""
 
     def may_leave(self, region: Region) -> bool:
@@ -300,8 +305,9 @@ class _Look:
             and (may_leave or node not in leaving)
         ]
 
-        def rank(node: str) -> tuple[bool, bool, int, int, str]:
+        def rank(node: str) -> tuple[bool, bool, bool, int, int, str]:
             return (
+                self.report(node).full,
                 node in leaving,
                 node not in near,
                 self.report(node).lag_in(region.name),

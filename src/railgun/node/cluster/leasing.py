@@ -99,7 +99,12 @@ class Leasing:
             told = region.report(member.metadata)
             if told is not None:
                 regions[region.name] = told
-        return {"regions": regions, "trouble": member.trouble, "applied": consensus.applied}
+        return {
+            "regions": regions,
+            "trouble": member.trouble,
+            "full": member.full,
+            "applied": consensus.applied,
+        }
 
     def grant(self, node: str, report: dict[str, Any]) -> dict[str, Any]:
         """A node tells how it is, and wants to act for a while longer."""

@@ -141,6 +141,10 @@ class ShimDisk:
         """The name of a file for people."""
         return self._disk.where(path)
 
+    def free(self) -> int:
+        """Bytes that may be written."""
+        return 0 if self.orders.full else self._disk.free()
+
     def make_directory(self, path: str) -> None:
         """A directory."""
         self._disk.make_directory(path)
