@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from railgun.core.cluster.alarms import LONG, TODO, Alarm, derive
+from railgun.core.cluster.alarms import LONG, TODO, Alarm, derive, is_settled
 
 Told = dict[str, Any]
 
@@ -167,3 +167,17 @@ def test_the_worst_comes_first() -> None:
     nodes = [node("a", drift={"patience": {"file": 5, "cluster": 1}}), node("b"), node("c")]
     told = codes(status(nodes=nodes, regions=[region(master=None)]))
     assert [severity for _, severity in told] == ["critical", "warning"]
+
+
+def test_one_more_node_may_be_stopped_when_all_is_well_and_nobody_only_learns() -> None:
+    def settled(**more: Any) -> bool:
+        lag = {id: {"messages": 0, "caught_up": True, "behind_for": 0.0} for id in "bcd"}
+        nodes = [node(id, answered=True) for id in "abcd"]
+        whole = status(nodes=nodes, regions=[region(acting=True, lag=lag) | more])
+        return is_settled(whole | {"alarms": derive(whole)})
+
+    assert settled()
+    assert not settled(learning=["d"])  # what is safe is on fewer nodes than there will be
+    assert not settled(active=False)
+    assert not settled(acting=False)
+    assert not settled(lag={"b": {"messages": 1, "caught_up": False, "behind_for": 0.0}})

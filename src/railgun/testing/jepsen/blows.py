@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.core.errors import RailgunError
 from railgun.testing.jepsen import damage
@@ -188,7 +189,10 @@ class ProbingAdmin:
                 return
 
     async def settled(self, nodes: Sequence[str]) -> bool:
-        """Whether each of them takes a write, and has all that was there before, of every stream."""
+        """Whether each of them takes a write, has all that was there before, of every stream, and counts again.
+
+        A node that joined and only learns yet does not: the others must not fail.
+        """
         try:
             async with asyncio.timeout(10.0):
                 for name in nodes:
@@ -212,4 +216,16 @@ class ProbingAdmin:
                 if end:
                     async with await client.subscribe(stream, start=end - 1) as last:
                         await last.next(3.0)
-        return True
+            return await _counts(client, name)
+
+
+async def _counts(client: Client, name: str) -> bool:
+    """Whether what this node has counts for what is safe, in all regions; who is alone has nobody else to ask."""
+    try:
+        status = await client.admin("cluster")
+    except StreamsError as error:
+        if error.code == "NO_CLUSTER":
+            return True
+        raise
+    ids = {one["id"] for one in status["nodes"] if one["name"] == name}
+    return all(ids <= {*region["voting"]} for region in status["regions"])
