@@ -466,17 +466,21 @@ class Prover:
         cases: tuple[replication_model.Case, ...] = replication_model.CASES
         if self.size is not QUICK:
             cases += replication_model.LARGE
-        states = wrong = 0
+        states = wrong = short = 0
         for case, some_states, complete, told in self.work(
             "copies", [partial(explore_copies, case, self.size.limit) for case in cases]
         ):
             states += some_states
-            short = "" if complete else ", cut short"
-            self.console.print(f"copies, {case}: {some_states:,} states{short}", highlight=False)
+            short += not complete
+            cut = "" if complete else ", cut short"
+            self.console.print(f"copies, {case}: {some_states:,} states{cut}", highlight=False)
             if told:
                 wrong += 1
                 self.violation(told)
         self.report.check("copies explored", len(cases), f"cases, {states:,} states")
+        whole = self.size is not QUICK or not short
+        goal = "= 0" if self.size is QUICK else ""
+        self.report.check("copies cut short", short, f"of {len(cases)} cases", goal, whole)
         totals: Counter[str] = Counter()
         for tally, told in self.work(
             "copies", [partial(run_copies, seed) for seed in range(self.size.copies)]
