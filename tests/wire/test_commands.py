@@ -152,6 +152,18 @@ def test_large_frames_that_are_read_to_where_they_stay_are_what_was_sent(
     assert reader.room() is None
 
 
+def test_a_frame_that_is_whole_and_not_taken_yet_has_no_more_room() -> None:
+    whole = b"".join(encode(p.Ping(number=7), [bytes(100_000)]))
+    reader = FrameReader()
+    assert not list(reader.feed(whole[:50_000]))
+    room = reader.room()
+    assert room is not None
+    room[:] = whole[50_000:]
+    reader.filled(len(room))
+    assert (reader.room(), reader.missing) == (None, 0)
+    assert [len(frame.blob) for frame in reader.feed(whole)] == [100_000, 100_000]
+
+
 def test_who_announces_a_large_frame_has_not_got_the_memory_yet() -> None:
     page = resource.getpagesize()
 

@@ -148,7 +148,9 @@ class FrameReader:
 
     def room(self) -> memoryview | None:
         """Where the rest of a large frame may be read to, if one has begun; then tell `filled`, and `feed` nothing."""
-        return None if self._large is None else self._large[self._have :]
+        if self._large is None or self._have == len(self._large):
+            return None
+        return self._large[self._have :]
 
     def filled(self, count: int) -> None:
         """So many bytes were read to where there was room."""
