@@ -398,9 +398,10 @@ def test_a_node_of_another_cluster_is_refused(
                 member = other.member("n1")
                 with pytest.raises(Exception, match="is a node of the cluster"):
                     await member.links.ask(("127.0.0.1", seed.port), "whoami", {})
+            me = one.member("n1").me
             with pytest.raises(JoinError):
                 await one.member("n1").joining.called(
-                    "form", {"cluster": "x", "voters": [one.member("n1").me], "nodes": []}
+                    "form", {"cluster": "x", "voters": [me], "nodes": [], "election": 1}
                 )
 
     run(main(), PATIENCE)

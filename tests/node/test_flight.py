@@ -63,17 +63,18 @@ def test_many_streams_that_lag_behind_do_not_fill_the_memory(
 
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
-            client = await cluster.client()
+            first = await cluster.client()
             for name in names:
-                await client.ensure(name)
+                await first.ensure(name)
             master = await cluster.ready("s0")
             away = next(name for name in cluster.servers if name != master)
             for name in names:
                 await cluster.in_step(name)
             await cluster.stop(away)
+            client = await cluster.client(master)
             for name in names:
-                for _ in range(10):
-                    await client.publish(name, bytes(100_000), acks="master")
+                for number in range(10):
+                    await client.publish(name, bytes(100_000), id=str(number))
             take = Flight.take
 
             async def looked_at(flight: Flight, size: int) -> None:

@@ -268,7 +268,9 @@ async def _scatter(
     receive: Callable[[Subscription], Coroutine[Any, Any, None]],
 ) -> Measured:
     clock = time.perf_counter
-    async with await subscriber.subscribe(stream, prefetch=2 * WINDOW) as subscription:
+    # More than may be on its way, or not be granted again: what is granted, and what is published after that, go over
+    # two connections, and a node may hear of the second first.
+    async with await subscriber.subscribe(stream, prefetch=4 * WINDOW) as subscription:
         receiving = asyncio.create_task(receive(subscription))
         began = clock()
         try:

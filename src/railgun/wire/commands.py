@@ -39,6 +39,8 @@ LARGEST: Final = 8 << 20
 """Bytes of a frame, if nothing else is agreed on."""
 LARGE: Final = 64 << 10
 """Bytes of a frame that comes in pieces, which are better not copied once more."""
+MORE: Final = 64 << 10
+"""Bytes behind such a frame that may be read with its end."""
 _HEAD: Final = struct.Struct("<IIII")
 _SIZE: Final = struct.Struct("<I")
 _SHORTEST: Final = _HEAD.size - _SIZE.size
@@ -130,9 +132,7 @@ class FrameReader:
     def __init__(self, largest: int = LARGEST) -> None:
         self.largest = largest
         self._data = bytearray()  # of a small frame, or the size of one
-        self._large: memoryview | None = (
-            None  # of a large frame: all of its bytes, be they there or not
-        )
+        self._large: memoryview | None = None  # of a large frame: where its bytes belong, and more
         self._have = 0  # that are there
         self._need = _SIZE.size
 
@@ -147,8 +147,11 @@ class FrameReader:
         return max(0, self._need - self.begun)
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large frame may be read to, if one has begun; then tell `filled`, and `feed` nothing."""
-        if self._large is None or self._have == len(self._large):
+        """Where the rest of a large frame may be read to, if one has begun; then tell `filled`, and `feed` nothing.
+
+        There is room for a little more: a read that fills all it was given looks as if there were much more to come.
+        """
+        if self._large is None or self._have >= self._need:
             return None
         return self._large[self._have :]
 
@@ -172,15 +175,15 @@ class FrameReader:
     ) -> Iterator[T]:
         whole: bytes | bytearray = data  # nothing is copied if they are whole as they came
         if self._large is not None:
-            large, some = self._large, data[: len(self._large) - self._have]
+            large, end, some = self._large, self._need, data[: self.missing]
             large[self._have : self._have + len(some)] = some
             self._have += len(some)
-            if self._have < len(large):
+            if self._have < end:
                 return
-            whole = data[len(some) :]
+            whole = bytes(large[end : self._have]) + data[len(some) :]
             self._large, self._need = None, _SIZE.size
             try:
-                yield made_from(large)
+                yield made_from(large[:end])
             except GeneratorExit:
                 self._data += whole
                 raise
@@ -200,7 +203,7 @@ class FrameReader:
                 if length - at < _SIZE.size + size:
                     self._need = _SIZE.size + size
                     if self._need >= LARGE:
-                        self._large, self._have = _room_for(self._need), length - at
+                        self._large, self._have = _room_for(self._need + MORE), length - at
                         self._large[: self._have] = whole[at:]
                         at = length
                     break

@@ -5,7 +5,8 @@ is the order of its bytes. A connection that does not say hello within `PATIENCE
 
 All connections of a thread read into one buffer, and what came is copied out of it: asyncio's own way takes a new
 buffer of 256 KiB from the system for every read, which costs more than all else that is done with a short message.
-Who gathers large messages may have them read straight to where they stay (`filling`).
+Who gathers large messages may have them read straight to where they stay (`filling`), as long as much is missing: an
+event loop goes on reading from one connection while what it reads fills the buffer it was given, and the others wait.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Filling(Protocol):
     """Who gathers messages, and may say where the next bytes of one belong."""
 
     def room(self) -> memoryview | None:
-        """There, if it matters."""
+        """There."""
 
     def filled(self, count: int) -> None:
         """So many are there now."""
@@ -140,8 +141,11 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
         room = self.filling.room() if self.filling is not None else None
-        self._filled = room is not None
-        return _SHARED.view if room is None else room
+        if room is None or len(room) < BUFFER:
+            self._filled = False
+            return _SHARED.view
+        self._filled = True
+        return room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
