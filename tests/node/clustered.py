@@ -129,6 +129,14 @@ class Clustered:
         await until(acts, f"{stream} has no master")
         return self.master()
 
+    async def serving(self, stream: str) -> tuple[Client, str]:
+        """A client of all nodes, and the master of a new stream that all have."""
+        client = await self.client()
+        await client.ensure(stream)
+        master = await self.ready(stream)
+        await self.in_step(stream)
+        return client, master
+
     async def in_step(self, stream: str) -> None:
         """Wait until all copies are the same, and all of it is safe."""
         await self.in_step_of(stream, list(self.servers))

@@ -505,10 +505,7 @@ def test_a_replica_that_was_heard_no_more_for_a_moment_is_fed_again(tmp_path: Pa
 
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
-            client = await cluster.client()
-            await client.ensure("orders")
-            master = await cluster.ready("orders")
-            await cluster.in_step("orders")
+            client, master = await cluster.serving("orders")
             me = cluster.member(master).me
             for turn in range(3):
                 for name in cluster.servers:
@@ -672,10 +669,7 @@ def test_what_came_wrong_is_sent_again(
 ) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
-            client = await cluster.client()
-            await client.ensure("orders")
-            master = await cluster.ready("orders")
-            await cluster.in_step("orders")
+            client, master = await cluster.serving("orders")
             replica = next(name for name in cluster.servers if name != master)
             copy, spoilt = cluster.copy(replica, "orders"), 0
             hear = copy.received

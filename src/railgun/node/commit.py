@@ -200,8 +200,8 @@ class Committer:
         """Append all at once; if some do not fit, one by one. Those that did not, by their number."""
         if len(jobs) > 1:
             try:
-                base = log.end if isinstance(log, StreamLog) else 0
                 if any(job.stamp is not None for job in jobs):
+                    base = log.end if isinstance(log, StreamLog) else 0
                     for job in jobs:
                         base = _stamp(log, job, base)
                 _write(log, [batch for job in jobs for batch in job.batches], jobs)

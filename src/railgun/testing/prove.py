@@ -372,13 +372,7 @@ class Prover:
         self.report.check("configurations explored", explored, f"of {total:,} configurations")
         self.report.check("states", states, "states")
         self.report.check("transitions", transitions, "transitions")
-        self.report.check(
-            "cut short",
-            short,
-            f"of {explored:,} configurations",
-            "= 0" if self.size is QUICK else "",
-            self.size is not QUICK or short == 0,
-        )
+        self.cut_short("cut short", short, f"of {explored:,} configurations")
         self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
 
     def original(self) -> None:
@@ -478,9 +472,7 @@ class Prover:
                 wrong += 1
                 self.violation(told)
         self.report.check("copies explored", len(cases), f"cases, {states:,} states")
-        whole = self.size is not QUICK or not short
-        goal = "= 0" if self.size is QUICK else ""
-        self.report.check("copies cut short", short, f"of {len(cases)} cases", goal, whole)
+        self.cut_short("copies cut short", short, f"of {len(cases)} cases")
         totals: Counter[str] = Counter()
         for tally, told in self.work(
             "copies", [partial(run_copies, seed) for seed in range(self.size.copies)]
@@ -494,6 +486,11 @@ class Prover:
         self.report.check("violations of copies", wrong, "violations", "= 0", wrong == 0)
         jobs = [partial(replication_mutants.hunt, name) for name in replication_mutants.MUTANTS]
         self.catch("mutants of copies caught", jobs)
+
+    def cut_short(self, called: str, short: int, of: str) -> None:
+        """How many were not explored to their end; in a quick run none may be."""
+        quick = self.size is QUICK
+        self.report.check(called, short, of, "= 0" if quick else "", not (quick and short))
 
     def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
         """Hunt mutants; all must be caught."""

@@ -258,15 +258,13 @@ class Metadata:
     def _change_settings(self, index: int, command: dict[str, Any]) -> Result:
         change = options.check_options(command.get("change"))
         before = self.settings
-        settled = sorted(
-            key for key in options.SETTLED & change.keys() if change[key] != before[key]
-        )
-        if settled:
-            raise RefusedError(
-                "BAD_SETTINGS",
-                f"{settled[0]} is settled when the cluster is formed, and is {before[settled[0]]:g} seconds: leases "
-                "rest on it, and nodes would not change it at one moment",
-            )
+        for key, value in change.items():
+            if options.OPTIONS[key].settled and value != before[key]:
+                raise RefusedError(
+                    "BAD_SETTINGS",
+                    f"{key} is settled when the cluster is formed, and is {before[key]:g} seconds: leases rest on it, "
+                    "and nodes would not change it at one moment",
+                )
         self.settings = before | change
         result = "UNCHANGED" if self.settings == before else "UPDATED"
         return {"result": result, "settings": dict(self.settings)}

@@ -15,24 +15,27 @@ from railgun.core.cluster.fields import RefusedError, Scalar, bad, check_object,
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting: a number of seconds within limits; `optional`: or None, which is without it."""
+    """One setting: a number of seconds within limits; `optional`: or None, which is without it.
+
+    `settled`: it cannot be changed once the cluster is formed.
+    """
 
     default: float | None
     least: float
     most: float
     optional: bool = False
+    settled: bool = False
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
-    "election": Option(0.6, 0.05, 60.0),  # how long nodes wait for a leader; leases are shorter
+    # How long nodes wait for a leader; leases are shorter.
+    "election": Option(0.6, 0.05, 60.0, settled=True),
     "patience": Option(0.7, 0.1, 3600.0),  # how long the leader waits for a silent master
     "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node leaves; None: never
     "master_wait": Option(5.0, 0.0, 3600.0),  # how long a write waits for a master
     "rs_timeout": Option(30.0, 0.001, 86400.0),  # of a response, if it is not asked for another
 }
 """All in seconds."""
-SETTLED: Final = frozenset({"election"})
-"""Those that cannot be changed once the cluster is formed."""
 
 
 def defaults() -> dict[str, Scalar]:

@@ -53,9 +53,7 @@ STEER: Final = 0.1
 AGAIN: Final = 0.05
 ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
-LEAST_ROOM: Final = (
-    64 << 20
-)  # bytes that are free on the disk of a master, if another node has more
+LEAST_ROOM: Final = 64 << 20  # bytes free on a master's disk, if another one has more
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
@@ -329,7 +327,7 @@ class Member:
         found = next((region.trouble for region in self.regions if region.trouble), "")
         return found or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
 
-    def look_for_room(self) -> None:
+    def _look_for_room(self) -> None:
         """See whether another node should rather be master, because its disk has room."""
         with contextlib.suppress(OSError):
             self.full = self.disk.free() < (2 * LEAST_ROOM if self.full else LEAST_ROOM)
@@ -341,7 +339,7 @@ class Member:
         while True:
             await asyncio.sleep(0.5)
             self.overview.look()
-            self.look_for_room()
+            self._look_for_room()
             consensus = self.consensus
             if consensus is None:
                 continue

@@ -405,9 +405,8 @@ class Replicated:
         match command:
             case n.Push() if replica is not None and not self._failing:
                 batches, runs = _came(blob)
-                cold = (
-                    bool(runs) and runs[-1][1] <= command.safe
-                )  # others have it: this copy lags behind
+                # What others have already, it gets because it lags behind.
+                cold = bool(runs) and runs[-1][1] <= command.safe
                 self._do(replica.pushed(words.push_heard(command, runs)), batches, cold=cold)
             case n.PushGroups() if replica is not None and not self._failing:
                 push = words.push_groups_heard(command)
