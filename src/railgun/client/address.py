@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket as sockets
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import create_connection
 from typing import Final
 
 from railgun.client.errors import NoNodeError
@@ -49,6 +50,8 @@ class Address:
         data: str | Path = DATA,
     ) -> Address:
         """The node at `where` ("host:port", or several); without, the one that works in the directory `data`."""
+        if secret is not None and not isinstance(secret, bytes | str):
+            raise NoNodeError(f"a secret is bytes or hexadecimal digits, not {secret!r:.80}")
         home = Path(data)
         certificate = socket = None
         others: tuple[tuple[str, int], ...] = ()
@@ -60,8 +63,10 @@ class Address:
                     certificate = Path(found["certificate"]).read_text("ascii")
                 if found.get("socket"):
                     socket = str(found["socket"])
-                if _was_killed(host, port):
-                    raise ConnectionRefusedError(f"nobody listens on {host}:{port}")
+                if _was_killed(host, port, socket, found.get("pid")):
+                    raise ConnectionRefusedError(
+                        f"{home / ADDRESS} was left by a node that is gone"
+                    )
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise NoNodeError(
                     f"no node works in {home}: start one (railgun serve), or say where it is"
@@ -96,6 +101,8 @@ def addresses_of(where: str | Sequence[str]) -> list[tuple[str, int]]:
     Traceback (most recent call last):
     railgun.client.errors.NoNodeError: 'b' is no address: host:port (NO_NODE)
     """
+    if isinstance(where, bytes) or not isinstance(where, Iterable):
+        raise NoNodeError(f"{where!r:.80} is no address: host:port")
     given = [where] if isinstance(where, str) else list(where)
     found: list[tuple[str, int]] = []
     for one in given:
@@ -111,12 +118,43 @@ def addresses_of(where: str | Sequence[str]) -> list[tuple[str, int]]:
     return found
 
 
-def _was_killed(host: str, port: int) -> bool:
-    """Whether a node has left word of where it listens, and does not: one that stops in order takes it away."""
+def _was_killed(host: str, port: int, socket: str | None, pid: object) -> bool:
+    """Return whether the node that has left word of where it listens is gone: one that stops in order takes it away.
+
+    Another process may have its port by now, or its process id. The socket in its directory nobody else has; one that
+    was removed says nothing.
+    """
+    if socket is not None and os.path.exists(socket):
+        return not _listens(socket)
+    if isinstance(pid, int) and not _is_alive(pid):
+        return True
     try:
-        create_connection((host, port), timeout=1.0).close()
+        sockets.create_connection((host, port), timeout=1.0).close()
     except ConnectionRefusedError:
         return True
     except OSError:
         pass  # whatever it is, it may pass
     return False
+
+
+def _listens(path: str) -> bool:
+    """Return whether a process listens at the local socket; True if that cannot be known."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            pass  # a node that is frozen, or busy
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is another user's
+    return True

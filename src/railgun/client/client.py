@@ -9,12 +9,15 @@ Rules:
 3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Publishes that were not
    answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
    wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
-   A node that says `CLOSED` is about to end, and the connection with it: what it did not take goes to the next one.
-4. A connection over which nothing comes though it was pinged `PINGS` times is dead: after `SILENCE` seconds, or after
-   `SILENCE_HERE` if there are other nodes to go to. A program that was busy itself for longer pings once more.
+   A node that is about to end says so (`GoingAway`): nothing more is sent to it, what it has taken it answers, and what
+   it has not (`STOPPING`) goes to the next node, or to this one when it is back, until the deadline.
+4. A connection that does not answer pings is dead (`wire.heartbeat`): after `SILENCE_S` seconds, or after
+   `SILENCE_WITH_OTHERS_S` if there are other nodes to go to. A node that does not answer the hello is left as soon.
 5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
 6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
    to that stream meanwhile waits behind it. `DEPOSED` means what a lost connection means.
+7. A node without a quorum (`no_quorum`) is left for the others that are known. When that node is asked again, because
+   the others are no better or cannot be reached, or if there are none, the request fails at once with `NO_MASTER`.
 """
 
 from __future__ import annotations
@@ -35,9 +38,22 @@ from typing import Any, Final, cast
 from google.protobuf.message import Message as Command
 
 from railgun.client.address import DATA, Address
+from railgun.client.checks import (
+    MAX_DELAY_S,
+    MAX_PREFETCH,
+    MAX_REQUEST_S,
+    BadValueError,
+    as_bytes,
+    check_flag,
+    check_headers,
+    check_id,
+    check_list,
+    check_seconds,
+    check_start,
+    check_text,
+    check_whole,
+)
 from railgun.client.errors import (
-    MASTERLESS,
-    NO_MASTER,
     DeadlineError,
     NoAnswerError,
     NoNodeError,
@@ -45,9 +61,11 @@ from railgun.client.errors import (
 )
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
-from railgun.client.subscription import Start, Subscription
+from railgun.client.subscription import TRACKED, Start, Subscription
+from railgun.wire.codes import nothing_done, resent
 from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.heartbeat import Beat, Heartbeat
 from railgun.wire.hello import BAD_SECRET, BAD_VERSION, HelloError
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
@@ -55,17 +73,23 @@ from railgun.wire.records import Records, build
 
 TIMEOUT: Final = 30.0
 LATE: Final = "not published in time: it may be stored or not"
-PINGS: Final = 4
-SILENCE: Final = 20.0
-SILENCE_HERE: Final = 6.0
+SILENCE_S: Final = 20.0
+SILENCE_WITH_OTHERS_S: Final = 2.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
-DIAL: Final = 5.0  # seconds for one node, if there are others
+TICK_S: Final = 0.4  # between two looks at the heartbeat: others may have become known
+NO_QUORUM_S: Final = 10.0  # until a node that had no quorum is left again for the others
+DIAL_S: Final = (
+    2.0,
+    10.0,
+)  # for one node, if there are others: at first, and when all were tried in vain
 LASTING: Final = 0.5  # seconds after which a connection was of use
 PREFETCH: Final = 1000
 SWEEP: Final = 0.1  # seconds between two looks for deadlines that have passed
 Payload = bytes | str
-TRANSIENT: Final = frozenset({"CONNECTION_LOST", "DEADLINE", "CLOSED", "NO_SUBSCRIPTION"})
-"""What a subscription that is made again may be told: the node goes, or takes its time."""
+ANSWER_GRACE_S: Final = 5.0
+"""How much longer than a request's timeout a client waits to be told of it."""
+LOST: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
+"""What a request is told whose connection is lost, or about to be."""
 _NOBODY: Final = (None, 0.0)
 
 
@@ -94,9 +118,10 @@ class Client:
         self._reader = FrameReader()
         self._open = asyncio.Event()
         self._closing = False
+        self._going = False  # whether the node is about to end
         self._running: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None
-        self._heard = 0.0
+        self._heartbeat = Heartbeat(SILENCE_S, 0.0)  # of each connection its own
         self._token = secrets.token_hex(12)  # names of responses are unique in the world
         self._numbers = itertools.count(1)
         self._channels = itertools.count(1)
@@ -107,6 +132,7 @@ class Client:
         self._publisher = Publisher(self, self._numbers)
         self._sweeping: asyncio.TimerHandle | None = None
         self._last_error = ""
+        self._without_quorum: dict[Where, float] = {}  # nodes that had none, and when they said so
 
     # ------------------------------------------------------------ the connection
 
@@ -129,14 +155,16 @@ class Client:
         return self._nodes.current
 
     async def _run(self) -> None:
-        pauses, first, hopeless = Pauses(*AGAIN), True, True
+        pauses, dials, first, hopeless = Pauses(*AGAIN), Pauses(*DIAL_S), True, True
+        dial_s = dials.next()
         while not self._closing:
             began = math.inf
             try:
-                async with asyncio.timeout(DIAL if len(self._nodes) > 1 else None):
+                async with asyncio.timeout(dial_s if len(self._nodes) > 1 else None):
                     await self._connect()
                 began, first = self.loop.time(), False
                 pauses.reset()
+                dials.reset()
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
                 self._last_error = getattr(error, "text", str(error)) or "no answer"
@@ -146,6 +174,7 @@ class Client:
                 if first and hopeless:
                     return  # it will not become right by trying
                 hopeless = True
+                dial_s = dials.next()
                 await asyncio.sleep(pauses.next())
 
     async def _connect(self) -> None:
@@ -178,8 +207,9 @@ class Client:
             connection.transport.abort()
             raise
         self._connection, self._lost = connection, lost
+        self._going = False
         self._outbox = Outbox(self.loop, connection.transport)
-        self._heard = self.loop.time()
+        self._heartbeat = Heartbeat(SILENCE_S, self.loop.time())
         await self._resume()
         self._open.set()
         if self._learning is not None:
@@ -209,17 +239,21 @@ class Client:
     async def _again(self, subscription: Subscription) -> None:
         here, pauses = self._connection, Pauses(*SOON)
         try:
-            while self._connection is here and not subscription.closed:
+            while self._connection is here and not subscription.over:
                 try:
                     await self.ask(
                         lambda n: self.send(subscription.request(n), (), subscription.channel)
                     )
                     return
                 except StreamsError as error:
-                    if error.code not in MASTERLESS:
-                        if error.code not in TRANSIENT:
+                    if not resent(error.code):
+                        if not error.may_pass and error.code != "NO_SUBSCRIPTION":
                             subscription.failed(error)
-                        return
+                            return
+                        if self._connection is not here or error.code in LOST:
+                            return  # it is made again with the next connection
+                        self.send(p.Unsubscribe(), (), subscription.channel)  # it may be made yet
+                    subscription.trouble = str(error)
                 await asyncio.sleep(pauses.next())
         finally:
             self._renewing.discard(subscription.channel)
@@ -232,23 +266,24 @@ class Client:
             self.loop.create_task(self._again(subscription))
 
     async def _alive(self) -> None:
-        """Ping, until the connection is lost."""
+        """Ping until the connection is lost; raises `CONNECTION_LOST` when the node does not answer."""
         assert self._lost is not None
-        asked, vain = self.loop.time(), 0
-        while vain < PINGS:
-            silence = SILENCE if len(self._nodes) == 1 else SILENCE_HERE
-            await asyncio.wait([self._lost], timeout=silence / PINGS)
+        heartbeat, beat = self._heartbeat, Beat.NOTHING
+        while beat is not Beat.DEAD:
+            await asyncio.wait([self._lost], timeout=min(TICK_S, heartbeat.interval_s))
+            heartbeat.silence_s = SILENCE_S if len(self._nodes) == 1 else SILENCE_WITH_OTHERS_S
             if self._lost.done():
                 self._lost.result()
-            vain = vain + 1 if self._heard < asked else 0
-            asked = self.loop.time()
-            self.send(p.Ping(number=1))
+            beat = heartbeat.tick(self.loop.time())
+            if beat is Beat.PING:
+                self.send(p.Ping(number=1))
         assert self._connection is not None
         self._connection.transport.abort()
         raise StreamsError("CONNECTION_LOST", "the node says nothing")
 
     def _disconnected(self) -> None:
         self._open.clear()
+        self._going = False
         self._connection = self._outbox = None
         told = StreamsError("CONNECTION_LOST", self._last_error)
         self._publisher.cut_off(told)
@@ -263,7 +298,7 @@ class Client:
         if not self._closing:
             if self._learning is not None:
                 self._learning.cancel()
-            if self._open.is_set():
+            if self._open.is_set() or self._going:
                 pending = self._publisher.pending()
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
@@ -301,9 +336,21 @@ class Client:
         return self._outbox is not None
 
     @property
+    def sendable(self) -> bool:
+        """Whether there is a connection to a node that takes requests."""
+        return self._outbox is not None and not self._going
+
+    @property
     def closing(self) -> bool:
         """Whether it takes nothing more."""
         return self._closing
+
+    @property
+    def trouble(self) -> str:
+        """Why requests are not answered now, for people; empty: nothing stands against them."""
+        if self.connected:
+            return self._publisher.trouble
+        return f"no node at {self._nodes}: {self._last_error or 'no answer'}"
 
     def send(self, command: Command, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
         """Send a frame, with the others of this turn; nothing, if there is no connection."""
@@ -311,10 +358,12 @@ class Client:
             self._outbox.send(encode(command, blobs, channel))
 
     def _received(self, connection: Connection, data: bytes) -> None:
-        self._heard = self.loop.time()
+        self._heartbeat.heard_s = self.loop.time()
         try:
             for frame in self._reader.feed(data):
                 self._take(frame)
+            if self._going:
+                self._leave()
         except (FrameError, ValueError) as error:
             connection.close(error)
 
@@ -338,15 +387,46 @@ class Client:
                 self._tell(channel, command)
             case p.Ping():
                 self.send(p.Pong(number=command.number))
+            case p.GoingAway():
+                self._go("the node has ended in order")
+                self.send(p.Pong(number=command.number))
             case _:
                 future, _ = self._answers.pop(getattr(command, "request", 0), _NOBODY)
                 if future is None:
                     self._tell(channel, command)
                 elif isinstance(command, p.Failed):
                     if not future.done():
-                        future.set_exception(StreamsError(command.code, command.text))
+                        future.set_exception(
+                            StreamsError(command.code, command.text, command.no_quorum)
+                        )
                 elif not future.done():
                     future.set_result((command, frame.blob))
+
+    def _go(self, why: str) -> None:
+        """Send nothing more to this node, and go to another one when the node has answered what is under way."""
+        self._open.clear()
+        self._going = True
+        self._last_error = why
+
+    def _leave(self) -> None:
+        """Go to another node, if this one is to be left and nothing is under way to it."""
+        if self._connection is not None and not self._answers and not self._publisher.awaits:
+            assert self._outbox is not None
+            self._outbox.flush()
+            self._connection.close()
+
+    def gives_up(self, error: StreamsError) -> bool:
+        """Return whether a request that was refused for want of a quorum is not tried again: rule 7."""
+        if not error.no_quorum:
+            return False
+        now_s = self.loop.time()
+        asked_s = self._without_quorum.get(self.where, -math.inf)
+        if len(self._nodes) == 1 or (not self._going and now_s - asked_s < NO_QUORUM_S):
+            return True
+        if not self._going:
+            self._without_quorum[self.where] = now_s
+            self._go(error.text)
+        return False
 
     def _tell(self, channel: int, command: Any) -> None:
         subscription = self._subscriptions.get(channel)
@@ -358,12 +438,22 @@ class Client:
         return (await self._ask(send, timeout))[0]
 
     async def _ask(self, send: Callable[[int], object], timeout: float | None) -> Any:
+        deadline = self.loop.time() + (self.timeout if timeout is None else timeout)
+        while True:
+            try:
+                return await self._ask_once(send, deadline)
+            except StreamsError as error:
+                if error.code != "STOPPING" or self._closing:
+                    raise
+            await asyncio.sleep(SOON[0])  # nothing was done, and another node will be asked
+
+    async def _ask_once(self, send: Callable[[int], object], deadline: float) -> Any:
         number = next(self._numbers)
         future: asyncio.Future[Any] = self.loop.create_future()
-        deadline = self._deadline(timeout)
         try:
-            if self._connection is None:
-                async with asyncio.timeout_at(deadline):
+            while not self.sendable and not self._closing:
+                reached_by = self._deadline(None) if deadline == math.inf else deadline
+                async with asyncio.timeout_at(reached_by):
                     await self._open.wait()
             if self._closing:
                 raise StreamsError("CLOSED", "the client is closed")
@@ -378,7 +468,9 @@ class Client:
     # ------------------------------------------------------------ deadlines
 
     def _deadline(self, timeout: float | None) -> float:
-        return self.loop.time() + (self.timeout if timeout is None else timeout)
+        """Return when a call with this timeout is over, by the clock of the event loop."""
+        seconds = self.timeout if timeout is None else check_seconds("timeout", timeout)
+        return self.loop.time() + seconds
 
     def _sweep(self) -> None:
         """Tell those whose deadline has passed. A look now and then is cheaper than a timer for each call."""
@@ -408,12 +500,14 @@ class Client:
         `acks`: on the disks of a `quorum` of replicas, of the `master`, or of `all` of them. With `none` it returns -1
         when the message was sent: it may be lost, and nobody hears of it.
         """
-        given, deadline, safety = _bytes(payload), self._deadline(timeout), level(acks)
+        check_text("stream", stream)
+        check_text("topic", topic)
+        given, deadline, safety = as_bytes("payload", payload), self._deadline(timeout), level(acks)
         if id is None and headers is None:
             future = self._publisher.put_one(stream, topic, given, deadline, safety)
         else:
-            ids: list[bytes | None] | None = None if id is None else [_bytes(id)]
-            told = None if headers is None else [json.dumps(dict(headers)).encode()]
+            ids: list[bytes | None] | None = None if id is None else [check_id(id)]
+            told = None if headers is None else [check_headers(headers)]
             future = self._publisher.put(stream, topic, [given], ids, told, deadline, safety)
         try:
             return int((await future)[0])
@@ -436,18 +530,22 @@ class Client:
         With one `id` for all, they are stored wholly or not at all, and a second time not at all.
         """
         safety = level(acks)
-        if not payloads:
+        check_text("stream", stream)
+        check_text("topic", topic)
+        payloads = check_list("payloads", payloads)
+        if not len(payloads):
             return []
         if id is not None:
             if ids is not None or topic:
                 raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
             given = _all_bytes(payloads)
             deadline = self._deadline(timeout)
-            future = self._publisher.put_together(stream, given, _bytes(id), deadline, safety)
+            future = self._publisher.put_together(stream, given, check_id(id), deadline, safety)
             return list(await _published(future))
-        if ids and len(ids) != len(payloads):
+        ids = check_list("ids", ids) if ids is not None else None
+        if ids is not None and len(ids) != len(payloads):
             raise StreamsError("BAD_REQUEST", f"{len(ids)} IDs for {len(payloads)} messages")
-        known = [None if one is None else _bytes(one) for one in ids] if ids else None
+        known = [None if one is None else check_id(one) for one in ids] if ids else None
         given, deadline = _all_bytes(payloads), self._deadline(timeout)
         futures = self._publisher.put_many(stream, topic, given, known, deadline, safety)
         every = await _published(asyncio.gather(*futures))
@@ -461,18 +559,31 @@ class Client:
         payload: Payload,
         *,
         topic: str = "",
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
     ) -> bytes:
-        """Ask whoever listens; the first answer. The node says when nobody is there, or nobody answers in time."""
+        """Send a request to the listeners of an ephemeral stream, and return the first answer.
+
+        `timeout`: how long the node waits for an answer (seconds); None: as long as the node or its cluster is
+        configured to (`rs_timeout`). Raises `NoAnswerError` when the node says that nobody listens or nobody has
+        answered in time, and `CONNECTION_LOST` when the node is gone.
+        """
+        check_text("stream", stream)
+        check_text("topic", topic)
+        if timeout is not None:
+            check_seconds("timeout", timeout, 1e-6, MAX_REQUEST_S)
         name = f"r{self._token}-{next(self._numbers)}"
-        blob = build([_bytes(payload)])
-        told = p.Publish(stream=stream, topic=topic, response=name, timeout=int(timeout * 1e6))
+        blob = build([as_bytes("payload", payload)])
+        told = p.Publish(stream=stream, topic=topic, response=name)
+        if timeout is not None:
+            told.timeout = max(1, int(timeout * 1e6))  # 0 stands for the configured one
 
         def send(number: int) -> None:
             told.request = number
             self.send(told, [blob])
 
-        answer, data = await self._ask(send, timeout + 5.0)
+        # The node keeps the time. A node that is gone is noticed by its silence, and this call is told then.
+        patience = math.inf if timeout is None else timeout + ANSWER_GRACE_S
+        answer, data = await self._ask(send, patience)
         if answer.code:
             raise NoAnswerError(answer.code, f"no answer from {stream!r}")
         return Records(data).payload(0)
@@ -482,7 +593,8 @@ class Client:
 
         `RS_GONE` if nobody waits for it any more; without `confirm` it does not wait to hear of that.
         """
-        blob = build([_bytes(payload)])
+        check_text("response", response)
+        blob = build([as_bytes("payload", payload)])
         if confirm:
             await self.ask(lambda n: self.send(p.Respond(request=n, response=response), [blob]))
         else:
@@ -496,13 +608,39 @@ class Client:
         *,
         group: str = "",
         exclusive: bool = False,
+        consumer: str = "",
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,
         ack_wait: float = 0.0,
         timeout: float | None = None,
+        identity: str = "",
     ) -> Subscription:
-        """Messages of a stream, as an async iterator; with a group, shared with its other members."""
+        """Subscribe to a stream; return its messages as an async iterator.
+
+        `group`: share them with the other members of that group. `consumer`: the ID of a single consumer whose
+        position the node keeps; its messages are acked, and come in order. Who subscribes with an ID that is in use
+        takes over, and the other one ends with `CONSUMER_TAKEN`. `start` is ignored once a group or a consumer has a
+        position, unless it is an offset. `identity`: of the stream that `start` is an offset of
+        (`Subscription.identity`). If that stream was deleted and made anew, `STREAM_REPLACED` is raised.
+        """
+        check_text("stream", stream)
+        check_text("group", group)
+        check_text("consumer", consumer)
+        check_text("identity", identity)
+        check_flag("exclusive", exclusive)
+        check_start(start)
+        check_whole("prefetch", prefetch, 0, MAX_PREFETCH)
+        check_seconds("ack_wait", ack_wait, 0.0, MAX_DELAY_S)
+        if matcher is not None:
+            check_text("matcher", matcher)
+        if consumer:
+            if group:
+                raise StreamsError(
+                    "BAD_REQUEST",
+                    "a subscription is of a group or of a tracked consumer, not of both",
+                )
+            group, exclusive = TRACKED + consumer, True
         made = Subscription(
             self,
             next(self._channels),
@@ -513,6 +651,7 @@ class Client:
             prefetch=prefetch,
             matcher=matcher,
             ack_wait=ack_wait,
+            identity=identity,
         )
 
         def send(number: int) -> None:
@@ -532,7 +671,8 @@ class Client:
                     "CLOSED",
                 )
                 if not lost or self._closing:
-                    again = isinstance(error, StreamsError) and error.code in MASTERLESS
+                    refused = isinstance(error, StreamsError) and resent(error.code)
+                    again = refused and not self.gives_up(cast(StreamsError, error))
                     if not (again and await self._pause(pauses, deadline)):
                         raise
                 # nothing has come of it, and it is asked for again
@@ -550,7 +690,11 @@ class Client:
 
     async def admin(self, call: str, timeout: float | None = None, **arguments: Any) -> Any:
         """Ask the node to do something with its streams."""
-        told = json.dumps(arguments)
+        check_text("call", call)
+        try:
+            told = json.dumps(arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadValueError(f"{call}: arguments are what JSON can say: {error}") from error
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
@@ -560,7 +704,9 @@ class Client:
                 )
                 return json.loads(answer.result)
             except StreamsError as error:
-                if error.code != NO_MASTER or not await self._pause(pauses, deadline):
+                again = resent(error.code) and nothing_done(error.code)
+                again = again and not self.gives_up(error)
+                if not again or not await self._pause(pauses, deadline):
                     raise
 
     async def _pause(self, pauses: Pauses, deadline: float) -> bool:
@@ -601,9 +747,12 @@ class Client:
         offsets: Sequence[int] | None = None,
         most: int | None = None,
         timeout: float | None = None,
-    ) -> dict[str, int]:
-        """Publish the dead letters of a stream to it again: how many were `redriven`, `already`, and are `left`."""
-        chosen = None if offsets is None else list(offsets)
+    ) -> dict[str, Any]:
+        """Deliver dead letters again, each to the group that gave it up.
+
+        Return how many were `redriven`, were so `already`, are `left`, and which were `refused` (offset, code, text).
+        """
+        chosen = None if offsets is None else list(check_list("offsets", offsets))
         return dict(await self.admin("redrive", timeout, name=stream, offsets=chosen, most=most))
 
     async def groups(self, stream: str) -> list[dict[str, Any]]:
@@ -624,14 +773,10 @@ class Client:
         await self.admin("delete_group", name=stream, group=group)
 
 
-def _bytes(given: Payload) -> bytes:
-    return given.encode() if isinstance(given, str) else given
-
-
 def _all_bytes(given: Sequence[Payload]) -> list[bytes]:
     if set(map(type, given)) == {bytes}:  # as it should be: there is nothing to be done for each
         return cast("list[bytes]", list(given))
-    return list(map(_bytes, given))
+    return [as_bytes("a payload", one) for one in given]
 
 
 async def _published(future: asyncio.Future[Any]) -> Any:
@@ -654,6 +799,8 @@ async def connect(
 
     Several may be given, as a list or with commas between them: one of them is enough, the others will do as well.
     """
+    check_text("name", name)
+    check_seconds("timeout", timeout)
     find = partial(Address.find, where, secret=secret, data=data)
     address = await asyncio.to_thread(find)  # it reads files, and may knock at the node's port
     return await reach(address, name=name, timeout=timeout, tls=tls)

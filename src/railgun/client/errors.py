@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from railgun.core.errors import RailgunError
-
-NO_MASTER: Final = "NO_MASTER"
-"""Nobody could take it: nothing was done, and it is tried again."""
-DEPOSED: Final = "DEPOSED"
-"""Who took it is no master any more: it may have been done or not."""
-MASTERLESS: Final = frozenset({NO_MASTER, DEPOSED})
+from railgun.wire import codes
 
 
 class StreamsError(RailgunError):
     """A node refused, or could not be reached. `code` says what for: see docs/design/wire.md."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, no_quorum: bool = False) -> None:
         super().__init__(f"{text} ({code})" if text else code)
         self.code = code
         self.text = text
+        self.no_quorum = no_quorum
+        """Whether the node that refused has known no leader for a while."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later."""
+        return codes.may_pass(self.code)
+
+    @property
+    def nothing_done(self) -> bool:
+        """Whether the request is known to have had no effect."""
+        return codes.nothing_done(self.code)
 
 
 class DuplicateIdError(StreamsError):

@@ -8,6 +8,8 @@ from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from railgun.client.checks import check_nack
+from railgun.client.errors import StreamsError
 from railgun.client.payloads import from_arrow, from_json, from_msgpack
 from railgun.wire.records import Records, cut
 
@@ -149,9 +151,17 @@ class Message:
         """It is done. The node hears of it soon."""
         self.subscription.ack(self)
 
-    def nack(self, delay: float = 0.0, reason: str = "") -> None:
-        """It is to come again, after so many seconds, to whoever is free."""
-        self.subscription.nack(self, delay, reason)
+    def nack(self, delay: float = 0.0, reason: str = "", *, block: bool = False) -> None:
+        """Let the message come again after `delay` seconds, to whoever is free.
+
+        The delay holds back this message for this group, and nothing else. `block=True` blocks the group (or the
+        consumer without one): nothing is delivered to it until the delay is over. An exclusive group always is
+        blocked, so that its order is kept. Raises `StreamsError` (`BAD_DELAY`) for `block` without a delay.
+        """
+        check_nack(delay, reason)
+        if block and not delay > 0:
+            raise StreamsError("BAD_DELAY", "a nack that blocks needs a delay: for how long?")
+        self.subscription.nack(self, delay, reason, block=block)
 
     def in_progress(self) -> None:
         """It takes longer: `ack_wait` begins anew."""

@@ -24,13 +24,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from railgun.client.errors import (
-    DEPOSED,
-    NO_MASTER,
-    DuplicateIdError,
-    StreamsError,
-)
+from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.nodes import Pauses
+from railgun.wire.codes import resent
 from railgun.wire.commands import LARGEST
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -157,9 +153,10 @@ class Batch:
 class _Held:
     """A stream without a master: publishes that were refused, by their numbers."""
 
-    __slots__ = ("numbers", "pauses", "timer")
+    __slots__ = ("numbers", "pauses", "timer", "why")
 
     def __init__(self) -> None:
+        self.why = ""
         self.numbers: set[int] = set()
         self.pauses = Pauses(*SOON)
         self.timer: asyncio.TimerHandle | None = None
@@ -225,6 +222,16 @@ class Publisher:
         """All who wait."""
         waiting = (future for batch in self._batches() for future, _, _ in batch.futures)
         return [future for future in waiting if not future.done()]
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a publish that was sent is not answered."""
+        return any(batch.refusal is None for batch in self._under_way.values())
+
+    @property
+    def trouble(self) -> str:
+        """Why publishes that were sent are not stored yet, as far as a node has said; empty: no node has."""
+        return next((held.why for held in self._held.values() if held.why), "")
 
     def late(self, now: float) -> list[tuple[asyncio.Future[Any], Exception]]:
         """Those whose deadline has passed, and what they are to be told: what is known not to be stored says so."""
@@ -329,7 +336,7 @@ class Publisher:
     def _try_send(self, key: tuple[str, str]) -> None:
         """Send what waits, unless enough is under way and it is little."""
         line = self._waiting.get(key)
-        while line and self._client.connected:
+        while line and self._client.sendable:
             held = self._held.get(key[0])
             if held is not None and held.numbers:
                 return
@@ -382,10 +389,12 @@ class Publisher:
         if isinstance(answer, p.Published):
             self._published(answer)
         else:
-            error = StreamsError(answer.code, answer.text)
+            error = StreamsError(answer.code, answer.text, answer.no_quorum)
             if answer.code == "CLOSED":
                 self._failed(answer.request, error)
-            elif answer.code in (NO_MASTER, DEPOSED):
+            elif self._client.gives_up(error):
+                self._done(answer.request).fail(error)
+            elif resent(answer.code):
                 self._masterless(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
@@ -394,13 +403,15 @@ class Publisher:
     def _masterless(self, number: int, error: StreamsError) -> None:
         """There was no master for a publish, or there is none any more: it is sent again, if that does no harm."""
         batch = self._under_way[number]
-        done_perhaps = error.code == DEPOSED
+        done_perhaps = not error.nothing_done
         if batch.acks == p.NONE or self._client.closing or (done_perhaps and not batch.safe):
             self._done(number).fail(error)
             return
         batch.again |= done_perhaps
         batch.refusal = error
-        self._held.setdefault(batch.stream, _Held()).numbers.add(number)
+        held = self._held.setdefault(batch.stream, _Held())
+        held.why = str(error)
+        held.numbers.add(number)
         self._look_after(batch.stream)
 
     def _look_after(self, stream: str) -> None:
@@ -414,6 +425,8 @@ class Publisher:
     def _send_again(self, stream: str) -> None:
         held = self._held[stream]
         held.timer = None
+        if not self._client.sendable:
+            return  # with the next connection
         numbers, held.numbers = sorted(held.numbers), set()
         for number in numbers:
             batch = self._under_way[number]

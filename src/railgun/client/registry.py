@@ -4,10 +4,12 @@ Rules:
 
 1. A file says where the job's HTTP API is, and holds its token: the directory has mode 0700, the file 0600, from the
    moment they are there. Files appear whole, and at once.
-2. A name belongs to one running job. Who comes second is told who was first.
-3. A job that ends removes its file. One that could not (kill -9, power) leaves a stale file, which is recognised: its
-   process is gone, or another one has got its number, or nobody listens at its address. Whoever sees it removes it.
-4. Of a job on another machine (a shared home) nothing can be known here: its file is left alone.
+2. A name belongs to one running job. Who comes second is told who was first. A job that has ended, and is not closed,
+   is still found by its name until another one takes it.
+3. A job that is closed removes its file. One that could not (kill -9, power) leaves a stale file, which is recognised:
+   its process is gone, or another one has got its number, or nobody listens at its address. Whoever sees it removes it.
+4. Of a job on another machine, or in another container (a shared home), nothing can be known here: its file is left
+   alone.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ import fcntl
 import json
 import os
 import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from railgun.core.errors import RailgunError
+from railgun.snapshots.processes import Process
 
 PATIENCE: Final = 2.0
 
@@ -51,12 +53,31 @@ class Entry:
     """When the process began, in the words of its system: tells it from a later one of that number."""
     machine: str
     started: float
+    machine_id: str = ""
+    boot_id: str = ""
+    namespace: str = ""
+    over: bool = False
+    """Whether the job has ended: it still tells of itself, and its name is free."""
 
     @staticmethod
     def of_this_process(name: str, url: str, token: str) -> Entry:
         """The entry of a job in this process."""
-        pid = os.getpid()
-        return Entry(name, url, token, pid, birth_of(pid) or "", socket.gethostname(), time.time())
+        me = Process.this()
+        return Entry(
+            *(name, url, token, me.pid, me.birth, me.host, time.time()),
+            *(me.machine_id, me.boot_id, me.namespace),
+        )
+
+    @property
+    def process(self) -> Process:
+        """The process of the job."""
+        return Process(
+            self.machine, self.pid, self.birth, self.machine_id, self.boot_id, self.namespace
+        )
+
+    def is_of(self, other: Entry) -> bool:
+        """Whether both are of the same job."""
+        return replace(self, over=other.over) == other
 
 
 def default_directory() -> Path:
@@ -76,30 +97,31 @@ class Registry:
         path = self._path(entry.name)
         with self._locked():
             known = self._read(path)
-            if known is not None and self._is_alive(known):
+            if known is not None and not known.over and self._is_alive(known):
                 raise JobRunsError(
                     f"a job {entry.name!r} runs already: process {known.pid} on {known.machine}, "
                     f"since {time.strftime('%F %T', time.localtime(known.started))}. "
                     f"Stop it (railgun stop {entry.name}), or give this one another name."
                 )
-            number, temporary = tempfile.mkstemp(dir=self.directory, prefix=".", suffix=".new")
-            try:  # mkstemp makes files of mode 0600
-                with os.fdopen(number, "w", encoding="utf-8") as file:
-                    json.dump(asdict(entry), file)
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            self._write(path, entry)
+
+    def end(self, entry: Entry) -> None:
+        """Let another job take the name of one that has ended, and still tells of itself."""
+        self._change(entry, lambda path: self._write(path, replace(entry, over=True)))
 
     def remove(self, entry: Entry) -> None:
-        """A job has ended; leaves alone what another one of its name has written since."""
+        """Remove a job that is closed; leaves alone what another job of its name has written since."""
+        self._change(entry, lambda path: path.unlink(missing_ok=True))
+
+    def _change(self, entry: Entry, change: Callable[[Path], None]) -> None:
+        """Change the file of a job, unless another job of its name has written it since."""
         path = self._path(entry.name)
         if not self.directory.is_dir():
             return
         with self._locked():
-            if self._read(path) == entry:
-                path.unlink(missing_ok=True)
+            known = self._read(path)
+            if known is not None and known.is_of(entry):
+                change(path)
 
     def find(self, name: str) -> Entry | None:
         """The running job of this name."""
@@ -125,6 +147,17 @@ class Registry:
         if not name or name.startswith(".") or any(c in name for c in "/\\\0"):
             raise RegistryError(f"{name!r} cannot be the name of a job")
         return self.directory / f"{name}.json"
+
+    def _write(self, path: Path, entry: Entry) -> None:
+        number, temporary = tempfile.mkstemp(dir=self.directory, prefix=".", suffix=".new")
+        try:  # mkstemp makes files of mode 0600
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                json.dump(asdict(entry), file)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -165,11 +198,12 @@ class Registry:
 
     @staticmethod
     def _is_alive(entry: Entry) -> bool:
-        if entry.machine != socket.gethostname():
-            return True
-        birth = birth_of(entry.pid)
-        if birth is None or birth != entry.birth:
+        if entry.process.is_gone():
             return False
+        here = Process.this()
+        elsewhere = replace(entry.process, pid=here.pid, birth=here.birth) != here
+        if elsewhere:
+            return True
         at = urlsplit(entry.url)
         try:
             with socket.create_connection((at.hostname or "", at.port or 0), PATIENCE):
@@ -178,25 +212,3 @@ class Registry:
             return False
         except OSError:
             return True  # busy, perhaps: its process is there
-
-
-def birth_of(pid: int) -> str | None:
-    """When a process began; None if there is none of this number.
-
-    >>> birth_of(os.getpid()) == birth_of(os.getpid()) is not None
-    True
-    """
-    if pid <= 0:
-        return None
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").exists():
-        try:
-            after_name = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
-        except OSError:
-            return None
-        state, ticks = after_name[0], after_name[19]
-        return None if state in "ZX" else ticks
-    told = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return told or None

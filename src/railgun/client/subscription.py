@@ -6,25 +6,31 @@ Rules:
    until the node has them on disk.
 2. When the connection is lost the subscription is made anew, by the client. Messages that were not acked come again,
    with a higher delivery number; acks of before are stale, and the node passes over them. One without a group goes on
-   behind the last message it gave, or where it began. What has come and was not given is dropped: it comes again.
+   behind the last message it gave, or where it began, of the same stream: if that was deleted and made anew meanwhile,
+   it ends with `STREAM_REPLACED`. What has come and was not given is dropped: it comes again.
    So is it when its master is none any more: it is made anew as soon as there is another one.
 3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
-5. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
+5. A nack with `block` blocks this subscription, too: what has come already is given when the delay is over.
+6. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
    once, and then it is about what is said from there on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
 
-from railgun.client.errors import MASTERLESS, StreamsError
+from railgun.client.checks import MAX_OFFSET, check_nack, check_timeout, check_whole
+from railgun.client.errors import StreamsError
 from railgun.client.message import Arrival, Buffer, Message
+from railgun.wire.codes import resent
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, split
 
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from railgun.client.client import Client
 
 Start = Literal["start", "end"]
+TRACKED: Final = "@"
+"""Before the ID of a tracked consumer, in the name of its group."""
 Ack = tuple[int, int, int, int]
 """First offset, the one after the last, delivery, epoch."""
 PASSED_OVER = ("ACK_STALE", "NO_SUBSCRIPTION")
@@ -55,6 +63,7 @@ class Subscription:
         prefetch: int,
         matcher: str | None,
         ack_wait: float,
+        identity: str = "",
     ) -> None:
         self.client = client
         self.face: Any = self
@@ -62,10 +71,15 @@ class Subscription:
         self.channel = channel
         self.stream = stream
         self.group = group
+        self.consumer = group.removeprefix(TRACKED) if group.startswith(TRACKED) else ""
+        """Of a tracked consumer: its ID. It is the only member of the group `@ID`."""
+        self._token = uuid4().hex if self.consumer else ""
         self.persistent = True
         self.offset = 0
         """Where it began."""
         self.why = ""
+        self.identity = identity
+        """Of the stream: one that is deleted and made anew has another. Positions are of one stream; empty: any."""
         self.missed = 0
         """Messages that were deleted before they could be delivered."""
         self.lost = 0
@@ -84,7 +98,10 @@ class Subscription:
         self._recalled = -1  # messages of this epoch and before will come again
         self._given = 0  # ephemeral: since credit was granted
         self._pending: list[Ack] = []  # without a group: of what was given last
+        self._blocked_until = 0.0  # no message is given before, by the clock of the event loop
         self.closed = False
+        self.trouble = ""
+        """Why nothing comes now: the node is gone, or nobody serves the stream. Empty: nothing stands against it."""
 
     # ------------------------------------------------------------ the connection
 
@@ -99,13 +116,16 @@ class Subscription:
             credit=prefetch,
             ack_wait=int(ack_wait * 1e6),
         )
+        if self.consumer:
+            asked.token, asked.again = self._token, bool(self._life)
         if matcher is not None:
             asked.matcher, asked.has_matcher = matcher, True
         if not self.group and self._next >= 0:
-            asked.start, asked.offset = p.OFFSET, self._next
+            asked.start, asked.offset, asked.identity = p.OFFSET, self._next, self.identity
         elif isinstance(start, int):
             if not self._life:  # only once: the group has its position after that
                 asked.start, asked.offset = p.OFFSET, start
+                asked.identity = "" if self.group else self.identity
         else:
             asked.start = p.END if start == "end" else p.BEGINNING
         return asked
@@ -116,6 +136,7 @@ class Subscription:
             self.offset, self.why = answer.offset, answer.why
             if answer.persistent and not self.group:
                 self._next = answer.offset
+        self.identity = answer.identity or self.identity
         self._life += 1
         self.persistent = answer.persistent
         self._messages.clear()
@@ -123,9 +144,12 @@ class Subscription:
         self._given = 0
         self._recalled = -1
         self._pending = []
+        self.trouble = ""
+        self._blocked_until = 0.0  # what was here is gone, and the node knows of the block
 
     def cut_off(self, error: StreamsError) -> None:
         """The connection is lost."""
+        self.trouble = str(error)
         if self.persistent:
             self._messages.clear()
         if self.group and (self._acks or self._sent > self._safe):
@@ -173,11 +197,16 @@ class Subscription:
                 self._doubted(StreamsError(command.code, command.text))
             case p.Failed() if command.request:
                 pass
-            case p.Failed() if command.code in MASTERLESS:
+            case p.Failed() if resent(command.code):
                 self.cut_off(StreamsError(command.code, command.text))
                 self.client.renew(self)
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
+
+    @property
+    def over(self) -> bool:
+        """Whether it was closed or has failed, and is not to be made again."""
+        return self.closed or self._error is not None
 
     def ended(self) -> None:
         """Nothing more comes."""
@@ -212,13 +241,21 @@ class Subscription:
         if self._pending:
             self._said(self._pending)
             self._pending = []
-        while not self._messages:
+        while not self._messages or self._blocked:
             if self._error is not None:
                 raise self._error
             if self.closed:
                 raise StopAsyncIteration
             self._arrived.clear()
-            await self._arrived.wait()
+            blocked_s = self._blocked_until - self.client.loop.time() if self._blocked else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(blocked_s):
+                    await self._arrived.wait()
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether a nack of this subscription blocks it."""
+        return bool(self._blocked_until) and self._blocked_until > self.client.loop.time()
 
     async def next(self, timeout: float | None = None) -> Message:
         """The next message; `TimeoutError` if none comes in time."""
@@ -226,7 +263,9 @@ class Subscription:
 
     async def batch(self, most: int = 1000, timeout: float | None = None) -> list[Message]:
         """The messages that are there, at least one; `TimeoutError` if none comes in time."""
-        if self._messages or timeout is None:
+        check_whole("most", most, 1, MAX_OFFSET)
+        check_timeout(timeout)
+        if timeout is None or (self._messages and not self._blocked):
             return await self._take(most)
         async with asyncio.timeout(timeout):
             return await self._take(most)
@@ -236,6 +275,7 @@ class Subscription:
 
         For a subscription without a group: `position` is where it stands behind this batch.
         """
+        check_timeout(timeout)
         if self.group or not self.persistent:
             raise StreamsError(
                 "NOT_A_READER",
@@ -265,7 +305,7 @@ class Subscription:
 
     def ack(self, message: Message) -> None:
         """It is done."""
-        self._check()
+        self.check_acks()
         if self._asked[0]:
             message.arrival.acked.add(message.row)
         offset = message.offset
@@ -273,7 +313,7 @@ class Subscription:
 
     def ack_all(self, messages: Sequence[Message]) -> None:
         """They are done."""
-        self._check()
+        self.check_acks()
         if self._asked[0]:
             for message in messages:
                 message.arrival.acked.add(message.row)
@@ -285,25 +325,35 @@ class Subscription:
             self._flushing = True
             self.client.loop.call_soon(self._flush)
 
-    def nack(self, message: Message, delay: float, reason: str) -> None:
-        """It is to come again."""
-        self._check()
+    def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
+        """Let a message come again after `delay` seconds; `block`: nothing else comes before."""
+        self.check_acks()
+        check_nack(delay, reason)
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
-        told = p.Nack(ranges=ranges, epoch=message.epoch, delay=int(delay * 1e6), reason=reason)
+        told = p.Nack(
+            ranges=ranges,
+            epoch=message.epoch,
+            delay=int(delay * 1e6),
+            reason=reason,
+            block=block,
+        )
         if self._acks:
             self._flush()  # those that were said before count before
         self.client.send(told, (), self.channel)
+        if block:
+            self._blocked_until = max(self._blocked_until, self.client.loop.time() + delay)
         if self._asked[0] and message.row not in message.arrival.acked:  # else it is stale
             self._recalled = max(self._recalled, message.epoch)
             self._messages.drop_until(self._recalled)
 
     def in_progress(self, message: Message) -> None:
         """It is being worked on."""
-        self._check()
+        self.check_acks()
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
         self.client.send(p.InProgress(ranges=ranges, epoch=message.epoch), (), self.channel)
 
-    def _check(self) -> None:
+    def check_acks(self) -> None:
+        """Refuse acks of messages that have none."""
         if not self.persistent:
             raise StreamsError("NO_ACKS", "messages of an ephemeral stream are not acked")
 
@@ -327,6 +377,7 @@ class Subscription:
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
+        check_timeout(timeout)
         known, sent = self._known, self._safe
 
         def send(number: int) -> None:

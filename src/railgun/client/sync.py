@@ -20,8 +20,10 @@ import concurrent.futures
 import contextlib
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,15 +117,20 @@ class SyncClient:
         )
 
     def publish_soon(
-        self, stream: str, payloads: Sequence[Payload], *, id: str | bytes | None = None
+        self,
+        stream: str,
+        payloads: Sequence[Payload],
+        *,
+        id: str | bytes | None = None,
+        timeout: float | None = None,
     ) -> concurrent.futures.Future[list[int]]:
         """As `publish_many`, but do not wait: the future says when they are on disk."""
         return asyncio.run_coroutine_threadsafe(
-            self.client.publish_many(stream, payloads, id=id), self.loop
+            self.client.publish_many(stream, payloads, id=id, timeout=timeout), self.loop
         )
 
     def request(
-        self, stream: str, payload: Payload, *, topic: str = "", timeout: float = TIMEOUT
+        self, stream: str, payload: Payload, *, topic: str = "", timeout: float | None = None
     ) -> bytes:
         """Ask whoever listens; the first answer."""
         return self.wait(self.client.request(stream, payload, topic=topic, timeout=timeout))
@@ -140,26 +147,30 @@ class SyncClient:
         *,
         group: str = "",
         exclusive: bool = False,
+        consumer: str = "",
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,
         ack_wait: float = 0.0,
         timeout: float | None = None,
+        identity: str = "",
     ) -> SyncSubscription:
-        """Messages of a stream, as an iterator; with a group, shared with its other members."""
+        """Subscribe to a stream, as `Client.subscribe`; return its messages as an iterator."""
         made = self.wait(
             self.client.subscribe(
                 stream,
                 group=group,
                 exclusive=exclusive,
+                consumer=consumer,
                 start=start,
                 prefetch=prefetch,
                 matcher=matcher,
                 ack_wait=ack_wait,
                 timeout=timeout,
+                identity=identity,
             )
         )
-        return SyncSubscription(self, made, one_by_one=exclusive)
+        return SyncSubscription(self, made, one_by_one=exclusive or bool(consumer))
 
     # ------------------------------------------------------------ streams
 
@@ -184,11 +195,22 @@ class SyncSubscription:
         under.face = self
         self._most = 1 if one_by_one else 1000
         self._ready: deque[SyncMessage] = deque()
+        self._blocked_until = 0.0  # nothing of it is given before, by the steady clock
 
     @property
     def persistent(self) -> bool:
         """Whether its messages are acked."""
         return self.under.persistent
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self.under.stream
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes now; empty: nothing stands against it."""
+        return self.under.trouble
 
     def __iter__(self) -> Iterator[SyncMessage]:
         return self
@@ -200,11 +222,23 @@ class SyncSubscription:
         """The next message; `TimeoutError` if none comes in time, `StopIteration` if none will."""
         if not self._ready:
             self._ready.extend(self.batch(self._most, timeout))
+        self._wait_while_blocked(timeout)
         return self._ready.popleft()
+
+    def _wait_while_blocked(self, timeout: float | None) -> None:
+        """Wait until a delay that blocks is over; `TimeoutError` if that takes longer than `timeout` seconds."""
+        left = self._blocked_until - time.monotonic()
+        if left <= 0:
+            return
+        if timeout is not None and timeout < left:
+            time.sleep(timeout)
+            raise TimeoutError
+        time.sleep(left)
 
     def batch(self, most: int = 1000, timeout: float | None = None) -> list[SyncMessage]:
         """The messages that are there, at least one."""
         if self._ready:
+            self._wait_while_blocked(timeout)
             return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         return self._take(self.under.batch(most, timeout))  # type: ignore[arg-type]
 
@@ -228,18 +262,25 @@ class SyncSubscription:
 
     def ack(self, message: Message) -> None:
         """It is done."""
+        self.under.check_acks()
         self.client.loop.call_soon_threadsafe(self.under.ack, message)
 
     def ack_all(self, messages: Sequence[Message]) -> None:
         """They are done."""
+        self.under.check_acks()
         self.client.loop.call_soon_threadsafe(self.under.ack_all, messages)
 
-    def nack(self, message: Message, delay: float, reason: str) -> None:
-        """It is to come again."""
-        self.client.loop.call_soon_threadsafe(self.under.nack, message, delay, reason)
+    def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
+        """Let a message come again after `delay` seconds; `block`: nothing else comes before."""
+        self.under.check_acks()
+        if block:
+            self._blocked_until = max(self._blocked_until, time.monotonic() + delay)
+        nack = partial(self.under.nack, message, delay, reason, block=block)
+        self.client.loop.call_soon_threadsafe(nack)
 
     def in_progress(self, message: Message) -> None:
         """It is being worked on."""
+        self.under.check_acks()
         self.client.loop.call_soon_threadsafe(self.under.in_progress, message)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from operator import countOf
 from typing import Any
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, pass_interrupt, represent
 from railgun.wire.pickling import dumps
 
 
@@ -43,7 +43,8 @@ def encode_column(values: list[Any]) -> bytes:
             return b"s" + joined.encode("utf-8", "surrogatepass")
     try:
         return b"p" + dumps(values)
-    except Exception as error:
+    except BaseException as error:
+        pass_interrupt(error)
         raise EncodingError(_blame(values, error)) from error
 
 
@@ -59,20 +60,21 @@ def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
             raise DecodingError(f"a column cannot begin with {tag!r}")
     except DecodingError:
         raise
-    except Exception as error:
-        raise DecodingError(f"a column cannot be read: {error}") from error
+    except BaseException as error:
+        pass_interrupt(error)
+        raise DecodingError(f"a column cannot be read: {represent(error)}") from error
     if not isinstance(values, list) or len(values) != rows:
         raise DecodingError(f"a column has not the {rows} values that were expected")
     return values
 
 
-def _blame(values: Sequence[Any], error: Exception) -> str:
+def _blame(values: Sequence[Any], error: BaseException) -> str:
     """Which value it is that cannot be pickled."""
     for value in values:
         try:
             dumps(value)
-        except Exception as refused:
-            return (
-                f"a value of type {type(value).__name__} cannot travel between workers: {refused}"
-            )
-    return f"values cannot travel between workers: {error}"
+        except BaseException as refused:
+            pass_interrupt(refused)
+            why = represent(refused)
+            return f"a value of type {type(value).__name__} cannot travel between workers: {why}"
+    return f"values cannot travel between workers: {represent(error)}"

@@ -47,7 +47,7 @@ _SHORTEST: Final = _HEAD.size - _SIZE.size
 Blob: TypeAlias = bytes | bytearray | memoryview
 
 KINDS: Final[dict[int, Any]] = {
-    1: p.Ping, 2: p.Pong, 3: p.Failed,
+    1: p.Ping, 2: p.Pong, 3: p.Failed, 4: p.GoingAway,
     10: p.Publish, 11: p.Published, 12: p.Respond, 13: p.Responded, 14: p.Response,
     20: p.Subscribe, 21: p.Subscribed, 22: p.Grant, 23: p.Deliver, 24: p.Ack, 25: p.Nack, 26: p.InProgress,
     27: p.Acked, 28: p.Unsubscribe, 29: p.Unsubscribed, 30: p.Missed, 31: p.Lost, 32: p.Recalled,

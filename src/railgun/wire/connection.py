@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
+from railgun.core.errors import pass_interrupt
 from railgun.wire.columns import DecodingError
 from railgun.wire.hello import NONCE, Acceptor, Dialer, HelloError
 from railgun.wire.pickling import dumps
@@ -258,8 +259,9 @@ class Messages:
                 break
             try:
                 found.append(pickle.loads(bytes(self._data[at + _LENGTH.size : end])))
-            except Exception as error:
-                raise DecodingError(f"a message cannot be read: {error}") from error
+            except BaseException as error:
+                pass_interrupt(error)
+                raise DecodingError(f"a message cannot be read: {error!r}") from error
             at = end
         del self._data[:at]
         return found

@@ -31,6 +31,8 @@ class Load:
     parts: tuple[Any, ...]
     tokens: tuple[Any, ...]
     store: tuple[str, str] = ("", "")
+    frontiers: tuple[tuple[str, int], ...] = ()
+    """By step: how far time had come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,14 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """Something may be wrong, and people are to know; the flow goes on."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The worker lives, and how it fares."""
 
@@ -178,4 +188,4 @@ class Found:
 
 
 FromStreams = Asked | Relinquished | Hastened
-FromWorker = WorkerReport | FromStreams | Loaded | Items | Mark | Beat | Found
+FromWorker = WorkerReport | FromStreams | Loaded | Items | Mark | Warned | Beat | Found

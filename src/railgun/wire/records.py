@@ -24,9 +24,12 @@ Rules:
 2. There is at least one message. An ID is at most 255 bytes, and an empty one is none. Headers are bytes that nobody
    here reads; by convention a JSON object of strings.
 3. A body never changes. `build` and `cut` make batches, and `patch` is the only one that changes a header.
-4. Whatever bytes are given, they are a batch or a `BatchError`. `head` has looked at the header, `Records` also at the
+4. Later versions keep the first three bytes, the size, and the place of the header's checksum, which begins with the
+   four bytes of the version. So a batch of a later version is told from a damaged one: its checksum fits
+   (`LaterBatchError`).
+5. Whatever bytes are given, they are a batch or a `BatchError`. `head` has looked at the header, `Records` also at the
    ends, `check` at every byte: what came from elsewhere is checked before it is stored.
-5. Ranges are offsets, the first one in, the last one out. Before the node has given offsets they count from 0.
+6. Ranges are offsets, the first one in, the last one out. Before the node has given offsets they count from 0.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import LaterVersionError, RailgunError
 
 MAGIC: Final = b"RGB1"
 HEADER: Final = 64
@@ -64,6 +67,10 @@ Column: TypeAlias = tuple[Ends, memoryview]
 
 class BatchError(RailgunError, ValueError):
     """Bytes that are no record batch, or messages that cannot be one."""
+
+
+class LaterBatchError(BatchError, LaterVersionError):
+    """A batch of a later version: its header is whole, and has a version, flags or fields that are unknown here."""
 
 
 class ShortBatchError(BatchError):
@@ -189,13 +196,17 @@ def head(data: Bytes, at: int = 0) -> Head:
         _HEAD.unpack_from(data, at)
     )
     if magic != MAGIC:
+        if magic[:3] == MAGIC[:3] and crc32(data[at + 12 : at + HEADER], crc32(magic)) == crc:
+            raise LaterBatchError(f"the batch at byte {at} has a later version: {magic!r}")
         raise BatchError(
             f"no record batch at byte {at}: it begins with {magic!r}, not with {MAGIC!r}"
         )
     if crc32(data[at + 12 : at + HEADER]) != crc:
         raise BatchError(f"the header of the batch at byte {at} is damaged: its checksum differs")
     if zero or zeros or more or flags & ~(HAS_IDS | HAS_HEADERS):
-        raise BatchError(f"the batch at byte {at} has fields of a later version (flags {flags})")
+        raise LaterBatchError(
+            f"the batch at byte {at} has fields of a later version (flags {flags})"
+        )
     least = HEADER + 4 * count * (1 + (flags & 1) + (flags >> 1))
     if not count or not least <= size <= LARGEST or base + count > _LAST_OFFSET:
         raise BatchError(

@@ -39,6 +39,12 @@ class Pong(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class GoingAway(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class Range(_message.Message):
     __slots__ = ("first", "count", "delivery")
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +120,7 @@ class Response(_message.Message):
     def __init__(self, request: _Optional[int] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request", "stream", "group", "exclusive", "start", "offset", "credit", "matcher", "has_matcher", "ack_wait")
+    __slots__ = ("request", "stream", "group", "exclusive", "start", "offset", "credit", "matcher", "has_matcher", "ack_wait", "token", "again", "identity")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +131,9 @@ class Subscribe(_message.Message):
     MATCHER_FIELD_NUMBER: _ClassVar[int]
     HAS_MATCHER_FIELD_NUMBER: _ClassVar[int]
     ACK_WAIT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: str
     group: str
@@ -135,19 +144,24 @@ class Subscribe(_message.Message):
     matcher: str
     has_matcher: bool
     ack_wait: int
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., group: _Optional[str] = ..., exclusive: bool = ..., start: _Optional[_Union[Start, str]] = ..., offset: _Optional[int] = ..., credit: _Optional[int] = ..., matcher: _Optional[str] = ..., has_matcher: bool = ..., ack_wait: _Optional[int] = ...) -> None: ...
+    token: str
+    again: bool
+    identity: str
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., group: _Optional[str] = ..., exclusive: bool = ..., start: _Optional[_Union[Start, str]] = ..., offset: _Optional[int] = ..., credit: _Optional[int] = ..., matcher: _Optional[str] = ..., has_matcher: bool = ..., ack_wait: _Optional[int] = ..., token: _Optional[str] = ..., again: bool = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("request", "offset", "why", "persistent")
+    __slots__ = ("request", "offset", "why", "persistent", "identity")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     PERSISTENT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     request: int
     offset: int
     why: str
     persistent: bool
-    def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., why: _Optional[str] = ..., persistent: bool = ...) -> None: ...
+    identity: str
+    def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., why: _Optional[str] = ..., persistent: bool = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("credit",)
@@ -178,18 +192,20 @@ class Ack(_message.Message):
     def __init__(self, request: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Nack(_message.Message):
-    __slots__ = ("request", "ranges", "epoch", "delay", "reason")
+    __slots__ = ("request", "ranges", "epoch", "delay", "reason", "block")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DELAY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     request: int
     ranges: _containers.RepeatedCompositeFieldContainer[Range]
     epoch: int
     delay: int
     reason: str
-    def __init__(self, request: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch: _Optional[int] = ..., delay: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    block: bool
+    def __init__(self, request: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch: _Optional[int] = ..., delay: _Optional[int] = ..., reason: _Optional[str] = ..., block: bool = ...) -> None: ...
 
 class InProgress(_message.Message):
     __slots__ = ("request", "ranges", "epoch")
@@ -260,11 +276,13 @@ class Done(_message.Message):
     def __init__(self, request: _Optional[int] = ..., result: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request", "code", "text")
+    __slots__ = ("request", "code", "text", "no_quorum")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    NO_QUORUM_FIELD_NUMBER: _ClassVar[int]
     request: int
     code: str
     text: str
-    def __init__(self, request: _Optional[int] = ..., code: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    no_quorum: bool
+    def __init__(self, request: _Optional[int] = ..., code: _Optional[str] = ..., text: _Optional[str] = ..., no_quorum: bool = ...) -> None: ...

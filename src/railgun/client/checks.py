@@ -1,0 +1,145 @@
+"""Values that a program gives to a client, looked at before anything is sent.
+
+What cannot be meant is a `BadValueError` (code `BAD_REQUEST`), which names the argument, what it has to be and what it
+is. Nothing was sent then, and the client goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from railgun.client.errors import StreamsError
+from railgun.wire.records import LONGEST_ID
+
+DAY_S: Final = 86_400.0
+MAX_DELAY_S: Final = 366 * DAY_S
+"""The longest delay of a nack, and the longest `ack_wait`."""
+MAX_REQUEST_S: Final = DAY_S
+MAX_PREFETCH: Final = 1 << 31
+MAX_OFFSET: Final = 1 << 62
+
+
+class BadValueError(StreamsError, ValueError):
+    """A program gave a value that cannot be meant; nothing was sent."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("BAD_REQUEST", text)
+
+
+def _shown(value: object) -> str:
+    told = repr(value)
+    return told if len(told) <= 80 else f"{told[:77]}..."
+
+
+def check_text(name: str, value: Any, *, empty: bool = True) -> str:
+    """Return a text that can be sent.
+
+    >>> check_text("group", 5)
+    Traceback (most recent call last):
+    railgun.client.checks.BadValueError: group is text, not 5 (BAD_REQUEST)
+    """
+    if not isinstance(value, str):
+        raise BadValueError(f"{name} is text, not {_shown(value)}")
+    if not value and not empty:
+        raise BadValueError(f"{name} is empty")
+    if not value.isascii():
+        _encoded(name, value)
+    return value
+
+
+def _encoded(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise BadValueError(f"{name} is no text that UTF-8 can say: {error.reason}") from error
+
+
+def as_bytes(name: str, value: Any) -> bytes:
+    """Return bytes, or a text as UTF-8.
+
+    >>> as_bytes("payload", "tea"), as_bytes("payload", bytearray(b"tea"))
+    (b'tea', b'tea')
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _encoded(name, value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise BadValueError(f"{name} is bytes or text, not {_shown(value)}")
+
+
+def check_list(name: str, value: Any) -> Sequence[Any]:
+    """Return a sequence of several values: not a single text or bytes, which would be taken apart."""
+    if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Iterable):
+        raise BadValueError(f"{name} is a list, not {_shown(value)}")
+    return value if isinstance(value, Sequence) else list(value)
+
+
+def check_id(value: Any) -> bytes:
+    """Return the ID of a message as bytes."""
+    found = as_bytes("an ID", value)
+    if not found:
+        raise BadValueError("an ID is empty: leave it out, or give the message one")
+    if len(found) > LONGEST_ID:
+        raise BadValueError(f"an ID has at most {LONGEST_ID} bytes, and this one {len(found)}")
+    return found
+
+
+def check_headers(value: Any) -> bytes:
+    """Return headers as they are sent."""
+    if not isinstance(value, Mapping):
+        raise BadValueError(f"headers are names with values, not {_shown(value)}")
+    for key, one in value.items():
+        check_text("the name of a header", key)
+        check_text(f"the header {_shown(key)}", one)
+    return json.dumps(dict(value)).encode()
+
+
+def check_seconds(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
+    """Return a number of seconds.
+
+    >>> check_seconds("timeout", -1)
+    Traceback (most recent call last):
+    railgun.client.checks.BadValueError: timeout is 0 to inf seconds, not -1 (BAD_REQUEST)
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise BadValueError(f"{name} is {least:g} to {most:g} seconds, not {_shown(value)}")
+    return float(value)
+
+
+def check_timeout(value: Any) -> float | None:
+    """Return how long a call may take (seconds); None: as long as the client says."""
+    return None if value is None else check_seconds("timeout", value)
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> int:
+    """Return a whole number within limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BadValueError(f"{name} is a whole number from {least} to {most}, not {_shown(value)}")
+    return value
+
+
+def check_start(value: Any) -> Any:
+    """Return where a subscription begins: 'start', 'end' or an offset."""
+    if isinstance(value, str) and value in ("start", "end"):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET:
+        return value
+    raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {_shown(value)}")
+
+
+def check_nack(delay: Any, reason: Any) -> None:
+    """Refuse a nack that cannot be meant."""
+    check_seconds("delay", delay, 0.0, MAX_DELAY_S)
+    check_text("reason", reason)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise BadValueError(f"{name} is True or False, not {_shown(value)}")
+    return value

@@ -1,0 +1,39 @@
+"""Repeating a call to a node while it fails with an error that may pass (`wire.codes`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from railgun.client.errors import StreamsError
+from railgun.client.nodes import Pauses
+
+T = TypeVar("T")
+PAUSES_S: Final = (0.1, 2.0)
+"""Seconds to the next try: at first, and at most."""
+
+
+def patiently(
+    call: Callable[[], T],
+    *,
+    waiting: Callable[[StreamsError], None] = lambda error: None,
+    give_up: Callable[[], bool] = lambda: False,
+    timeout_s: float = math.inf,
+) -> T:
+    """Return what `call` returns; repeat it while it raises a `StreamsError` that may pass.
+
+    `call` must do no harm when it is done twice. `waiting` is told of each such error. The error is raised when
+    `give_up` says so, or after `timeout_s`.
+    """
+    deadline, pauses = time.monotonic() + timeout_s, Pauses(*PAUSES_S)
+    while True:
+        try:
+            return call()
+        except StreamsError as error:
+            pause = pauses.next()
+            if not error.may_pass or give_up() or time.monotonic() + pause >= deadline:
+                raise
+            waiting(error)
+        time.sleep(pause)
