@@ -73,6 +73,28 @@ def test_a_silent_node_is_told_with_its_time_and_leaves_nothing_to_spare() -> No
     assert {one.severity for one in told} == {"warning"}
 
 
+@pytest.mark.parametrize(("skew", "words"), [(180.0, "180.0 s ahead of"), (-2.5, "2.5 s behind")])
+def test_a_clock_that_differs_from_the_leaders_is_told(skew: float, words: str) -> None:
+    alarm = only(status(nodes=[node("a"), node("b", clock_skew=skew), node("c", clock_skew=-0.9)]))
+    assert (alarm.code, alarm.severity, alarm.about) == ("CLOCK_SKEW", "warning", "name-b")
+    assert words in alarm.text
+
+
+def test_a_clock_that_jumped_while_its_node_ran_is_told() -> None:
+    alarm = only(
+        status(nodes=[node("a", clock_stepped=-9.0), node("b", clock_stepped=7200.0), node("c")])
+    )
+    assert (alarm.code, alarm.about) == ("CLOCK_STEPPED", "name-b")
+    assert "7,200 s ahead" in alarm.text
+
+
+def test_messages_stored_ahead_of_the_clock_are_told_with_their_stream() -> None:
+    alarm = only(status(nodes=[node("a", time_ahead={"orders": 31536000.0}), node("b"), node("c")]))
+    assert (alarm.code, alarm.about) == ("TIME_AHEAD", "name-a")
+    assert "'orders'" in alarm.text
+    assert "31,536,000 s" in alarm.text
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_small_clusters_were_never_meant_to_spare_a_node(size: int) -> None:
     ids = ["a", "b"][:size]

@@ -17,6 +17,7 @@ from railgun.core.delivery import (
     GroupConfig,
     HandedOver,
     Joined,
+    Kind,
     Missed,
     Recalled,
     Receipt,
@@ -164,6 +165,54 @@ def test_ps_7_a_delay_is_at_most_a_day(delay: int) -> None:
     assert group.deadline() == DAY
 
 
+def test_ps_7_a_delay_holds_back_that_message_and_a_block_the_whole_group() -> None:
+    group = a_group(10, credit=2)
+    group.take(0)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 100, "later", 0)
+    assert taken(group) == [("ann", 2, 3, 1)], "others go on"
+    group.nack("ann", [Receipt(1, 2, 1, 0)], 50, "nobody there", 10, block=True)
+    assert taken(group, 10) == []
+    assert group.explain(10).code == "BLOCKED"
+    assert group.ack("ann", [Receipt(2, 3, 1, 0)], 20) == [], "what a member has it may ack"
+    assert taken(group, 59) == []
+    assert group.deadline() == 60
+    again = restarted(group)
+    again.join("bob", 59)
+    again.grant("bob", 1, 59)
+    assert taken(again, 59) == [], "a restart does not end it"
+    group.tick(60)
+    assert taken(group, 60) == [("ann", 1, 2, 2), ("ann", 3, 4, 1)]
+
+
+def test_ps_7_of_two_blocks_the_longer_counts_and_a_stale_one_does_not() -> None:
+    group = a_group(10, credit=3)
+    group.take(0)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 100, "", 0, block=True)
+    group.nack("ann", [Receipt(1, 2, 1, 0)], 10, "", 0, block=True)
+    group.nack("ann", [Receipt(1, 2, 1, 0)], 1000, "", 0, block=True)
+    assert group.pause == (100, 100)
+    with pytest.raises(DeliveryError, match="for how long"):
+        group.nack("ann", [Receipt(2, 3, 1, 0)], 0, "", 0, block=True)
+
+
+def test_ps_12_an_exclusive_group_stays_exclusive_while_it_is_empty() -> None:
+    group = Group(GroupConfig(exclusive=True), None, 0, 0, 10)
+    log = Saved()
+    for change in group.changes():
+        log.apply(change)
+    assert log == group.save()
+    again = Group(GroupConfig(), log, 0, 0, 10)
+    assert again.config.exclusive
+    with pytest.raises(DeliveryError) as caught:
+        again.configure(GroupConfig(), 0)
+    assert caught.value.code == "GROUP_KIND"
+    log.exclusive = None  # as it was written by an older node
+    old = Group(GroupConfig(), log, 0, 0, 10)
+    assert old.kind is None
+    old.configure(GroupConfig(exclusive=True), 0)
+    assert old.kind
+
+
 def test_ps_7_a_clock_that_goes_back_does_not_make_a_delay_longer_than_it_is() -> None:
     group = a_group(1)
     group.take(1_000_000)
@@ -274,7 +323,7 @@ def test_ps_10_a_restart_counts_what_was_in_flight() -> None:
 
 def test_ps_10_changes_say_how_things_stand_and_not_what_happened() -> None:
     group = a_group(1000, credit=1000)
-    assert group.changes() == [Sought(0, 0)]
+    assert group.changes() == [Sought(0, 0), Kind(False)]
     group.take(0)
     assert group.changes() == [Unsettled(0, 1000, Standing(1))]
     for first in range(0, 900, 100):
@@ -303,21 +352,17 @@ def test_ps_10_a_group_that_was_further_than_the_stream_does_not_skip_what_comes
 # --- PS-11: dead letters --------------------------------------------------------------------------
 
 
-def never(offset: int) -> int:
-    raise AssertionError("nobody asked for an age")
-
-
 def test_ps_11_distance_is_to_the_highest_acked_and_spares_what_is_in_flight() -> None:
     group = a_group(10, distance=5)
     group.take(0)
     group.nack("ann", [Receipt(2, 5, 1, 0)], 100, "no", 0)
     group.ack("ann", [Receipt(9, 10, 1, 0)], 1)
-    assert group.letters(1, never) == [
+    assert group.letters(1) == [
         Bury(2, 1, "no", "distance"),
         Bury(3, 1, "no", "distance"),
     ], "4 is 5 behind; 0 and 1 are further, but ann has them"
     group.leave("ann", graceful=False, now=2)
-    assert [bury.offset for bury in group.letters(2, never)] == [0, 1]
+    assert [bury.offset for bury in group.letters(2)] == [0, 1]
 
 
 def test_ps_11_max_deliveries_counts_and_then_waits_for_a_failure() -> None:
@@ -329,26 +374,88 @@ def test_ps_11_max_deliveries_counts_and_then_waits_for_a_failure() -> None:
     assert taken(group) == [("bob", 0, 1, 1)]
     group.nack("bob", [Receipt(0, 1, 1, 0)], 0, "once", 1)
     assert taken(group) == [("bob", 0, 1, 2)]
-    assert group.letters(1, never) == [], "the second delivery may do"
+    assert group.letters(1) == [], "the second delivery may do"
     group.nack("bob", [Receipt(0, 1, 2, 0)], 1000, "twice", 1)
     assert taken(group) == []
-    assert group.letters(1, never) == [Bury(0, 2, "twice", "max_deliveries")]
+    assert group.letters(1) == [Bury(0, 2, "twice", "max_deliveries")]
 
 
-def test_ps_11_max_age_is_of_what_nobody_has_and_found_by_bisection() -> None:
-    asked = []
+def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance() -> None:
+    group = a_group(10, distance=5)
+    group.take(0)
+    group.ack("ann", [Receipt(1, 6, 1, 0)], 0)
+    for delivery in (1, 2, 3):
+        group.nack("ann", [Receipt(0, 1, delivery, 0)], 0, "no", delivery)
+        assert taken(group, delivery) == [("ann", 0, 1, delivery + 1)], "5 is 5 ahead, and not more"
+    group.ack("ann", [Receipt(6, 7, 1, 0)], 4)
+    assert taken(group, 4) == [], "what ann has is hers"
+    assert group.letters(4) == []
+    group.nack("ann", [Receipt(0, 1, 4, 0)], 0, "never", 5)
+    assert taken(group, 5) == [], "death comes before delivery"
+    assert group.letters(5) == [Bury(0, 4, "never", "distance")]
 
-    def time_of(offset: int) -> int:
-        asked.append(offset)
-        return offset * 10
 
+def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
     group = a_group(1000, credit=3, max_age=100)
-    assert taken(group) == [("ann", 0, 3, 1)]
-    told = group.letters(160, time_of)
-    assert told == [Bury(offset, 0, "", "max_age") for offset in (3, 4, 5)]
-    assert len(asked) < 15
-    group.grant("ann", 4, 160)
-    assert taken(group, 160) == [("ann", 6, 7, 1)]
+    assert taken(group, 1000) == [("ann", 0, 3, 1)], "however long ago they were stored"
+    assert group.deadline() is None, "what a member has is not looked at"
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 1050)
+    assert taken(group, 1050) == [("ann", 0, 1, 2)]
+    group.nack("ann", [Receipt(0, 1, 2, 0)], 500, "still not", 1090)
+    assert group.deadline() == 1100
+    assert group.letters(1099) == []
+    assert group.letters(1100) == [Bury(0, 2, "still not", "max_age")]
+    group.leave("ann", graceful=True, now=1200)
+    group.join("bob", 1200)
+    group.grant("bob", 1, 1200)
+    assert taken(group, 1200) == [("bob", 1, 2, 1)], "an uncounted delivery was not the first"
+
+
+def test_ps_11_the_age_of_a_message_survives_a_restart_and_old_messages_are_not_delivered() -> None:
+    group = a_group(3, credit=2, max_age=100)
+    group.take(1000)
+    again = restarted(group)
+    again.join("bob", 1050)
+    again.grant("bob", 3, 1050)
+    assert taken(again, 1099) == [("bob", 0, 2, 2), ("bob", 2, 3, 1)]
+    again = restarted(again)
+    again.join("eve", 1100)
+    again.grant("eve", 3, 1100)
+    assert taken(again, 1100) == [("eve", 2, 3, 2)]
+    assert [bury.rule for bury in again.letters(1100)] == ["max_age", "max_age"]
+
+
+def test_ps_11_messages_delivered_one_by_one_share_their_times() -> None:
+    group = a_group(64_000, max_age=64_000)
+    for now in range(0, 64_000, 10):
+        group.grant("ann", now + 10, now)
+        group.take(now)
+    group.leave("ann", graceful=False, now=64_000)
+    assert len(group.waiting) <= 65
+    assert group.deadline() == 64_000
+
+
+def test_ps_11_a_clock_that_goes_back_does_not_let_messages_live_longer() -> None:
+    group = a_group(1, max_age=100)
+    group.take(5000)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 10_000, "no", 5000)
+    group.tick(1000)
+    assert group.deadline() == 1100
+    assert group.letters(1100) == [Bury(0, 1, "no", "max_age")]
+
+
+def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
+    group = a_group(3)
+    group.take(0)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
+    with pytest.raises(DeliveryError, match="the rules stay"):
+        group.configure(GroupConfig(max_deliveries=1), 0)
+    group.leave("ann", graceful=True, now=0)
+    group.configure(GroupConfig(max_deliveries=1), 0)
+    group.join("bob", 0)
+    group.grant("bob", 3, 0)
+    assert taken(group) == [("bob", 1, 3, 1)]
+    assert group.letters(0) == [Bury(0, 1, "no", "max_deliveries")]
 
 
 def test_ps_11_the_letter_is_written_before_the_group_moves_on() -> None:
@@ -356,14 +463,14 @@ def test_ps_11_the_letter_is_written_before_the_group_moves_on() -> None:
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
     letter = [Bury(0, 1, "no", "max_deliveries")]
-    assert group.letters(1, never) == letter
-    assert group.letters(1, never) == [], "once"
+    assert group.letters(1) == letter
+    assert group.letters(1) == [], "once"
     assert group.floor == 0
     assert taken(group) == []
     assert group.kept(0, 2)
-    assert group.letters(3, never) == letter, "again, after it failed"
+    assert group.letters(3) == letter, "again, after it failed"
     again = restarted(group)
-    assert again.letters(4, never) == letter, "and after a restart"
+    assert again.letters(4) == letter, "and after a restart"
     assert group.buried(0, 5)
     assert group.floor == 1
     assert group.highest == -1, "buried is not acked"
@@ -376,20 +483,21 @@ def test_ps_11_a_letter_that_is_kept_stands_as_before() -> None:
     group.take(0)
     group.nack("ann", [Receipt(0, 2, 1, 0)], 50, "no", 0)
     group.ack("ann", [Receipt(9, 10, 1, 0)], 0)
-    assert len(group.letters(0, never)) == 2
+    assert len(group.letters(0)) == 2
     assert group.deadline() is None
     group.kept(0, 10)
     assert group.deadline() == 50
     group.kept(1, 50)
-    assert taken(group, 50) == [("ann", 1, 2, 2)], "its delay is over"
+    assert taken(group, 50) == [], "it is not delivered again because its letter failed"
+    assert [bury.offset for bury in group.letters(50)] == [0, 1]
 
 
 def test_ps_11_letters_come_by_so_many() -> None:
     group = a_group(100, max_deliveries=1)
     group.take(0)
     group.leave("ann", graceful=False, now=0)
-    assert [bury.offset for bury in group.letters(0, never, most=3)] == [0, 1, 2]
-    assert [bury.offset for bury in group.letters(0, never, most=3)] == [3, 4, 5]
+    assert [bury.offset for bury in group.letters(0, most=3)] == [0, 1, 2]
+    assert [bury.offset for bury in group.letters(0, most=3)] == [3, 4, 5]
     assert group.explain(0).letters == 100
 
 
@@ -440,7 +548,7 @@ def test_ps_12_a_letter_that_is_being_written_pauses_the_group() -> None:
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 1)], 0, "", 0)
     assert taken(group) == []
-    [bury] = group.letters(0, never)
+    [bury] = group.letters(0)
     assert taken(group) == []
     group.buried(bury.offset, 1)
     assert taken(group) == [("ann", 1, 3, 1)]
@@ -514,7 +622,7 @@ def test_ps_13_a_lower_credit_takes_nothing_back() -> None:
 def test_ps_15_a_new_group_begins_where_it_is_told(start: int) -> None:
     group = Group(GroupConfig(), None, start, 3, 10)
     assert group.join("ann", 0) == [Joined("ann", start, "start", True)]
-    assert group.changes() == [Sought(start, 0)], "even if nothing is ever acked"
+    assert group.changes() == [Sought(start, 0), Kind(False)], "even if nothing is ever acked"
 
 
 def test_ps_15_a_tracked_position_wins_over_the_start() -> None:
@@ -527,7 +635,7 @@ def test_ps_16_a_seek_begins_anew_and_what_was_in_flight_is_stale() -> None:
     group.take(0)
     group.ack("ann", [Receipt(5, 10, 1, 0)], 0)
     assert group.seek(2, 1, "ann") == [Recalled("ann", 0, 5)]
-    assert group.letters(1, never) == [], "nothing was acked since"
+    assert group.letters(1) == [], "nothing was acked since"
     assert group.take(1) == [Deliver("ann", 2, 10, 1, 1)]
     assert group.ack("ann", [Receipt(2, 5, 1, 0)], 1) == [Stale(2, 5, 1, 0)]
     assert restarted(group).floor == 2
@@ -600,7 +708,7 @@ def test_a_group_explains_itself() -> None:
     group.take(10)
     group.nack("ann", [Receipt(0, 1, 2, 0)], 10, "", 10)
     codes.append(group.explain(10).code)
-    group.letters(10, never)
+    group.letters(10)
     group.buried(0, 10)
     codes.append(group.explain(10).code)
     expected = "NO_MEMBERS NO_CREDIT READY WAITING_FOR_ACKS DELAYED LETTERS AT_END"
@@ -617,8 +725,8 @@ def test_a_thousand_messages_are_one_range_in_every_place() -> None:
     assert len(group.waiting) == 1
     [deliver] = group.take(5)
     group.ack("ann", [deliver.receipt], 5)
-    assert len(group.changes()) == 3
-    assert group.save() == Saved(floor=1000, highest=999)
+    assert len(group.changes()) == 4
+    assert group.save() == Saved(floor=1000, highest=999, exclusive=False)
 
 
 def test_timers_that_are_for_nothing_do_not_pile_up() -> None:

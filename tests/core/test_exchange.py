@@ -26,6 +26,7 @@ from railgun.core.exchange import (
     _Seat,
 )
 from railgun.core.topics import MatcherError, TopicError
+from railgun.testing.rewriting import rewritten
 
 # --- Ephemeral streams, rule by rule --------------------------------------------------------------
 
@@ -301,6 +302,16 @@ class Play:
             assert self.exchange.credit(one.name) == one.credit
             entity = one.name if one.group is None else one.group
             assert self.exchange.lost(one.name) == self.model.lost.get(entity, 0)
+        for group in {one.group for one in self.model.listeners if one.group is not None}:
+            members = self.exchange.members(group)
+            assert turns(self.exchange, group) == [n for n in self.model.queue if n in members]
+
+
+def turns(exchange: Exchange[int, str], group: str) -> list[int]:
+    """The members of a group, first the one that was served the longest ago."""
+    assert exchange.members(group), f"nobody listens in {group!r}"
+    seats = exchange._teams[group].seats.values()
+    return [seat.member for seat in sorted(seats, key=lambda seat: seat.served)]
 
 
 def hunt(make: type[Exchange[int, str]], seeds: int = 150) -> None:
@@ -343,6 +354,7 @@ def test_es_a_batch_is_the_same_as_its_messages_one_by_one(
         for member in range(len(credits)):
             assert at_once.credit(member) == singly.credit(member)
             assert at_once.lost(member) == singly.lost(member)
+        assert turns(at_once, "g") == turns(singly, "g")
 
 
 # --- Mutants of the exchange ----------------------------------------------------------------------
@@ -401,6 +413,24 @@ class Generous(Exchange[int, str]):
 def test_mutants_of_the_exchange_are_caught(mutant: type[Exchange[int, str]]) -> None:
     with pytest.raises(AssertionError):
         hunt(mutant)
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "last_round",  # who began the last round is served last
+        "(*last_round[:over], *last_round[over:])",
+        "free",
+        "(*last_round[over + 1 :], *last_round[: over + 1])",
+    ],
+)
+def test_mutants_of_the_turns_after_a_partial_round_are_caught(
+    monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    order = "(*last_round[over:], *last_round[:over])"
+    monkeypatch.setattr(*rewritten(Exchange, "_share", (order, instead)))
+    with pytest.raises(AssertionError):
+        hunt(Exchange)
 
 
 @pytest.mark.parametrize(

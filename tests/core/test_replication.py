@@ -29,6 +29,7 @@ from railgun.core.replication.messages import (
 )
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Copy, Runs, Standing, agree
+from railgun.testing.rewriting import rewritten
 
 # ---------------------------------------------------------------- how a copy stands
 
@@ -462,6 +463,85 @@ def test_an_epoch_is_active_when_a_majority_has_the_label_and_the_groups() -> No
     assert one.caught_up("b")
     assert not one.caught_up("c")
     assert not one.all_have(5)
+
+
+def check_who_has_all() -> None:
+    """`all_have` and `caught_up`, with replicas that lack the label, the groups, a session, or messages."""
+    one = leader(b=standing(1, 5, groups=1), c=standing(1, 5, groups=1))
+    assert not one.all_have(5)
+    for node in "bc":
+        one.has(node, Has(1, 5, labelled=False, first=0))
+        one.has_groups(node, HasGroups(1, 2, 0))
+    # The messages are there, but the copies are not of this epoch yet: a later master may not choose them.
+    assert not one.all_have(5)
+    assert not one.caught_up("b")
+    one.has("b", Has(1, 5, labelled=True, first=0))
+    assert one.caught_up("b")
+    assert not one.caught_up("c")
+    assert not one.all_have(5)
+    one.has("c", Has(1, 5, labelled=True, first=0))
+    assert one.all_have(5)
+    assert not one.all_have(6)
+    one.appended(5, 2, 7)
+    assert one.all_have(5)
+    assert not one.all_have(7)  # on its own disk only
+    one.has("b", Has(1, 7, labelled=True, first=0))
+    assert one.copy.safe == 7
+    assert one.caught_up("b")
+    assert not one.caught_up("c")  # two messages behind what is safe
+    assert not one.all_have(7)
+    one.has("c", Has(1, 7, labelled=True, first=0))
+    assert one.all_have(7)
+    # Without a session nobody knows whether a replica still has what it said to have.
+    one.gone("c")
+    assert not one.caught_up("c")
+    assert one.caught_up("b")
+    one.stands("c", 2, standing(2, 7, ((1, 5), (2, 7)), groups=1))
+    assert not one.caught_up("c")  # its groups are of an older epoch
+    one.has_groups("c", HasGroups(2, 2, 0))
+    assert one.caught_up("c")
+    alone = Master("a", Copy.of(standing(1, 5, groups=1)), 2, [("a",)])
+    alone.begin()
+    alone.labelled(2)
+    assert alone.all_have(5)
+    assert not alone.all_have(6)  # not even on its own disk
+
+
+def test_a_replica_has_all_only_with_the_label_the_groups_and_a_session() -> None:
+    check_who_has_all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        (
+            "all_have",
+            "p is not None and p.labelled and p.end >= end",
+            "p is not None and p.end >= end",
+        ),
+        (
+            "all_have",
+            "p is not None and p.labelled and p.end >= end",
+            "p is not None and p.labelled",
+        ),
+        ("all_have", "self.copy.durable >= end and all(", "all("),
+        (
+            "all_have",
+            "return self.copy.durable >= end and all(",
+            "return self.copy.durable >= end and any(",
+        ),
+        ("caught_up", "or peer is None or not peer.labelled:", "or peer is None:"),
+        ("caught_up", "if peer.session is None:", "if False:"),
+        ("caught_up", " and peer.groups[0] == self.epoch", ""),
+        ("caught_up", "peer.end >= self.copy.safe and ", ""),
+    ],
+)
+def test_mutants_of_who_has_all_are_caught(
+    monkeypatch: pytest.MonkeyPatch, rule: str, old: str, new: str
+) -> None:
+    monkeypatch.setattr(*rewritten(Master, rule, (old, new)))
+    with pytest.raises(AssertionError):
+        check_who_has_all()
 
 
 def test_what_another_copy_does_not_keep_any_more_does_not_come_back() -> None:

@@ -3,11 +3,10 @@
 A publisher that does not hear whether its publish was stored sends it again. With an ID it may: within the stream's
 time box the second one is answered with the offset of the first. Rules:
 
-1. The box of an ID starts when its message is first accepted, at the stored time of that message, and lasts `box` µs.
-   Inside it, the ID is a `Duplicate`. Asking does not prolong it.
-2. Time is what the log says, or `now` if that is later. Stored time never steps back; `now` may jump. An ID is let
-   go of only when the stored time is past its box: a clock that jumps ahead and returns makes nothing forgotten.
-   So what is known is a function of the log alone, and rebuilding it from the log's tail gives the same.
+1. The box of an ID starts when its message is first accepted, and lasts `box` µs. Inside it, the ID is a `Duplicate`.
+   Asking does not prolong it.
+2. Time is that of a steady clock, which never jumps: no time of day, right or wrong, makes an ID forgotten early.
+   What is restored from a log is as old as stored time proves it to be (`Lookback`), and never older.
 3. A message that is being written has no outcome yet. A `Twin` of it waits for it: if it is accepted, the twin is a
    duplicate; if it fails, the first of those who wait is fresh. Who waits holds nothing, so no two wait for each other.
 4. A second message with the ID of an earlier one of the same publish is a `Repeat` of that one: it shares its outcome.
@@ -18,13 +17,13 @@ Duties of the driver:
 
 1. Ask with `check`; then leave out all that is not fresh, and `begin` the rest at once, before it asks anything else.
    While `check` names twins, `begin` the whole publish as it came: it is refused, and the answer says whom to wait for.
-2. The stored time of a publish is not before the `now` it was checked with.
+2. Give `check` and `accepted` the time of one steady clock (µs), which never steps back.
 3. Every ticket that began ends, by `accepted` in the order of offsets, or by `failed`. Failed means that it is not in
    the log and never will be: a publish of which that is not known (no quorum yet) is still being written.
 4. Both answer with tickets that waited, in order of arrival: each is to be checked again, from the beginning.
    One who no longer wants to wait is taken out by `withdraw`.
-5. After a restart or failover `restore` all batches of the log with a stored time after the last one's minus `box`,
-   oldest first, before the first check. A log that keeps less than a box cannot tell all of it.
+5. After a restart or failover `restore` what `Lookback` asks for, oldest first, before the first check. A log that
+   keeps less than a box cannot tell all of it.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from railgun.core.errors import ProtocolError
+from railgun.core.pacing import least_passed, most_advance
 
 Ticket = int
 """A publish on its way, named by the driver; never used for two at a time."""
@@ -94,6 +94,49 @@ class _Batch:
     before: int  # IDs of all batches before
 
 
+class Lookback:
+    """What of a log has to be restored so that no ID is forgotten inside its box: epoch by epoch, the newest first.
+
+    Within an epoch, stored time advances by little more than the time that has passed (`core.pacing`). Between two
+    epochs it may have advanced by anything, as the clock of another master, or of a restarted node, tells another time:
+    what lies between two epochs proves no age at all, and counts nothing. For each epoch:
+
+    1. Read the batches with a stored time from `oldest(last)` on, where `last` is the stored time of its last batch.
+    2. Restore each as accepted at `time_of(stored, last, now)`, by the steady clock.
+    3. Call `passed(first, last)` with the stored times of its first and last batch, and stop when it says that nothing
+       before it can be inside a box.
+
+    >>> from railgun.core.pacing import SLEW
+    >>> look = Lookback(box=1000)
+    >>> look.oldest(last=50_000)
+    48900
+    >>> look.passed(first=49_450, last=50_000)  # all of it is inside: go on with the epoch before
+    True
+    >>> look.oldest(last=7_000), look.time_of(stored=7_000, last=7_000, now=0)
+    (6450, -500)
+    >>> look.passed(first=0, last=7_000)
+    False
+    """
+
+    def __init__(self, box: int) -> None:
+        self._left = most_advance(box)
+        self._advance = 0  # of stored time, in the epochs that were looked at
+
+    def oldest(self, last: int) -> int:
+        """Return the least stored time that may be inside a box."""
+        return last - self._left
+
+    def time_of(self, stored: int, last: int, now: int) -> int:
+        """Return when a batch was accepted at the latest, by a steady clock that shows `now`."""
+        return now - least_passed(self._advance + last - stored)
+
+    def passed(self, first: int, last: int) -> bool:
+        """Go on to the epoch before; return False if nothing in it can be inside a box."""
+        self._advance += last - first
+        self._left -= last - first
+        return self._left > 0
+
+
 class IdBox:
     """The IDs of one stream.
 
@@ -121,7 +164,7 @@ class IdBox:
         self._batches: list[_Batch] = []
         self._head = 0  # those before are let go
         self._total = 0  # IDs of all batches ever
-        self._last = _NEVER  # stored time
+        self._last = _NEVER  # when something was accepted last
         self._end = 0  # behind the last offset
         self._time = _NEVER  # of the last check
         self._written: dict[bytes, Ticket] = {}
@@ -158,7 +201,10 @@ class IdBox:
         return ()
 
     def accepted(self, ticket: Ticket, base: int, time: int) -> tuple[Ticket, ...]:
-        """They are stored, at the offsets from `base`; who waited for it can be looked at again."""
+        """They are stored, at the offsets from `base`, and were accepted at `time` (of the steady clock).
+
+        Returns who waited for it, and can be looked at again.
+        """
         if ticket not in self._flights:
             raise ProtocolError(f"ticket {ticket} is not being written")
         self._in_order(base, time)
@@ -180,11 +226,24 @@ class IdBox:
             del self._waiters[twin][ticket]
 
     def restore(self, ids: Sequence[Id], base: int, time: int) -> None:
-        """A batch of the log that was accepted in an earlier life, or by another master."""
+        """Remember a batch of the log that was accepted in an earlier life, or by another master.
+
+        `time`: when, by the steady clock, at the earliest by which it may have been (`Lookback.time_of`).
+        """
         if self._flights:
             raise ProtocolError("restore before the first publish begins: its offsets come after")
         self._in_order(base, time)
         self._remember(tuple(ids), base, time)
+
+    def resize(self, box: int, most: int) -> None:
+        """From now on IDs are remembered for `box` µs from their acceptance, and `most` of them.
+
+        A box that becomes longer holds for those that are remembered still; what was let go is not brought back.
+        """
+        if box <= 0 or most <= 0:
+            raise ProtocolError(f"a box of {box} µs and {most} IDs can hold nothing")
+        self.box, self.most = box, most
+        self._let_go()
 
     def known(self, now: int) -> int:
         """How many IDs are inside the box."""
@@ -254,7 +313,9 @@ class IdBox:
         if base < self._end:
             raise ProtocolError(f"offset {base} comes after {self._end - 1}: keep the log's order")
         if time < self._last:
-            raise ProtocolError(f"stored time {time} comes after {self._last}: it never steps back")
+            raise ProtocolError(
+                f"time {time} comes after {self._last}: a steady clock never steps back"
+            )
 
     def _remember(self, ids: tuple[Id, ...], base: int, time: int) -> None:
         self._last = time
@@ -267,7 +328,7 @@ class IdBox:
             self._offsets.update(offsets)
 
     def _let_go(self) -> None:
-        """Those whose box is over by stored time; each is looked at once in its life."""
+        """Let go of those whose box is over; each is looked at once in its life."""
         head = self._first_inside(self._last)
         for batch in self._batches[self._head : head]:
             for offset, one in enumerate(batch.ids, batch.base):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class RailgunError(Exception):
     """Every error Railgun raises on purpose is one of these."""
@@ -20,3 +22,35 @@ class ProtocolError(RailgunError):
 
     It is raised before anything changes, so that a wrong message is refused and never half taken.
     """
+
+
+class LaterVersionError(RailgunError):
+    """Data was written by a later version of Railgun, in a form that this version does not know.
+
+    The data is not damaged, and nothing of it is changed: it has to be opened by the later version.
+    """
+
+    code: ClassVar[str] = "LATER_VERSION"
+
+
+class ProcessEnd(BaseException):
+    """The process ends at this very point, as far as a simulation is concerned: nothing may catch it and go on."""
+
+
+def pass_interrupt(error: BaseException) -> None:
+    """Raise `error` again if it is a `KeyboardInterrupt`, or the end of a simulated process.
+
+    Code of users may raise anything, and whoever calls it catches `BaseException`: an `asyncio.CancelledError` that an
+    event loop swallows would take records with it. A `KeyboardInterrupt` comes from the terminal, not from that code.
+    """
+    if isinstance(error, KeyboardInterrupt | ProcessEnd):
+        raise error
+
+
+def represent(value: object) -> str:
+    """Return `repr(value)`, or a placeholder if that raises: values and exceptions of users may not be shown."""
+    try:
+        return repr(value)
+    except BaseException as error:
+        pass_interrupt(error)
+        return f"<{type(value).__name__} that has no repr>"

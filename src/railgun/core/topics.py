@@ -9,8 +9,9 @@ for any one word, or `#`, which stands for any number of words, none included. R
    and of two spellings of one accented letter neither is the other.
 3. `*` and `#` are whole words of matchers. Inside of a longer word, or in a topic, they are errors: a matcher `a*`
    could never fit anything, and its author would wait for ever.
-4. A topic or matcher has at most 255 bytes as UTF-8, and a matcher at most two `#`.
-5. What is wrong is told by a typed error that says where.
+4. In a run of wildcards, all `#` are one: `#.#` is `#`, and `#.*.#` is `*.#`, which is what `#.*` is.
+5. A topic or matcher has at most 255 bytes as UTF-8, and a matcher at most two runs with `#`.
+6. What is wrong is told by a typed error that says where.
 
 Thousands of matchers are looked up together. `Matchers` is a trie of their words, walked with the set of all places a
 topic may have led to: a place is in it once, by however many ways it was reached. So a topic costs at most
@@ -85,26 +86,36 @@ def check_topic(text: str) -> tuple[str, ...]:
 def check_matcher(text: str) -> tuple[str, ...]:
     """The words of a matcher.
 
-    >>> check_matcher("orders.*.#")
-    ('orders', '*', '#')
+    >>> check_matcher("orders.*.#"), check_matcher("#.#"), check_matcher("a.#.*.#.b")
+    (('orders', '*', '#'), ('#',), ('a', '*', '#', 'b'))
     >>> check_matcher("orders.e*")
     Traceback (most recent call last):
     railgun.core.topics.MatcherError: matcher 'orders.e*', character 8: '*' must be a word of its own
     """
     words = _words(text, "matcher", MatcherError)
     at = hashes = 0
+    in_hashes = False  # whether the `#` of this run of wildcards was seen
+    found: list[str] = []
     for word in words:
         wild = _WILD.search(word) if len(word) > 1 else None
         if wild is not None:
             at += wild.start()
             what = f"{wild.group()!r} must be a word of its own"
             raise MatcherError(_told("matcher", text, at, what), at)
-        hashes += word == "#"
+        if word == "#" and not in_hashes:
+            in_hashes = True
+            hashes += 1
+            found.append(word)
+        elif word == "*" and in_hashes:
+            found.insert(-1, word)  # `#.*` is what `*.#` is
+        elif word != "#":
+            in_hashes = False
+            found.append(word)
         if hashes > MOST_HASHES:
-            what = f"more than {MOST_HASHES} '#'"
+            what = f"more than {MOST_HASHES} '#' with other words between them"
             raise MatcherError(_told("matcher", text, at, what), at)
         at += len(word) + 1
-    return words
+    return tuple(found)
 
 
 def matches(matcher: str, topic: str) -> bool:
@@ -130,10 +141,8 @@ def matches(matcher: str, topic: str) -> bool:
 
 
 def _past_hashes(reached: int, hashes: int) -> int:
-    """A `#` may stand for no word: who is before one is also behind it."""
-    for _ in range(MOST_HASHES):
-        reached |= (reached & hashes) << 1
-    return reached
+    """A `#` may stand for no word: who is before one is also behind it. No two follow each other."""
+    return reached | (reached & hashes) << 1
 
 
 def _words(text: str, kind: str, error: type[TopicError] | type[MatcherError]) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ from typing import Any, Final, Literal
 
 LONG: Final = 10.0
 """Seconds after which what takes its time takes too long."""
+MAX_SKEW_S: Final = 1.0
+"""Clocks of two nodes that differ by more are told."""
+MAX_STEP_S: Final = 10.0
+"""A time of day that has jumped by more while its node ran is told."""
 Severity = Literal["critical", "warning"]
 
 
@@ -42,15 +46,20 @@ TODO: Final[Mapping[str, str]] = {
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
-    "NODE_TROUBLE": "Look after its disk, and start the node again",
+    "NODE_TROUBLE": "Look after its disk: room, file size limits, quotas, read-only; if it stays so, start it again",
     "DISK_FULL": "Make room on it, or let streams keep less: railgun stream ensure NAME --max-age … --max-bytes …",
     "REPLICA_BEHIND": "See whether its disk is full, or its disk, processor or network too slow",
     "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
     "NO_QUORUM_SPARE": "Start the nodes that are down, or add one",
     "DRIFT": "Change the cluster (railgun cluster settings KEY=VALUE), or make the file say the same",
     "LEFT_ALONE": "They are older than the node's membership, and served by nobody: start it without [cluster] to read",
+    "CLOCK_SKEW": "Let NTP set the clocks of all nodes; the times of messages are those of their master",
+    "CLOCK_STEPPED": "If the clock is right now, start the node again: it takes the time of day when it starts",
+    "TIME_AHEAD": "If the clocks are right, stop all nodes, and mend the stored times on each: railgun stream retime",
 }
 """What to do, by code."""
+ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "TIME_AHEAD"})
+"""They keep nobody from stopping a node: to start it again may be what helps."""
 
 
 def derive(status: Mapping[str, Any]) -> list[Alarm]:
@@ -74,10 +83,12 @@ def derive(status: Mapping[str, Any]) -> list[Alarm]:
 def is_settled(status: Mapping[str, Any]) -> bool:
     """Whether all is as it is to be, so that one more node may be stopped.
 
-    There is no alarm, every node answers, every region is served, and every replica has caught up, and counts: one that
-    learns does not yet, so what is safe is on fewer nodes than there will be.
+    There is no alarm but of clocks, every node answers, every region is served, and every replica has caught up, and
+    counts: one that learns does not yet, so what is safe is on fewer nodes than there will be.
     """
-    if status["state"] != "member" or status["leader"] is None or status["alarms"]:
+    if status["state"] != "member" or status["leader"] is None:
+        return False
+    if any(alarm["code"] not in ABOUT_CLOCKS for alarm in status["alarms"]):
         return False
     if not status["nodes"] or not all(one["answered"] for one in status["nodes"]):
         return False
@@ -110,8 +121,8 @@ def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
     up = {one["id"] for one in status["nodes"] if one["up"]}
     voters = status["voters"]
     if status["leader"] is None:
-        seen = f": {_share(voters, up, 'voters')} are seen" if status["nodes"] else " yet"
-        told = f"this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
+        seen = f": {_share(voters, up, 'voters')} are seen" if voters else " yet"
+        told = f"no quorum: this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
         yield _critical("NO_LEADER", "cluster", told)
     elif (spare := _spare(voters, up)) is not None and spare == 0:
         told = "one more failure, and nobody can lead: " + _share(voters, up, "voters")
@@ -143,6 +154,24 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         is_so = [f"{one['cluster']}" for _, one in sorted(drift.items())]
         told = f"{name}: {', '.join(words)}, and the cluster has {', '.join(is_so)}"
         yield _warning("DRIFT", name, told)
+    skew = node.get("clock_skew") or 0.0
+    if abs(skew) > MAX_SKEW_S:
+        way = "ahead of" if skew > 0 else "behind"
+        told = f"the clock of {name} is {abs(skew):,.1f} s {way} the leader's"
+        yield _warning("CLOCK_SKEW", name, told)
+    stepped = node.get("clock_stepped") or 0.0
+    if abs(stepped) > MAX_STEP_S:
+        way = "ahead" if stepped > 0 else "back"
+        told = (
+            f"the clock of {name} has jumped {abs(stepped):,.0f} s {way} since it was started: the times of messages "
+            "follow it slowly"
+        )
+        yield _warning("CLOCK_STEPPED", name, told)
+    for stream, ahead in sorted((node.get("time_ahead") or {}).items()):
+        told = (
+            f"the last message of {stream!r} on {name} is stored {ahead:,.0f} s ahead of its clock"
+        )
+        yield _warning("TIME_AHEAD", name, told)
     alone = node.get("left_alone") or []
     if alone:
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""

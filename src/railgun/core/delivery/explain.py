@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from railgun.core.delivery.messages import Member
-from railgun.core.delivery.state import FAR, State
+from railgun.core.delivery.parts import FAR
+from railgun.core.delivery.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,16 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
     credit = sum(max(0, party.free) for party in receivers)
     in_flight = sum(party.flights.total for party in parties)
     ready = state.waiting.total + state.end - state.next
-    letters = state.spent.total + len(state.proposed)
+    letters = state.dead.total + len(state.proposed)
     has_room = f"{in_flight} messages are in flight"
     until = min((standing.until for _, _, standing in state.delayed), default=now)
     delay = f"{state.delayed.total} messages are delayed, the first for {max(0, until - now)} µs"
     writing = f"{letters} messages wait for their letters to be written"
     if not parties:
         code, text = "NO_MEMBERS", "no consumer has joined the group"
+    elif now < state.pause[0]:
+        code = "BLOCKED"
+        text = f"a nack blocks the group for another {state.pause[0] - now} µs; {has_room}"
     elif blocked != FAR:
         code = "PAUSED"
         what = delay if state.delayed.first == blocked else writing

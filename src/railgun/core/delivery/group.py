@@ -18,12 +18,16 @@ Rules:
    another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
    is true of `ack_wait`, which takes up to a 64th longer than it says, so that messages share their timers. An ack
    that comes after `ack_wait`, but before the message was taken back, counts.
-7. **Exclusive groups** have one active member, the one that joined first; the others stand by. It receives in
+   A delay holds back the messages that were nacked, and no others. With `block` it blocks the group: nothing at all
+   is delivered to its members until the delay is over, also after a restart; of several, the longest counts. What
+   members have stays with them. A stale nack blocks nothing; a seek ends it.
+7. **Exclusive groups** stay exclusive, also while they are empty (and shared ones shared): others are refused.
+   They have one active member, the one that joined first; the others stand by. It receives in
    stream order: while an offset is delayed, or a letter is being written for it, nothing above it is delivered. A
    nack or an `ack_wait` that is over recalls all above it that the member has, so that they come again after it.
    When the active member leaves, its messages are released, and then the next one is active.
 8. **Epochs** rise when a member becomes the active one, when messages are taken back in an exclusive group, and
-   with each seek. Within an epoch of an exclusive group, offsets rise and none is delivered twice.
+   with each seek and redrive. Within an epoch of an exclusive group, offsets rise and none is delivered twice.
 9. **Seek** only if no other member is live. Everything below is settled, everything from there on is new, counts
    are forgotten, nothing counts as acked, and what the member has is recalled.
 10. **Trim.** What nobody has below the first offset is missed. What a member has there it may still ack; if it
@@ -54,6 +58,8 @@ from railgun.core.delivery.messages import (
     Deliver,
     Flight,
     GroupBusyError,
+    GroupConfig,
+    GroupKindError,
     HandedOver,
     Joined,
     Member,
@@ -63,12 +69,13 @@ from railgun.core.delivery.messages import (
     OffsetRangeError,
     Recalled,
     Receipt,
+    Redrove,
     Stale,
     Standing,
 )
-from railgun.core.delivery.saved import Sought
+from railgun.core.delivery.parts import FAR, Party
+from railgun.core.delivery.saved import Redriven, Sought, marks, sought_marks
 from railgun.core.delivery.shares import shares
-from railgun.core.delivery.state import FAR, Party
 
 Claim = tuple[int, int, Flight]
 
@@ -110,6 +117,31 @@ class Group(Letters):
         self.look_at_clock(now)
         self._drop_below(first)
         return self._tell_missed()
+
+    def configure(self, config: GroupConfig, now: int) -> None:
+        """Serve the group by these rules from now on, what it was delivered before included.
+
+        Raises `GroupBusyError` while there are members: their deliveries were made by the rules before; and
+        `GroupKindError` if the group is exclusive and was shared, or the other way round.
+        """
+        if self.members:
+            raise GroupBusyError(
+                f"{len(self.members)} members are live: the rules stay as they are"
+            )
+        if self.kind not in (None, config.exclusive):
+            kind = "exclusive" if self.kind else "shared"
+            raise GroupKindError(f"the group is {kind}, and stays so until it is deleted")
+        self.look_at_clock(now)
+        self.config, self.kind = config, config.exclusive
+        pieces = [*self.waiting, *self.delayed]
+        pieces += [(first, end, standing) for first, end, (standing, _) in self.dead]
+        self.waiting.clear()
+        self.delayed.clear()
+        self.dead.clear()
+        self.timers.clear()
+        self.old_at = FAR
+        for first, end, standing in pieces:
+            self.place(first, end, standing)
 
     # --- Members ----------------------------------------------------------------------------------
 
@@ -161,16 +193,36 @@ class Group(Letters):
             told += [Recalled(party.name, first, end) for first, end, _ in party.flights]
             party.flights.clear()
             party.spans.clear()
-        for place in (self.settled, self.waiting, self.delayed, self.spent, self.unsaved):
+        for place in (self.settled, self.waiting, self.delayed, self.dead, self.unsaved):
             place.clear()
         self.proposed.clear()
         self.timers.clear()
+        self.old_at = FAR
+        self.pause = (0, 0)
+        self.told = (*self.told[:4], self.pause)  # which `Sought` says
         self.floor = self.next = offset
         self.highest = -1
         self.epoch += 1
         self.why = "sought"
-        self.voids = [Sought(offset, self.epoch)]
+        self.redriven = sought_marks(self.redriven)
+        self.voids = [Sought(offset, self.epoch), Redriven(0, FAR, 0, 0), *marks(self.redriven)]
         return told
+
+    def redrive(
+        self, letters: Iterable[tuple[int, int]], now: int
+    ) -> tuple[list[Redrove], list[Command]]:
+        """Deliver messages again that were given up, by their offset and how often they were redriven before.
+
+        Return what became of each letter, and what members are to be told.
+        """
+        self.look_at_clock(now)
+        asked = list(letters)
+        became = [self.take_back(offset, redrives) for offset, redrives in asked]
+        lows = [one for (one, _), how in zip(asked, became, strict=True) if how == "redriven"]
+        if lows and self.active is not None:
+            return became, self._recall(self.active, min(lows))
+        self.epoch += bool(lows)
+        return became, []
 
     def _hand_over(self) -> list[Command]:
         """Rule 7: who joined first is active, once nobody is."""
@@ -191,18 +243,30 @@ class Group(Letters):
         return told
 
     def nack(
-        self, member: Member, receipts: Sequence[Receipt], delay: int, reason: str, now: int
+        self,
+        member: Member,
+        receipts: Sequence[Receipt],
+        delay: int,
+        reason: str,
+        now: int,
+        *,
+        block: bool = False,
     ) -> list[Command]:
-        """A member cannot do with these: they are to come again, after a delay. What of it is stale."""
+        """Let messages come again after `delay` µs, which blocks the group if `block`. Return what is stale."""
         if not 0 <= delay <= DAY:
             raise BadDelayError(f"a delay of {delay} µs: it must be from 0 to a day")
+        if block and not delay:
+            raise BadDelayError("a nack that blocks needs a delay: for how long?")
         party, claims, told = self._claim(member, receipts, now)
         until = now + delay if delay else 0
         for first, end, flight in claims:
-            standing = Standing(flight.delivery, reason[:LONGEST_REASON], until, delay)
+            reason = reason[:LONGEST_REASON]
+            standing = Standing(flight.delivery, reason, until, delay, flight.since)
             self.put_back(first, end, standing)
         if claims:
             told += self._recall(party, min(first for first, _, _ in claims))
+        if claims and block:
+            self.pause = max(self.pause, (until, delay))
         return told + self._tell_missed()
 
     def in_progress(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
@@ -254,9 +318,12 @@ class Group(Letters):
     # --- Delivering -------------------------------------------------------------------------------
 
     def take(self, now: int) -> list[Deliver]:
-        """Give out as much as credit allows."""
+        """Give out as much as credit allows, of what no dead-letter rule gives up."""
         self.look_at_clock(now)
+        self.condemn(now)
         told: list[Deliver] = []
+        if now < self.pause[0]:
+            return told
         below = self.blocked()
         ready = self.waiting.total if below == FAR else len_below(self.waiting.pieces(0, below))
         if below == FAR:
@@ -280,7 +347,7 @@ class Group(Letters):
         """Rule 7: in an exclusive group, nothing from here on is delivered; else this is far away."""
         if not self.config.exclusive:
             return FAR
-        lows = [place.first for place in (self.delayed, self.spent)]
+        lows = [self.delayed.first, self.dead.first]
         lows.append(min(self.proposed, default=None))
         return min((low for low in lows if low is not None), default=FAR)
 
@@ -308,6 +375,8 @@ class Group(Letters):
     def tick(self, now: int) -> list[Command]:
         """Delays that are over end; what was with a member longer than `ack_wait` is taken back."""
         self.look_at_clock(now)
+        if self.pause[0] <= now:
+            self.pause = (0, 0)
         expired: dict[Member, int] = {}  # the lowest that was taken back
         while self.timers and self.timers[0].at <= now:
             _, first, end, member = self.next_timer()

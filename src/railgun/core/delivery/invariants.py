@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railgun.core.delivery.state import FAR, State
+from railgun.core.delivery.parts import FAR
+from railgun.core.delivery.state import State
 from railgun.core.errors import ProtocolError
 
 
@@ -21,8 +22,10 @@ def check(state: State) -> None:
     for place in (state.waiting, state.delayed):
         for first, _, standing in place:
             _must(
-                most is None or standing.count < most, f"{first} is spent, and would be delivered"
+                most is None or standing.count < most,
+                f"{first} was delivered {standing.count} times, and would be delivered again",
             )
+            _must(state.old_at <= state.too_old_at(standing), f"nobody will see how old {first} is")
             _must(first >= state.first, f"{first} would be delivered, and the stream has it not")
     _must(not state.missed, "something was missed and not told")
 
@@ -32,7 +35,7 @@ def _check_places(state: State) -> None:
     spans += _named(state.settled, "settled")
     spans += _named(state.waiting, "waiting")
     spans += _named(state.delayed, "delayed")
-    spans += _named(state.spent, "spent")
+    spans += _named(state.dead, "dead")
     spans += [(offset, offset + 1, "proposed") for offset in state.proposed]
     for party in state.members.values():
         spans += _named(party.flights, f"with {party.name}")
@@ -82,7 +85,7 @@ def _check_exclusive(state: State) -> None:
     for party in state.members.values():
         _must(party is state.active or not party.flights, f"{party.name} is not active")
         top = max(top, (party.flights.end or 0) - 1)
-    lows = [place.first for place in (state.waiting, state.delayed, state.spent)]
+    lows = [state.waiting.first, state.delayed.first, state.dead.first]
     low = min([low for low in lows if low is not None] + [*state.proposed], default=FAR)
     _must(top < low, f"{top} is in flight, and {low} was to come before it")
 

@@ -7,27 +7,37 @@ Rules:
      it too long). It is not delivered again, and does not wait for the delay of its last nack.
    - `distance`: when the highest acked offset since the group began is more than `distance` ahead of it, be it
      delayed or not. After a seek nothing counts as acked.
-   - `max_age`: when it was stored longer ago than that, even if it was never delivered.
+   - `max_age`: when its first counted delivery was that long ago, and up to a 64th longer, so that messages share
+     their times. A message that was never delivered has no age.
    The first rule in this order that fits is told.
-2. The letter is written before the group moves on. `letters` proposes each once; while proposed it is delivered to
+2. **Death comes before delivery.** `take` and `letters` look for messages that a rule gives up before they do
+   anything else, so a message that comes back is never delivered once more because delivery was quicker. What a
+   member has is not looked at until it comes back.
+3. The letter is written before the group moves on. `letters` proposes each once; while proposed it is delivered to
    nobody. `buried`: it is settled. `kept`: the letter could not be written, and the message stands as before; if a
    rule still fits, the next call of `letters` proposes it again. So a driver whose dead letters fail waits before
    it asks again.
-3. An answer to a letter that is not proposed (any more: the group sought, or the stream was trimmed) changes
+4. An answer to a letter that is not proposed (any more: the group sought, or the stream was trimmed) changes
    nothing.
-4. Proposals do not survive a restart: they are made again, and the dead letters see to it that each is there once.
-5. Stored times never step back, so those that are too old are the lowest ones, and are found by bisection.
+5. Proposals do not survive a restart: they are made again, and the dead letters see to it that each is there once.
+   Counts and times of first deliveries survive as far as the log of the group does; what the log lost counts, and
+   ages, from its next delivery on.
+6. **Redrive.** `redrive` lets the group get a message again that it has given up: under its own offset, and nobody
+   else gets it. It counts, ages and falls behind anew from then on. The letter says how often its message was redriven
+   before it died, and the group knows how often each was: a letter is redriven once, whatever was lost in between. A
+   message that the group has not finished with is not redriven: it will come, or die, anyway. What a member of an
+   exclusive group has above it is recalled, so that all come in order. Epochs rise, so that no ack of before counts.
+7. A clock that goes back makes no message older than it is, and none live longer than `max_age` from then on; a
+   clock that leaps ahead makes messages old early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from railgun.core.delivery.messages import FRESH, Bury, Rule, Standing
+from railgun.core.delivery.messages import FRESH, Bury, Redrove, Standing
+from railgun.core.delivery.parts import FAR, Proposal
 from railgun.core.delivery.ranges import Ranges
-from railgun.core.delivery.state import FAR, Proposal, State
-
-TimeOf = Callable[[int], int]
+from railgun.core.delivery.saved import Mark, Redriven, unsettle
+from railgun.core.delivery.state import State
 
 
 class Letters(State):
@@ -35,24 +45,51 @@ class Letters(State):
 
     __slots__ = ()
 
-    def letters(self, now: int, time_of: TimeOf, most: int = 1000) -> list[Bury]:
-        """Up to so many new letters. `time_of` tells when a message was stored; asked with `max_age` only."""
+    def letters(self, now: int, most: int = 1000) -> list[Bury]:
+        """Propose up to `most` new letters, the lowest offsets first."""
         self.look_at_clock(now)
+        self.condemn(now)
         told: list[Bury] = []
-        self._propose(self.spent, FAR, most, "max_deliveries", told)
-        config = self.config
-        if config.distance is not None:
-            limit = self.highest - config.distance
-            for place in (self.waiting, self.delayed):
-                self._propose(place, limit, most, "distance", told)
-        if config.max_age is not None and len(told) < most:
-            limit = self._too_old(now - config.max_age, time_of)
-            for place in (self.waiting, self.delayed):
-                self._propose(place, limit, most, "max_age", told)
-            while self.next < limit and len(told) < most:  # never delivered
-                self._note(self.next, FRESH, "max_age", told)
-                self.next += 1
+        while len(told) < most and (piece := self.dead.pop(most - len(told), FAR)) is not None:
+            first, end, proposal = piece
+            standing, rule = proposal
+            for offset in range(first, end):
+                self.proposed[offset] = proposal
+                redrives = self.redrives(offset)
+                told.append(Bury(offset, standing.count, standing.reason, rule, redrives))
         return told
+
+    def condemn(self, now: int) -> None:
+        """Move what a rule gives up to `dead`, from where it would be delivered: rule 2.
+
+        `max_deliveries` is not here: it depends on nothing but the message, and is looked at when one comes back.
+        """
+        if self.config.distance is not None:
+            limit = self.highest - self.config.distance
+            for place in (self.waiting, self.delayed):
+                self._give_up_below(place, limit)
+        if now >= self.old_at:
+            for place in (self.waiting, self.delayed):
+                self._give_up_old(place, now)
+            self.old_at = min(self._ages(), default=FAR)
+
+    def _give_up_below(self, place: Ranges[Standing], limit: int) -> None:
+        spared: list[tuple[int, int, Standing]] = []  # redriven not long ago
+        while (piece := place.pop(FAR, limit)) is not None:
+            first, end, standing = piece
+            self.dead.set(first, end, Proposal(standing, "distance"))
+            for low, high, mark in self.redriven.pieces(first, end):
+                if mark.highest >= limit:
+                    self.dead.remove(low, high)
+                    spared.append((low, high, standing))
+        for first, end, standing in spared:
+            place.set(first, end, standing)
+
+    def _give_up_old(self, place: Ranges[Standing], now: int) -> None:
+        for first, end, standing in list(place):
+            if self.too_old_at(standing) <= now:
+                place.remove(first, end)
+                self.dead.set(first, end, Proposal(standing, "max_age"))
 
     def buried(self, offset: int, now: int) -> bool:
         """The letter is written: the group has finished with that message. False: it was not proposed."""
@@ -71,31 +108,23 @@ class Letters(State):
         self.place(offset, offset + 1, proposal.standing)
         return True
 
-    def _propose(
-        self, place: Ranges[Standing], limit: int, most: int, rule: Rule, told: list[Bury]
-    ) -> None:
-        while len(told) < most and (piece := place.pop(most - len(told), limit)) is not None:
-            first, end, standing = piece
-            for offset in range(first, end):
-                self._note(offset, standing, rule, told)
+    def redrives(self, offset: int) -> int:
+        """Return how often a message was redriven."""
+        mark = self.redriven.pieces(offset, offset + 1)
+        return mark[0][2].number if mark else 0
 
-    def _note(self, offset: int, standing: Standing, rule: Rule, told: list[Bury]) -> None:
-        self.proposed[offset] = Proposal(standing, rule)
-        told.append(Bury(offset, standing.count, standing.reason, rule))
-
-    def _too_old(self, before: int, time_of: TimeOf) -> int:
-        """Below this offset everything that nobody has was stored before that time."""
-        firsts = [place.first for place in (self.waiting, self.delayed)]
-        if self.next < self.end:
-            firsts.append(self.next)
-        low = min((first for first in firsts if first is not None), default=self.end)
-        if low >= self.end or time_of(low) >= before:
-            return low
-        high = self.end
-        while high - low > 1:  # low is too old, high is not, or the end
-            middle = (low + high) // 2
-            if time_of(middle) < before:
-                low = middle
-            else:
-                high = middle
-        return high
+    def take_back(self, offset: int, redrives: int) -> Redrove:
+        """Let a message that was given up be delivered again: rule 6. Return what became of that."""
+        if not self.first <= offset < self.end:
+            return "gone"
+        if self.redrives(offset) > redrives:
+            return "already"
+        if offset >= self.floor and not self.settled.pieces(offset, offset + 1):
+            return "busy"
+        end = offset + 1
+        self.floor = unsettle(self.settled, self.floor, offset, end)
+        self.waiting.set(offset, end, FRESH)
+        self.unsaved.remove(offset, end)
+        self.redriven.set(offset, end, Mark(redrives + 1, self.highest))
+        self.voids.append(Redriven(offset, end, redrives + 1, self.highest, again=True))
+        return "redriven"

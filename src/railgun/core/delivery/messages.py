@@ -4,8 +4,8 @@ A group is told things by the methods of `Group`; they answer with the commands 
 below before anything has changed. Duties of a driver (the node):
 
 1. The name of a member is one connection's: it is never used again for another one.
-2. After whatever happened: `tick` if the deadline has passed, then `take`, then `letters`. In this order: what can
-   be delivered is delivered before it is called a dead letter. With `max_age`, ask for `letters` now and then.
+2. After every event: `tick` if the deadline has passed, then `take`, then `letters`. `take` and `letters` both
+   apply the dead-letter rules before anything else, so a message that a rule gives up is never delivered again.
 3. What `changes` tells goes to the log of the group in that order. An ack is confirmed to its sender, and a message
    of an exclusive group goes out, when the changes up to it are written.
 4. A letter is appended to the dead letters first; then `buried`, or `kept` if that failed.
@@ -22,6 +22,7 @@ from railgun.core.errors import RailgunError
 Member: TypeAlias = str
 Rule = Literal["max_deliveries", "distance", "max_age"]
 Why = Literal["start", "tracked", "sought"]
+Redrove = Literal["redriven", "already", "busy", "gone"]
 DAY: Final = 24 * 60 * 60 * 1_000_000  # µs; the longest delay
 LONGEST_REASON: Final = 256  # characters; what is beyond is cut
 
@@ -53,6 +54,12 @@ class GroupBusyError(DeliveryError):
     code = "GROUP_BUSY"
 
 
+class GroupKindError(DeliveryError):
+    """A group is exclusive or shared from its first consumer on, also while it is empty."""
+
+    code = "GROUP_KIND"
+
+
 class OffsetRangeError(DeliveryError):
     """An offset that the stream does not have."""
 
@@ -66,7 +73,7 @@ class BadRangeError(DeliveryError):
 
 
 class BadDelayError(DeliveryError):
-    """A delay that is negative or longer than a day."""
+    """A delay that is negative or longer than a day, or a block without a delay."""
 
     code = "BAD_DELAY"
 
@@ -89,6 +96,9 @@ class BadGroupConfigError(DeliveryError, ValueError):
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
     """How one group is served. Times in µs; None: without that rule.
+
+    `distance`, `max_deliveries` and `max_age` are the dead-letter rules (`letters.py`); `max_age` counts from the
+    first delivery to the group.
 
     >>> GroupConfig(max_deliveries=0)
     Traceback (most recent call last):
@@ -198,6 +208,9 @@ class Bury:
     deliveries: int
     reason: str
     rule: Rule
+    redrives: int = (
+        0  # how often it was redriven before: with the offset, this tells its letters apart
+    )
 
 
 Command: TypeAlias = Stale | Missed | Recalled | Joined | HandedOver
@@ -214,6 +227,7 @@ class Standing:
     reason: str = ""  # why the last one came to nothing
     until: int = 0  # not delivered before
     delay: int = 0  # as it was asked for
+    since: int | None = None  # time of the first counted delivery, noted if the group has `max_age`
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +238,7 @@ class Flight:
     epoch: int
     expires: int | None  # when they are taken back, if ack_wait is on
     reason: str  # of the delivery before
+    since: int | None = None  # time of the first counted delivery, this one included
 
 
 FRESH: Final = Standing()

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from railgun.core.delivery.messages import FRESH, Standing
 from railgun.core.delivery.ranges import Ranges
@@ -65,7 +65,44 @@ class Cut:
     end: int
 
 
-Change: TypeAlias = Sought | Stands | Settled | Unsettled | Untold | Cut
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Whether the group is exclusive or shared, since its first consumer came."""
+
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing is delivered before `until`: a nack asked to block the group for `delay` µs. (0, 0): it is over."""
+
+    until: int
+    delay: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """These were redriven `number` times, the last time when `highest` was the highest acked offset.
+
+    `again`: just now, so they are to be delivered again, as new. A `number` of 0: they were never redriven, or the
+    stream does not have them any more.
+    """
+
+    first: int
+    end: int
+    number: int
+    highest: int
+    again: bool = False
+
+
+Change: TypeAlias = Sought | Stands | Settled | Unsettled | Untold | Cut | Kind | Paused | Redriven
+
+
+class Mark(NamedTuple):
+    """What is known of messages that were redriven, whatever became of them since."""
+
+    number: int  # how often they were redriven
+    highest: int  # the highest acked offset at that time: the distance counts from there
 
 
 @dataclass(slots=True)
@@ -85,14 +122,19 @@ class Saved:
     epoch: int = 0
     highest: int = -1  # acked, since the group began
     untold: Ranges[None] = field(default_factory=Ranges)
+    exclusive: bool | None = None  # None: not known, in a log that was written before it was kept
+    pause: tuple[int, int] = (0, 0)  # until when nothing is delivered, and for how long
+    redriven: Ranges[Mark] = field(default_factory=Ranges)
 
     def apply(self, change: Change) -> None:
         """What a log tells, one after the other."""
         match change:
             case Sought(offset, epoch):
                 self.floor, self.epoch, self.highest = offset, epoch, -1
+                self.pause = (0, 0)
                 self.done.clear()
                 self.open.clear()
+                self.redriven = sought_marks(self.redriven)
             case Stands(epoch, highest):
                 self.epoch, self.highest = epoch, highest
             case Settled(first, end):
@@ -109,10 +151,26 @@ class Saved:
                 self.untold = Ranges((first, end, None) for first, end in ranges)
             case Cut(end):
                 self._cut(end)
+            case Kind(exclusive):
+                self.exclusive = exclusive
+            case Paused(until, delay):
+                self.pause = (until, delay)
+            case Redriven(first, end, number, highest, again):
+                self.redriven.remove(first, end)
+                if number:
+                    self.redriven.set(first, end, Mark(number, highest))
+                if again:
+                    self.open.remove(first, end)
+                    self.floor = unsettle(self.done, self.floor, first, end)
 
     def changes(self) -> list[Change]:
         """What makes an empty one equal to this."""
         told: list[Change] = [Sought(self.floor, self.epoch), Stands(self.epoch, self.highest)]
+        if self.exclusive is not None:
+            told.append(Kind(self.exclusive))
+        if self.pause != (0, 0):
+            told.append(Paused(*self.pause))
+        told += marks(self.redriven)
         told += [Settled(first, end) for first, end, _ in self.done]
         told += [Unsettled(first, end, standing) for first, end, standing in self.open]
         if self.untold:
@@ -128,12 +186,15 @@ class Saved:
             self.epoch,
             self.highest,
             self.untold.copy(),
+            self.exclusive,
+            self.pause,
+            self.redriven.copy(),
         )
 
     @property
     def end(self) -> int:
         """One past the highest offset anything is known of."""
-        return max(self.floor, self.done.end or 0, self.open.end or 0)
+        return max(self.floor, self.done.end or 0, self.open.end or 0, self.highest + 1)
 
     def _settle(self, first: int, end: int) -> None:
         if end <= self.floor:
@@ -146,6 +207,7 @@ class Saved:
         self.floor = min(self.floor, end)
         self.done.remove(end, top)
         self.open.remove(end, top)
+        self.redriven.remove(end, max(top, self.redriven.end or 0))
         self.highest = min(self.highest, end - 1)
 
 
@@ -168,3 +230,28 @@ def settle(done: Ranges[None], floor: int, first: int, end: int) -> int:
         assert lowest is not None
         floor = lowest[1]
     return floor
+
+
+def unsettle(done: Ranges[None], floor: int, first: int, end: int) -> int:
+    """Take [first, end) out of what is done, below `floor` and above it; return the floor after it.
+
+    >>> done = Ranges([(8, 9, None)])
+    >>> unsettle(done, 6, 2, 4), list(done)
+    (2, [(4, 6, None), (8, 9, None)])
+    """
+    done.remove(first, end)
+    if first >= floor:
+        return floor
+    if end < floor:
+        done.set(end, floor, None)
+    return first
+
+
+def marks(redriven: Ranges[Mark]) -> list[Change]:
+    """Return the changes that tell which messages were redriven, to a log that knows of none."""
+    return [Redriven(first, end, *mark) for first, end, mark in redriven]
+
+
+def sought_marks(redriven: Ranges[Mark]) -> Ranges[Mark]:
+    """Return what is known of redriven messages after a seek: nothing counts as acked."""
+    return Ranges((first, end, Mark(mark.number, -1)) for first, end, mark in redriven)

@@ -6,7 +6,7 @@ A message that was ever looked at is in exactly one place::
     in flight   with one member, in its `flights`
     waiting     to be delivered, the lowest first
     delayed     until a time
-    spent       delivered as often as may be; it waits for its letter to be asked for
+    dead        given up by a dead-letter rule; it waits for `letters` to propose it
     proposed    as a dead letter; it waits for `buried` or `kept`
 
 Those from `next` to `end` were never looked at. Each place is a few `Ranges`, so that moving a thousand messages
@@ -18,9 +18,9 @@ that finds nothing to do does nothing, and when there are many of those, all are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from typing import Final, NamedTuple
 
 from railgun.core.delivery.messages import (
     FRESH,
@@ -33,14 +33,25 @@ from railgun.core.delivery.messages import (
     Missed,
     NotMemberError,
     OffsetRangeError,
-    Rule,
     Standing,
     Why,
+)
+from railgun.core.delivery.parts import (
+    FAR,
+    FEW,
+    Party,
+    Proposal,
+    Timer,
+    earlier,
+    rounded_up,
 )
 from railgun.core.delivery.ranges import Ranges
 from railgun.core.delivery.saved import (
     Change,
     Cut,
+    Kind,
+    Paused,
+    Redriven,
     Saved,
     Settled,
     Sought,
@@ -50,42 +61,6 @@ from railgun.core.delivery.saved import (
     settle,
 )
 
-FAR: Final = 1 << 62  # beyond every offset
-FEW: Final = 1024  # timers that are not worth a look
-GRAINS: Final = 64  # in one ack_wait
-
-
-@dataclass(slots=True)
-class Party:
-    """One member: what it may have, and what it has."""
-
-    name: Member
-    credit: int = 0
-    turn: int = 0  # when it was served last, in turns
-    flights: Ranges[Flight] = field(default_factory=Ranges)
-    spans: dict[int, tuple[int, int]] = field(default_factory=dict)  # what its timers are for
-
-    @property
-    def free(self) -> int:
-        """How many more messages it may have."""
-        return self.credit - self.flights.total
-
-
-class Timer(NamedTuple):
-    """When to look at some messages: delayed ones, or those of a member (which ones, its `spans` tell)."""
-
-    at: int
-    first: int
-    end: int
-    member: Member = ""  # "": delayed ones
-
-
-class Proposal(NamedTuple):
-    """A letter that was proposed, and how its message stood before."""
-
-    standing: Standing
-    rule: Rule
-
 
 class State:
     """Where the messages of one group are."""
@@ -94,6 +69,7 @@ class State:
         "active",
         "config",
         "crowd",
+        "dead",
         "delayed",
         "end",
         "epoch",
@@ -101,13 +77,16 @@ class State:
         "flight",
         "floor",
         "highest",
+        "kind",
         "members",
         "missed",
         "next",
+        "old_at",
+        "pause",
         "proposed",
+        "redriven",
         "seen",
         "settled",
-        "spent",
         "standing",
         "timers",
         "told",
@@ -126,7 +105,9 @@ class State:
             raise OffsetRangeError(f"no stream begins at {first} and ends at {end}")
         if saved is None and not first <= start <= end:
             raise OffsetRangeError(f"the start {start} is not in the stream: {first} to {end}")
-        self.config = config
+        self.kind = config.exclusive if saved is None else saved.exclusive
+        """Whether the group is exclusive. None: it is not known, and the next consumer decides."""
+        self.config = config if self.kind is None else replace(config, exclusive=self.kind)
         self.first = first  # of the stream
         self.end = end  # of the stream
         self.why: Why = "start" if saved is None else "tracked"
@@ -146,14 +127,16 @@ class State:
         self.epoch = saved.epoch
         self.highest = saved.highest  # acked, since the group began
         self.untold = saved.untold  # missed while nobody was there
-        self.told = (self.epoch, self.highest, list(self.untold))
+        self.redriven = saved.redriven  # which messages were redriven, and how often
+        self.pause = saved.pause  # until when nothing is delivered, and for how long
+        self.told = (self.epoch, self.highest, list(self.untold), saved.exclusive, self.pause)
         self.missed: Ranges[None] = Ranges()  # in the present step
         self.members: dict[Member, Party] = {}  # in the order they joined
         self.active: Party | None = None  # who receives, in an exclusive group
         self.turn = 0
         self.waiting: Ranges[Standing] = Ranges()
         self.delayed: Ranges[Standing] = Ranges()
-        self.spent: Ranges[Standing] = Ranges()
+        self.dead: Ranges[Proposal] = Ranges()
         self.proposed: dict[int, Proposal] = {}
         # The last ones that were made, as many messages share them.
         self.flight: Flight | None = None
@@ -161,6 +144,7 @@ class State:
         self.timers: list[Timer] = []
         self.crowd = FEW  # how many timers are too many
         self.seen: int | None = None  # the last time we were told
+        self.old_at = FAR  # no message that waits or is delayed reaches `max_age` before this time
         self.next = saved.end
         self._take_up(saved)
         self._drop_below(first)
@@ -187,8 +171,10 @@ class State:
         """Messages that nobody has are put where their standing says."""
         most = self.config.max_deliveries
         if most is not None and standing.count >= most:
-            self.spent.set(first, end, standing)
-        elif standing.until and (self.seen is None or standing.until > self.seen):
+            self.dead.set(first, end, Proposal(standing, "max_deliveries"))
+            return
+        self.old_at = min(self.old_at, self.too_old_at(standing))
+        if standing.until and (self.seen is None or standing.until > self.seen):
             self.delayed.set(first, end, standing)
             self.set_timer(Timer(standing.until, first, end))
         else:
@@ -197,12 +183,13 @@ class State:
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         """Messages that wait, or are new, go to a member."""
         delivery = was.count + 1
-        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason)
+        since = self.noted_time(now) if was.since is None else was.since
+        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason, since)
         if flight == self.flight:
             flight = self.flight
         else:
             self.flight = flight
-            self.standing = Standing(delivery, was.reason)
+            self.standing = Standing(delivery, was.reason, since=since)
         self.fly(party, first, end, flight)
         self.unsaved.set(first, end, self.standing)
         return Deliver(party.name, first, end, delivery, self.epoch)
@@ -222,17 +209,26 @@ class State:
     def expiry(self, now: int) -> int | None:
         """When a delivery of now is taken back: after `ack_wait`, and up to a `GRAINS`-th of it later."""
         wait = self.config.ack_wait
-        if wait is None:
-            return None
-        grain = max(1, wait // GRAINS)
-        return -(-(now + wait) // grain) * grain
+        return None if wait is None else rounded_up(now + wait, wait)
+
+    def noted_time(self, now: int) -> int | None:
+        """Return the time to note for a first delivery at `now`: up to a `GRAINS`-th of `max_age` later, so that
+        messages delivered at about the same time share one range. None without `max_age`."""
+        age = self.config.max_age
+        return None if age is None else rounded_up(now, age)
+
+    def too_old_at(self, standing: Standing) -> int:
+        """Return when messages of this standing reach `max_age`; `FAR` if they never do."""
+        age = self.config.max_age
+        return FAR if age is None or standing.since is None else standing.since + age
 
     def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
         """Messages that a member had are nobody's. `reason` None: the delivery does not count."""
-        if reason is None:
-            standing = Standing(flight.delivery - 1, flight.reason)
+        if reason is None:  # and if no delivery counted before, none was the first
+            since = flight.since if flight.delivery > 1 else None
+            standing = Standing(flight.delivery - 1, flight.reason, since=since)
         else:
-            standing = Standing(flight.delivery, reason[:LONGEST_REASON])
+            standing = Standing(flight.delivery, reason[:LONGEST_REASON], since=flight.since)
         self.put_back(first, end, standing)
 
     def put_back(self, first: int, end: int, standing: Standing) -> None:
@@ -252,7 +248,9 @@ class State:
     def _drop_below(self, first: int) -> None:
         """The stream begins here: what nobody has below it is missed."""
         self.first = first
-        for place in (self.waiting, self.delayed, self.spent):
+        if self.redriven.remove(0, first):
+            self.voids.append(Redriven(0, first, 0, 0))
+        for place in (self.waiting, self.delayed, self.dead):
             for low, high, _ in place.remove(0, first):
                 self.miss(low, high)
         for offset in sorted(offset for offset in self.proposed if offset < first):
@@ -277,22 +275,50 @@ class State:
         """Notice a clock that went back: nothing waits longer than it was to wait, counted from now."""
         back = self.seen is None or now < self.seen
         self.seen = now
-        if back and self.timers:
+        if back:
             self._set_back(now)
 
     def _set_back(self, now: int) -> None:
         """The clock has gone back to this."""
-        for first, end, standing in list(self.delayed):
-            if standing.until > now + standing.delay:
-                sooner = replace(standing, until=now + standing.delay)
-                self.delayed.set(first, end, sooner)
-                self.unsaved.set(first, end, sooner)
-        latest = self.expiry(now)
+        for place in (self.waiting, self.delayed):
+            for first, end, standing in list(place):
+                place.set(first, end, self._set_standing_back(first, end, standing, now))
+        for first, end, (standing, rule) in list(self.dead):
+            standing = self._set_standing_back(first, end, standing, now)
+            self.dead.set(first, end, Proposal(standing, rule))
+        for offset, (standing, rule) in self.proposed.items():
+            standing = self._set_standing_back(offset, offset + 1, standing, now)
+            self.proposed[offset] = Proposal(standing, rule)
         for party in self.members.values():
             for first, end, flight in list(party.flights):
-                if latest is not None and flight.expires is not None and flight.expires > latest:
-                    party.flights.set(first, end, replace(flight, expires=latest))
+                sooner = replace(
+                    flight,
+                    expires=earlier(flight.expires, self.expiry(now)),
+                    since=earlier(flight.since, self.noted_time(now)),
+                )
+                party.flights.set(first, end, sooner)
+                if sooner.since != flight.since:
+                    standing = Standing(flight.delivery, flight.reason, since=sooner.since)
+                    self.unsaved.set(first, end, standing)
+        until, delay = self.pause
+        self.pause = (min(until, now + delay), delay)
+        self.old_at = min(self._ages(), default=FAR)
         self._set_timers()
+
+    def _set_standing_back(self, first: int, end: int, was: Standing, now: int) -> Standing:
+        """Return a standing whose times are not later than if the clock had always been this one."""
+        until = min(was.until, now + was.delay) if was.delay else was.until
+        standing = replace(was, until=until, since=earlier(was.since, self.noted_time(now)))
+        if standing == was:
+            return was
+        self.unsaved.set(first, end, standing)
+        return standing
+
+    def _ages(self) -> Iterator[int]:
+        """Yield when messages that wait or are delayed reach `max_age`."""
+        for place in (self.waiting, self.delayed):
+            for _, _, standing in place:
+                yield self.too_old_at(standing)
 
     def set_timer(self, timer: Timer) -> None:
         """Look at some messages at a time. When most timers are for nothing, all are made anew."""
@@ -326,10 +352,14 @@ class State:
         return all(flight.expires is None or flight.expires > timer.at for _, _, flight in flights)
 
     def deadline(self) -> int | None:
-        """When `tick` is to be called, if nothing happens before."""
+        """When `tick`, `take` and `letters` are to be called, if nothing happens before.
+
+        `max_age` may ask for it too early, once: those that were to be given up then are settled or with a member.
+        """
         while self.timers and self._idle(self.timers[0]):
             self.next_timer()
-        return self.timers[0].at if self.timers else None
+        at = min(self.old_at, self.pause[0] or FAR, self.timers[0].at if self.timers else FAR)
+        return None if at == FAR else at
 
     def next_timer(self) -> Timer:
         """Take the earliest timer, with what it is for."""
@@ -353,13 +383,18 @@ class State:
         """All that survives."""
         saved = Saved(self.floor, self.settled.copy(), Ranges(), self.epoch, self.highest)
         saved.untold = self.untold.copy()
-        for place in (self.waiting, self.delayed, self.spent):
+        saved.exclusive, saved.pause, saved.redriven = self.kind, self.pause, self.redriven.copy()
+        for place in (self.waiting, self.delayed):
             for first, end, standing in place:
                 if standing != FRESH:
                     saved.open.set(first, end, standing)
+        for first, end, (standing, _) in self.dead:
+            if standing != FRESH:
+                saved.open.set(first, end, standing)
         for party in self.members.values():
             for first, end, flight in party.flights:
-                saved.open.set(first, end, Standing(flight.delivery, flight.reason))
+                standing = Standing(flight.delivery, flight.reason, since=flight.since)
+                saved.open.set(first, end, standing)
         for offset, proposal in self.proposed.items():
             if proposal.standing != FRESH:
                 saved.open.set(offset, offset + 1, proposal.standing)
@@ -367,17 +402,21 @@ class State:
 
     def changes(self) -> list[Change]:
         """What the log of the group has to append, to know what `save` would tell now."""
-        epoch, highest, untold = self.told
+        epoch, highest, untold, kind, pause = self.told
         told: list[Change] = self.voids
         if (epoch, highest) != (self.epoch, self.highest):
             told.append(Stands(self.epoch, self.highest))
+        if self.kind is not None and kind != self.kind:
+            told.append(Kind(self.kind))
+        if pause != self.pause:
+            told.append(Paused(*self.pause))
         for first, end, standing in self.unsaved:
             told.append(
                 Settled(first, end) if standing is None else Unsettled(first, end, standing)
             )
         if untold != (now_untold := list(self.untold)):
             told.append(Untold(tuple((first, end) for first, end, _ in now_untold)))
-        self.told = (self.epoch, self.highest, now_untold)
+        self.told = (self.epoch, self.highest, now_untold, self.kind, self.pause)
         self.voids = []
         self.unsaved.clear()
         return told
