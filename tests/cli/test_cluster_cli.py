@@ -360,3 +360,49 @@ def test_a_rolling_restart_of_processes_is_not_noticed(
             process.kill()
         if thread.ident is not None:
             thread.join(DEADLINE)
+
+
+def test_a_minority_is_told_of_and_read_from_by_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two of three processes are killed; word of where they listened is left, and one of their ports is taken."""
+    names = _files(tmp_path, "election = 0.8\npatience = 1.0\nmaster_wait = 1")
+    terminal = Terminal(tmp_path, capfd)
+    running: dict[str, Process] = {}
+
+    def typed(*words: str, at: str) -> tuple[int, str]:
+        capfd.readouterr()
+        code = main([*words, "--data", str(tmp_path / at)])
+        out, err = capfd.readouterr()
+        return code, out + err
+
+    try:
+        running = {name: Process(tmp_path, name) for name in names}
+        terminal.status()  # it waits for the node of its directory, which is about to start
+        assert typed("stream", "ensure", "orders", at="n1")[0] == DONE
+        assert typed("pub", "orders", "hello", at="n1")[0] == DONE
+        assert terminal.type("status", "--wait", str(DEADLINE), at="n3") == DONE
+        for name in ("n1", "n2"):
+            running[name].kill()
+        end = time.monotonic() + DEADLINE
+        while "no quorum" not in typed("cluster", "status", at="n3")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        code, told = typed("sub", "orders", at="n3")
+        assert code == DONE, told
+        assert "hello" in told
+        code, told = typed("stream", "info", "orders", at="n3")
+        assert code == DONE, told
+        assert terminal.type("status", "--wait", "1", at="n3") == FAILED
+        # A stale node.json of a killed node that names the port of one that runs:
+        there = json.loads((tmp_path / "n3/node.json").read_text())
+        stale = json.loads((tmp_path / "n1/node.json").read_text())
+        (tmp_path / "n1/node.json").write_text(json.dumps(stale | {"port": there["port"]}))
+        assert typed("cluster", "status", at="n1")[0] == NO_NODE
+        assert terminal.type("status", "--wait", "1", at="n1") == NO_NODE
+        running["n1"] = Process(tmp_path, "n1")
+        running["n2"] = Process(tmp_path, "n2")
+        assert terminal.type("status", "--wait", str(DEADLINE), at="n1") == DONE
+    finally:
+        for process in running.values():
+            process.kill()

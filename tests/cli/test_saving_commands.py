@@ -354,5 +354,5 @@ def test_stop_takes_a_last_snapshot_and_drain_comes_to_the_end(
             assert job.wait(flows.DEADLINE)
             assert there.type("snapshot", "stops") == NO_JOB
     assert there.type("stop", "stops", "--drain", "--now") == USAGE
-    with pytest.raises(Exception, match="--fresh"), started(counting("stops"), **options):
+    with pytest.raises(Exception, match="fresh=True"), started(counting("stops"), **options):
         pass

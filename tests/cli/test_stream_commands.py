@@ -333,6 +333,17 @@ def test_dead_letters_are_listed_and_shown(terminal: Terminal, data: Path) -> No
     assert terminal.refused("dlq", "ls", "nothing") == (REFUSED, "no-stream")
 
 
+def test_a_consumer_with_an_id_goes_on_where_it_was(terminal: Terminal) -> None:
+    terminal.type("stream", "ensure", "tracked")
+    terminal.type("pub", "tracked", *"abc")
+    assert terminal.type("sub", "tracked", "--consumer", "audit-1", "--count", "2") == DONE
+    assert terminal.out == "a\nb\n"
+    assert terminal.type("sub", "tracked", "--consumer", "audit-1", "--start", "end") == DONE
+    assert terminal.out == "c\n"
+    told = terminal.refused("sub", "tracked", "--consumer", "audit-1", "--group", "g")
+    assert told == (USAGE, "usage")
+
+
 def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path) -> None:
     terminal.type("stream", "ensure", "again", "--dead-deliveries", "1")
     terminal.type("pub", "again", *"abc")
@@ -349,12 +360,15 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     asyncio.run(refuse_all())
     eventually(lambda: len(terminal.json("dlq", "ls", "again")[1][0]["letters"]) == 3)
     assert terminal.json("dlq", "redrive", "again", "--offset", "1") == (
-        DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2}],
+        DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2, "refused": []}],
     )  # fmt: skip
     assert terminal.type("dlq", "redrive", "again", "--count", "1") == DONE
     assert terminal.out == "again: 1 redriven, 1 left\n"
-    assert terminal.type("sub", "again", "--start", "3") == DONE
-    assert terminal.out == "b\na\n"
+    assert terminal.type("sub", "again", "--group", "g") == DONE
+    assert terminal.out == "a\nb\n"
+    terminal.type("stream", "purge", "again", "--yes")
+    assert terminal.type("dlq", "redrive", "again") == DONE
+    assert "again: 0 redriven, 1 left\n  letter 2 cannot be redriven: MESSAGE_GONE" in terminal.out
     assert terminal.refused("dlq", "purge", "again") == (USAGE, "not-confirmed")
     assert terminal.type("dlq", "purge", "again", "--before", "1", "--yes") == DONE
     assert terminal.out == "again.dlq: 1 message gone, begins at 1\n"

@@ -16,6 +16,7 @@ from railgun.client.client import Client, connect
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.member import Member
 from railgun.node.cluster.replicated import Replicated
+from railgun.node.disk import Disk
 from railgun.node.server import Server, ServerConfig
 
 DEADLINE = 40.0
@@ -34,6 +35,8 @@ class Clustered:
         self.ports = free_ports(size + 3)
         self.expect = size
         self.servers: dict[str, Server] = {}
+        self.disks: dict[str, Disk] = {}
+        """Of nodes that have another one than their directory."""
         self.configs: dict[str, ServerConfig] = {}
         self._clients: list[Client] = []
 
@@ -62,7 +65,7 @@ class Clustered:
 
     async def start(self, name: str, **changes: Any) -> Server:
         """Start a node, or start it again."""
-        server = self.servers[name] = Server(self.config(name, **changes))
+        server = self.servers[name] = Server(self.config(name, **changes), self.disks.get(name))
         await server.start()
         return server
 
@@ -171,9 +174,11 @@ class Clustered:
 
 
 @contextlib.asynccontextmanager
-async def clustered(path: Path, size: int = 3) -> AsyncIterator[Clustered]:
-    """So many nodes that have formed a cluster, within this."""
-    made = Clustered(path, size)
+async def clustered(
+    path: Path, size: int = 3, cluster: Clustered | None = None
+) -> AsyncIterator[Clustered]:
+    """So many nodes that have formed a cluster, within this; of a cluster that was prepared, if one is given."""
+    made = cluster or Clustered(path, size)
     try:
         for n in range(size):
             await made.start(f"n{n + 1}")

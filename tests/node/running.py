@@ -19,8 +19,8 @@ from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.client.subscription import Subscription
+from railgun.node.clock import time_of_day
 from railgun.node.disk import Disk
-from railgun.node.node import time_of_day
 from railgun.node.server import Server, ServerConfig
 from railgun.node.settings import SECOND
 from railgun.wire.commands import VERSION, Frame, FrameReader
@@ -52,7 +52,7 @@ def run(main: Coroutine[Any, Any, None], deadline: float = 3 * DEADLINE) -> None
             await main
 
     asyncio.run(bounded())
-    assert not troubles
+    assert not troubles, troubles
 
 
 class Running:

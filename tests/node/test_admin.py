@@ -587,35 +587,37 @@ def test_ps18_messages_grow_old_in_a_segment_that_never_rests(
 # ---------------------------------------------------------------- redrive
 
 
-def test_dead_letters_are_redriven_once(tmp_path: Path) -> None:
+NONE = {"redriven": 0, "already": 0, "left": 0, "refused": []}
+
+
+def test_dead_letters_are_redriven_once_to_the_group_that_gave_them_up(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
             client = await running.client()
             await client.ensure("orders")
-            assert await client.redrive("orders") == {"redriven": 0, "already": 0, "left": 0}
+            assert await client.redrive("orders") == NONE
             await client.delete("orders")
             await bury(client, "orders", 3, colour="red")
-            assert await client.redrive("orders") == {"redriven": 3, "already": 0, "left": 0}
+            others = await client.subscribe("orders", group="others")
+            others.ack_all(await take(others, 3))
+            reader = await client.subscribe("orders")
+            await take(reader, 3)
+            assert await client.redrive("orders") == NONE | {"redriven": 3}
             sub = await client.subscribe("orders", group="g")
             found = await take(sub, 3)
             assert [m.payload for m in found] == [b"0", b"1", b"2"]
-            assert [m.offset for m in found] == [3, 4, 5]
-            told = found[1].headers
-            assert told["colour"] == "red"
-            assert (told["dead-group"], told["dead-reason"], told["dead-offset"]) == (
-                "g",
-                "no",
-                "1",
-            )
-            assert (told["dead-id"], told["dead-rule"]) == ("id1", "max_deliveries")
-            assert found[1].id is not None
-            assert found[1].id.startswith(b"redrive/orders.dlq/1/")
+            assert [m.offset for m in found] == [0, 1, 2], "the messages themselves"
+            assert [m.id for m in found] == [b"id0", b"id1", b"id2"]
+            assert found[1].headers == {"colour": "red"}
             sub.ack_all(found)
             await sub.flush()
+            await nothing(others)
+            await nothing(reader)
+            await others.close()
             for _ in range(2):
-                assert await client.redrive("orders") == {"redriven": 0, "already": 0, "left": 0}
+                assert await client.redrive("orders") == NONE
                 client = await again(running)
-            assert (await client.describe("orders"))["end"] == 6
+            assert (await client.describe("orders"))["end"] == 3
 
     run(main())
 
@@ -631,25 +633,32 @@ def test_what_was_redriven_is_known_after_a_kill(tmp_path: Path) -> None:
             die(client)
             await running.start()
             client = await connect(where, data=tmp_path, timeout=DEADLINE)
-            assert await client.redrive("orders") == {"redriven": 1, "already": 0, "left": 0}
-            assert (await client.describe("orders"))["end"] == 8
+            assert await client.redrive("orders") == NONE | {"redriven": 1}
+            sub = await client.subscribe("orders", group="g")
+            assert [m.payload for m in await take(sub, 4)] == [b"0", b"1", b"2", b"3"]
             await client.close()
 
     run(main())
 
 
-def test_a_crash_between_publish_and_ack_doubles_no_letter(tmp_path: Path) -> None:
+def test_a_crash_between_redrive_and_ack_doubles_no_letter(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
             client = await running.client()
             await bury(client, "orders", 3)
             await client.redrive("orders", most=2)
+            async with await client.subscribe("orders", group="g") as sub:
+                (await sub.next(DEADLINE)).ack()  # one is done, the other is not
+                await sub.flush()
             await running.stop()
             shutil.rmtree(tmp_path / "streams" / "orders.dlq" / "groups")  # the acks are lost
             await running.start()
             client = await running.client()
-            assert await client.redrive("orders") == {"redriven": 1, "already": 2, "left": 0}
-            assert list(await stored(client, "orders")) == [0, 1, 2, 3, 4, 5]
+            told = await client.redrive("orders")
+            assert told == {"redriven": 1, "already": 2, "left": 0, "refused": []}
+            async with await client.subscribe("orders", group="g") as sub:
+                assert [m.offset for m in await take(sub, 2)] == [1, 2]
+                await nothing(sub)
 
     run(main())
 
@@ -660,60 +669,77 @@ def test_some_letters_are_redriven_and_those_that_die_again_later(tmp_path: Path
             client = await running.client()
             await bury(client, "orders", 5)
             told = await client.redrive("orders", offsets=[3, 1, 1, 77])
-            assert told == {"redriven": 2, "already": 0, "left": 3}
+            assert told == NONE | {"redriven": 2, "left": 3}
             assert (await client.redrive("orders", offsets=[1, 3]))["redriven"] == 0
             async with await client.subscribe("orders", group="g") as sub:
                 for message in await take(sub, 2):
                     message.nack(reason="still not")
                 await sub.flush()
                 await settled(client, "orders", "g")
-            assert (await client.describe("orders.dlq"))["end"] == 7
-            assert await client.redrive("orders", most=1) == {
-                "redriven": 1,
-                "already": 0,
-                "left": 4,
-            }
-            assert await client.redrive("orders") == {"redriven": 4, "already": 0, "left": 0}
-            found = [payload for n, payload in (await stored(client, "orders")).items() if n >= 5]
-            assert found == [b"1", b"3", b"0", b"2", b"4", b"1", b"3"]
+            assert (await client.describe("orders.dlq"))["end"] == 7, "letters of their own"
+            letters = await take(await client.subscribe("orders.dlq", start=5), 2)
+            assert [one.headers["redrives"] for one in letters] == ["1", "1"]
+            assert await client.redrive("orders", most=1) == NONE | {"redriven": 1, "left": 4}
+            assert await client.redrive("orders") == NONE | {"redriven": 4}
+            sub = await client.subscribe("orders", group="g")
+            assert [m.offset for m in await take(sub, 5)] == [0, 1, 2, 3, 4]
 
     run(main())
 
 
-def test_a_redrive_waits_for_no_one_and_loses_nothing_if_the_stream_is_gone(tmp_path: Path) -> None:
+def test_what_is_redriven_does_not_die_of_the_distance_it_had(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
             client = await running.client()
-            await bury(client, "orders", 2)
+            await client.ensure("orders", dead_distance=2)
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+            sub = await client.subscribe("orders", group="g", exclusive=True)
+            found = await take(sub, 10)
+            sub.ack_all(found[1:9])
+            await sub.flush()
+            found[0].nack(reason="no")
+            (last,) = await take(sub, 1)  # what was above was recalled
+            assert last.offset == 9
+            async with asyncio.timeout(DEADLINE):
+                while not (told := await client.redrive("orders"))["redriven"]:
+                    await asyncio.sleep(0.01)
+            assert told == NONE | {"redriven": 1}
+            assert [m.offset for m in await take(sub, 2)] == [0, 9], "in order"
+
+    run(main())
+
+
+def test_a_redrive_says_what_it_cannot_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await bury(client, "orders", 4)
             sub = await client.subscribe("orders.dlq", group="redrive", prefetch=1)
             await sub.next(DEADLINE)
             await refused("GROUP_BUSY", client.redrive("orders"))
             await sub.close()
-            await client.delete("orders")
-            await refused("NO_STREAM", client.redrive("orders"))
-            await client.ensure("orders", max_ids=1)
-            await refused("ID_POOL_FULL", client.redrive("orders"))
-            await client.ensure("orders", "overwrite", max_ids=100)
-            client = await again(running)
-            told = await client.redrive("orders")
-            assert told["redriven"] + told["already"] == 2
-            assert sorted((await stored(client, "orders")).values()) == [b"0", b"1"]
-
-    run(main())
-
-
-def test_letters_of_others_and_strange_headers_are_redriven_as_they_are(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with node(tmp_path) as running:
-            client = await running.client()
-            await client.ensure("orders")
-            await client.ensure("orders.dlq")
             await client.publish("orders.dlq", b"by hand", headers={"a": "b"})
             await client.publish("orders.dlq", b"bare")
-            assert (await client.redrive("orders"))["redriven"] == 2
-            found = await take(await client.subscribe("orders"), 2)
-            assert [m.payload for m in found] == [b"by hand", b"bare"]
-            assert found[1].headers == {}
+            await client.purge("orders", 1)
+            await client.reset_group("orders", "g", 3)
+            told = await client.redrive("orders", most=3)
+            codes = [(one["offset"], one["code"]) for one in told["refused"]]
+            assert codes == [
+                (0, "MESSAGE_GONE"),
+                (3, "GROUP_BUSY"),
+                (4, "NOT_A_LETTER"),
+                (5, "NOT_A_LETTER"),
+            ]
+            assert (told["redriven"], told["left"]) == (2, 4), "and they stay where they are"
+            await client.delete_group("orders", "g")
+            told = await client.redrive("orders", offsets=[3])
+            assert told["refused"][0]["code"] == "NO_GROUP"
+            await client.delete("orders")
+            await refused("NO_STREAM", client.redrive("orders"))
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"other", b"0", b"1", b"2"])
+            told = await client.redrive("orders")
+            assert {one["code"] for one in told["refused"]} == {"MESSAGE_GONE", "NOT_A_LETTER"}
 
     run(main())
 

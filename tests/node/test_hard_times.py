@@ -364,8 +364,8 @@ def test_a_client_that_waits_for_the_disk_hears_that_the_node_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    monkeypatch.setattr(client_module, "SILENCE", 1.0)
-    monkeypatch.setattr(server_module, "PULSE", 0.05)
+    monkeypatch.setattr(client_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(server_module, "PULSE_S", 0.05)
 
     async def main() -> None:
         async with node(tmp_path) as running:

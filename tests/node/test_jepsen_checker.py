@@ -17,6 +17,7 @@ from railgun.testing.jepsen.anomalies import ALLOWED, MEANINGS, MOST, Kind
 from railgun.testing.jepsen.checker import check, is_sound
 from railgun.testing.jepsen.history import (
     Acked,
+    Blown,
     Delivery,
     Drain,
     Fault,
@@ -85,6 +86,48 @@ def shared(*more: Record) -> list[Record]:
         got("b", 1, 1.0, group="g"),
         *more,
     ]
+
+
+def frozen(*records: Record, seconds: float = 12.0, nodes: int = 3) -> list[Record]:
+    """Three clients of n1, each of which has worked before n1 freezes at 10 and thaws so many seconds later."""
+    end = 10.0 + seconds
+    return [
+        Meta(1, nodes, 40.0, patience_s=4.0),
+        put("a", 0, client="p1"),
+        got("a", 0, 1.0, "r1"),
+        only("a", 0, 1.0, "x1", epoch=1),
+        *records,
+        Blown("freeze", ["n1"], 10.0, 10.0, end, end + 1.0, ["p1", "r1", "x1"]),
+    ]
+
+
+def beside(*records: Record) -> list[Record]:
+    """A publisher at another node goes on."""
+    return [put("b", 1, 12.0, client="p2"), *records]
+
+
+def went_on(*records: Record) -> list[Record]:
+    """The publisher of n1 goes on at another node, with an ID and without."""
+    return [put("b", 1, 13.0, client="p1"), put("c", 2, 14.0, client="p1", id="i"), *records]
+
+
+def new_for_all(at: float = 15.0) -> list[Record]:
+    """The reader and the exclusive group go on."""
+    return [
+        *(got(value, n, at, "r1") for n, value in ((1, "b"), (2, "c"))),
+        *(only(value, n, at, "x2", epoch=2) for n, value in ((1, "b"), (2, "c"))),
+    ]
+
+
+def refused(value: str, at: float, **more: Any) -> Publish:
+    """A publish that ends in an error."""
+    return put(value, at=at, **{"outcome": "unknown", "code": "CONNECTION_LOST"} | more)
+
+
+def restarted(*records: Record, nodes: int = 3, patience_s: float = 4.0) -> list[Record]:
+    """All nodes are restarted in order from 10 to 30."""
+    blow = Blown("rolling", ["n1", "n2", "n3"], 10.0, 28.0, 29.0, 30.0)
+    return [Meta(1, nodes, 40.0, patience_s=patience_s), *records, blow]
 
 
 three: list[Record] = [put("a", 0), put("b", 1), put("c", 2)]
@@ -256,6 +299,56 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
         [asked("unknown", 1.0), answered("a", 0.5, group=""),
          answered("a", 0.6, "failed", group="")],
     ),
+    "a publisher waits for the thaw": (
+        "stranded",
+        frozen(*beside(), got("b", 1, 13.0, "r1"), only("b", 1, 13.0, "x2", epoch=2),
+               put("c", 2, 22.5, client="p1")),
+    ),
+    "all that it tries fails": (
+        "stranded",
+        frozen(*(refused(f"v{n}", 11.0 + 2 * n, client="p1") for n in range(5))),
+    ),
+    "one publish that ends after the thaw": (
+        "stranded",
+        frozen(put("b", 1, 11.0, client="p1", end=22.1)),
+    ),
+    "it publishes with IDs only": (
+        "stranded",
+        frozen(put("d", 1, 15.0, client="p1", id="d"), got("d", 1, 16.0, "r1"),
+               only("d", 1, 16.0, "x1", epoch=2),
+               *(refused(f"v{n}", 16.0 + n, client="p1") for n in range(3))),
+    ),
+    "a reader waits for the thaw": (
+        "stranded",
+        frozen(*went_on(), *new_for_all()[2:], got("b", 1, 22.5, "r1")),
+    ),
+    "a reader gets only what was on its way": (
+        "stranded",
+        frozen(put("z", 1, 9.0, client="p2"), put("b", 2, 12.0, client="p1"),
+               got("z", 1, 10.5, "r1"), only("z", 1, 10.5, "x1", epoch=1),
+               only("b", 2, 13.0, "x1", epoch=1)),
+    ),
+    "an exclusive group waits for the thaw": (
+        "stranded",
+        frozen(*went_on(), *new_for_all()[:2], only("b", 1, 22.5, "x1", epoch=1)),
+    ),
+    "a publish without an ID during a restart": (
+        "restart_error",
+        restarted(put("a", 0, 11.0), refused("b", 12.0)),
+    ),
+    "one with an ID": ("restart_error", restarted(refused("b", 12.0, id="i"))),
+    "refused for sure": (
+        "restart_error",
+        restarted(refused("b", 12.0, outcome="failed", code="NO_MASTER")),
+    ),
+    "by a patient client, at its deadline": (
+        "restart_error",
+        restarted(refused("b", 11.0, end=27.0, code="TIMEOUT"), patience_s=16.0),
+    ),
+    "a fault long before is no excuse": (
+        "restart_error",
+        restarted(Blown("kill", ["n1"], 1.0, 1.0, 2.0, 3.0), refused("b", 12.0)),
+    ),
 }  # fmt: skip
 
 
@@ -329,6 +422,31 @@ GOOD: dict[str, list[Record]] = {
         answered("a", 0.5),
         answered("b", 0.6, "failed", group="h"),
     ],
+    "clients of a frozen node go on": frozen(*went_on(*new_for_all())),
+    "an error on the way": frozen(refused("z", 10.5, client="p1"), *went_on(*new_for_all())),
+    "a group hands over, with older messages": frozen(
+        *went_on(*new_for_all()[:2]), only("a", 0, 15.0, "x2", epoch=2)
+    ),
+    "a short freeze": frozen(seconds=6.0),
+    "the only node": frozen(nodes=1),
+    "a freeze beside a kill": [*frozen(), Blown("kill", ["n2"], 12.0, 12.0, 13.0, 14.0)],
+    "clients of other nodes": [
+        *frozen()[:-1],
+        Blown("freeze", ["n1"], 10.0, 10.0, 22.0, 23.0, ["somebody"]),
+    ],
+    "nothing new for consumers": frozen(put("b", 1, 20.0, client="p1")),
+    "a restart without an error": restarted(put("a", 0, 11.0), put("b", 1, 12.0, id="i")),
+    "an error before and after a restart": restarted(refused("a", 5.0), refused("b", 31.0)),
+    "a restart beside another fault": restarted(
+        refused("a", 12.0), Blown("clients_cut", ["n1"], 9.0, 9.0, 11.0, 11.0)
+    ),
+    "a restart right after another fault": restarted(
+        refused("a", 12.0), Blown("clients_cut", ["n1"], 5.0, 5.0, 8.0, 8.0)
+    ),
+    "the restart of the only node": restarted(refused("a", 12.0), nodes=1),
+    "acks of all nodes": restarted(refused("a", 12.0, acks="all", code="TIMEOUT")),
+    "an impatient client at its deadline": restarted(refused("a", 12.0, end=16.1)),
+    "a publish that the end of the run cuts short": restarted(refused("a", 12.0, code="")),
 }
 
 

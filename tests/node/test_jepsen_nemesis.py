@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node.running import run
 
-from railgun.testing.jepsen.history import Fault, History
+from railgun.testing.jepsen.history import Blown, Fault, History
 from railgun.testing.jepsen.nemesis import (
     ALONE,
     CALM,
     EXCLUSIVE,
+    FREEZE_S,
     HARMLESS,
     WEIGHTS,
     Blow,
@@ -46,6 +47,7 @@ def test_a_plan_keeps_to_the_rules(seed: int, count: int, seconds: float) -> Non
         assert set(one.victims) | set(one.others) <= set(names)
         assert not set(one.victims) & set(one.others)
         assert count > 1 or one.kind in ALONE
+        assert one.kind != "freeze" or one.seconds >= FREEZE_S[0]
         if one.kind in HARMLESS or one.kind == "rolling":
             assert not one.victims
         else:
@@ -133,6 +135,32 @@ def test_blows_are_done_and_healed() -> None:
         assert (world.most, nemesis.failing, nemesis.left_out) == (1, [], [])
         told = [one.what for one in history.records if isinstance(one, Fault)]
         assert told.count("begin") == told.count("end") == 3
+        blown = [one for one in history.records if isinstance(one, Blown)]
+        assert len(blown) == 3
+        assert all(one.begin <= one.struck <= one.end <= one.settled for one in blown)
+
+    run(main())
+
+
+def test_a_blow_is_recorded_with_the_clients_of_its_nodes() -> None:
+    async def main() -> None:
+        world, history = World(), History()
+        blows = [
+            Blow(0.0, 0.05, "freeze", ("n1",)),
+            Blow(0.01, 0.3, "rolling", (), ("n3", "n2")),
+        ]
+        nemesis = Nemesis(
+            *(blows, NAMES[:3], world, world, history),
+            clients_at=lambda nodes: [f"client of {name}" for name in nodes],
+        )
+        await nemesis.run()
+        freeze, rolling = (one for one in history.records if isinstance(one, Blown))
+        assert (freeze.fault, freeze.nodes) == ("freeze", ["n1"])
+        assert freeze.clients == ["client of n1"]
+        assert freeze.end - freeze.struck >= 0.05
+        assert (rolling.fault, rolling.nodes) == ("rolling", ["n3", "n2"])
+        assert rolling.clients == ["client of n3", "client of n2"]
+        assert freeze.settled <= rolling.begin  # each is alone
 
     run(main())
 

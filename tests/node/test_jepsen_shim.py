@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -10,8 +11,8 @@ from random import Random
 import pytest
 from tests.node.running import node, run, stored
 
+from railgun.node.clock import time_of_day
 from railgun.node.disk import NodeDisk
-from railgun.node.node import time_of_day
 from railgun.node.settings import SECOND
 from railgun.testing.jepsen import damage
 from railgun.testing.jepsen.shim import LOOK, Control, JumpingClock, Orders, ShimDisk
@@ -155,3 +156,22 @@ def test_a_node_works_on_it_and_damage_is_found(tmp_path: Path) -> None:
         assert damage.cut_tail(tmp_path / "none", chance) == ""
 
     run(main())
+
+
+def test_files_of_streams_refuse_to_be_written_and_others_do_not(tmp_path: Path) -> None:
+    orders = tmp_path / "orders.json"
+    control = Control(orders)
+    disk = ShimDisk(NodeDisk(tmp_path), control)
+    for directory in ("streams/a", "cluster"):
+        disk.make_directory(directory)
+    log, other = disk.create("streams/a/log"), disk.create("cluster/wal")
+    told(control, Orders(refuse=errno.EFBIG), orders)
+    with pytest.raises(OSError, match="too large") as caught:
+        log.write([b"x"])
+    assert caught.value.errno == errno.EFBIG
+    other.write([b"x"])
+    assert disk.free() > 0
+    told(control, Orders(), orders)
+    log.write([b"x"])
+    log.sync()
+    assert content(tmp_path, "streams/a/log") == b"x"

@@ -311,9 +311,12 @@ def test_a_master_that_takes_nothing_stops_the_publisher(tmp_path: Path) -> None
             assert upstream.unsent < 3 * upstream_module.ROOM
             raw.connection.send(b"".join(encode(p.Ping(number=5))))
             there.go_on()
-            await until(lambda: len(raw.frames) == 60)
-            found = [f.command.request for f in raw.frames if isinstance(f.command, p.Published)]
-            assert found == list(range(1, 60))
+
+            def stored_requests() -> list[int]:
+                return [f.command.request for f in raw.frames if isinstance(f.command, p.Published)]
+
+            await until(lambda: len(stored_requests()) == 59)
+            assert stored_requests() == list(range(1, 60))
             assert not between.paused
             raw.connection.close()
 
@@ -370,7 +373,7 @@ def test_a_master_that_dies_and_another_takes_its_place_nothing_is_lost_or_doubl
     run(main())
 
 
-def test_a_place_that_changes_cuts_off_who_hangs_on_it_and_nobody_else(tmp_path: Path) -> None:
+def test_a_place_that_changes_moves_members_and_cuts_off_nobody(tmp_path: Path) -> None:
     async def main() -> None:
         async with several(tmp_path, "abc") as nodes:
             await nodes.ensure("orders", "c")
@@ -397,7 +400,7 @@ def test_a_place_that_changes_cuts_off_who_hangs_on_it_and_nobody_else(tmp_path:
             assert (await sub.next(DEADLINE)).payload == b"new"
             assert (await at_master.next(DEADLINE)).payload == b"new"
             same = [client._connection is one for client, one in zip(clients, before, strict=True)]
-            assert same == [False, True, True, False, True]
+            assert all(same), "members subscribe again, and nobody loses a connection"
 
     run(main())
 
@@ -447,9 +450,13 @@ def test_publishes_that_would_go_elsewhere_than_those_before_them_end_the_connec
             await until(lambda: session_at(nodes, "a")._relay._busy != {})  # type: ignore[union-attr]
             nodes.masters["orders"] = "c"  # and nobody is told
             publish(3)
-            await raw.closed.wait()
+            await until(lambda: len(raw.codes()) == 1)
             assert [f.command.request for f in raw.frames[:2]] == [1, 3]
             assert raw.codes() == ["NO_MASTER"]
+            nodes.moved(
+                "orders"
+            )  # the old master will not answer: nobody knows what became of the second one
+            await raw.closed.wait()
             client = await nodes.client("c")
             assert await stored(client, "orders") == []
 
@@ -506,7 +513,7 @@ def test_who_waits_in_vain_is_told_that_nothing_was_done(tmp_path: Path) -> None
             failed = [f.command for f in raw.frames if isinstance(f.command, p.Failed)]
             assert [one.request for one in failed] == [1, 2, 3, 4]
             assert all("'orders' has no master" in one.text for one in failed[:3])
-            assert all("nothing was done" in one.text for one in failed[:3])
+            assert all("nothing was stored" in one.text for one in failed[:3])
             assert session_at(nodes, "a")._unstored == 0
             raw.connection.close()
             client = await nodes.client("a", timeout=0.5)
@@ -653,8 +660,13 @@ def test_what_waits_for_a_master_is_bounded(tmp_path: Path) -> None:
             assert MOST_UNSTORED <= waiting < MOST_UNSTORED + (2 << 20)
             nodes.masters["orders"] = "b"
             nodes.moved("orders")
-            await until(lambda: len(raw.frames) == 60)
-            assert [f.command.request for f in raw.frames] == list(range(1, 61))
+
+            def answers() -> list[int]:
+                """The signs of life that come while the session is not read are none."""
+                return [f.command.request for f in raw.frames if not isinstance(f.command, p.Pong)]
+
+            await until(lambda: len(answers()) == 60)
+            assert answers() == list(range(1, 61))
             assert session_at(nodes, "a")._unstored == 0
             raw.connection.close()
 
@@ -714,8 +726,7 @@ def test_a_node_that_stops_lets_those_who_wait_try_elsewhere(tmp_path: Path) -> 
 
 
 def test_a_silent_master_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "PING", 0.05)
-    monkeypatch.setattr(upstream_module, "SILENCE", 0.3)
+    monkeypatch.setattr(upstream_module, "SILENCE_S", 0.5)
 
     async def main() -> None:
         async with several(tmp_path, "ab") as nodes:

@@ -26,9 +26,10 @@ from tests.node.running import (
 )
 
 import railgun.client.client as client_module
-import railgun.node.server as server_module
+import railgun.node.session as session_module
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
+from railgun.client.subscription import Subscription
 from railgun.node.node import InUseError
 from railgun.node.server import Server, ServerConfig
 from railgun.wire.commands import KINDS, encode
@@ -410,8 +411,8 @@ def test_ps8_what_a_dead_consumer_had_goes_to_another_at_once(tmp_path: Path) ->
 
 
 def test_ps8_who_says_nothing_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "SILENCE", 0.4)
-    monkeypatch.setattr(client_module, "PINGS", 400)  # one every 50 ms
+    monkeypatch.setattr(session_module, "SILENCE_S", 2.0)
+    monkeypatch.setattr(client_module, "SILENCE_S", 2.0)  # a ping every 0.8 s
 
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -559,6 +560,43 @@ def test_ps11_dead_letters_by_distance(tmp_path: Path) -> None:
             await nothing(dead)
 
     run(main())
+
+
+def test_ps11_a_message_nacked_at_once_again_and_again_dies_of_distance(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", dead_distance=3)
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+            sub = await client.subscribe("orders", group="g")
+            deliveries = 0
+
+            async def consume() -> None:
+                nonlocal deliveries
+                async for message in sub:
+                    if message.payload == b"0":
+                        deliveries += 1
+                        message.nack(reason="no")
+                    else:
+                        message.ack()
+
+            consuming = asyncio.create_task(consume())
+            dead = await subscribed_when_there(client, "orders.dlq")
+            told = (await dead.next(DEADLINE)).headers
+            consuming.cancel()
+            assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "no")
+            assert deliveries == int(told["deliveries"])
+            await nothing(dead)
+
+    run(main())
+
+
+async def subscribed_when_there(client: Client, stream: str) -> Subscription:
+    """Subscribe to a stream as soon as it exists."""
+    async with asyncio.timeout(DEADLINE):
+        while stream not in [one["name"] for one in await client.streams()]:
+            await asyncio.sleep(0.01)
+    return await client.subscribe(stream)
 
 
 def test_ps11_a_letter_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
@@ -753,7 +791,8 @@ def test_es_topics_and_matchers(tmp_path: Path) -> None:
             assert [m.topic for m in await take(some, 2)] == ["a.b", "a.z"]
             assert [m.topic for m in await take(tail, 3)] == ["a.z", "a.b.z", "z"]
             await refused("BAD_TOPIC", client.publish("news", b"x", topic="a..b"))
-            await refused("BAD_MATCHER", client.subscribe("news", matcher="#.#.#"))
+            await refused("BAD_MATCHER", client.subscribe("news", matcher="a..#"))
+            await refused("BAD_MATCHER", client.subscribe("news", matcher="#.a.#.b.#"))
 
     run(main())
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
 from railgun.client.registry import Registry
-from railgun.node.settings import DEAD
+from railgun.core.errors import RailgunError
+from railgun.node.clock import time_of_day
+from railgun.node.retime import retime as mend_times
+from railgun.node.settings import DEAD, SECOND
 
 
 def confirm(options: argparse.Namespace, out: Output, what: str) -> None:
@@ -69,7 +74,7 @@ def _purge(options: argparse.Namespace, out: Output, name: str) -> int:
 
 
 def redrive(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Publish dead letters again."""
+    """Deliver dead letters again, to the groups that gave them up."""
 
     async def work(client: Client) -> int:
         done = await client.redrive(
@@ -78,6 +83,8 @@ def redrive(options: argparse.Namespace, out: Output, registry: Registry) -> int
         out.data(stream=options.stream, **done)
         again = f", {done['already']:,} were there already" if done["already"] else ""
         out.line(f"{options.stream}: {done['redriven']:,} redriven{again}, {done['left']:,} left")
+        for one in done["refused"]:
+            out.line(f"  letter {one['offset']:,} cannot be redriven: {one['code']}: {one['text']}")
         return DONE
 
     return talk(options, work)
@@ -108,3 +115,22 @@ def remove_group(options: argparse.Namespace, out: Output, registry: Registry) -
         return DONE
 
     return talk(options, work)
+
+
+def retime(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Mend stored times that are ahead, in the directory of a node that is stopped."""
+    latest = time_of_day() if options.latest is None else options.latest
+    when = datetime.fromtimestamp(latest / SECOND, UTC).isoformat()
+    what = ", ".join(options.names) or "all streams"
+    confirm(options, out, f"{options.data}: set all times after {when} to it ({what})")
+    try:
+        changed = mend_times(Path(options.data), latest, options.names)
+    except RailgunError as error:
+        code = str(getattr(error, "code", "FAILED"))
+        raise CommandError(FAILED, code.lower().replace("_", "-"), str(error)) from error
+    except OSError as error:
+        raise CommandError(FAILED, "disk", f"{options.data}: {error}") from error
+    out.data(latest=when, changed=changed)
+    for name, count in changed.items():
+        out.line(f"{name}: {count:,} batches changed")
+    return DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 
@@ -58,6 +59,17 @@ def _wait(told: str) -> float:
 
 def _start(told: str) -> str | int:
     return told if told in ("start", "end") else number(told)
+
+
+def _moment(told: str) -> int:
+    """A moment, as µs of the time of day."""
+    try:
+        found = datetime.fromisoformat(told)
+        return round(found.timestamp() * 1e6)
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"a time is expected, as 2026-05-17T12:00:00+00:00, not {told!r}"
+        ) from None
 
 
 LOADS = ("publish", "consume", "pubsub", "request")
@@ -155,14 +167,25 @@ def add_streams(commands: Any) -> None:
         ("--max-age", _or_none(seconds), "S", "messages are kept for so many seconds, or none"),
         ("--max-bytes", _or_none(number), "N", "so many bytes are kept, or none"),
         ("--id-box", seconds, "S", "IDs are remembered for so many seconds (120)"),
+        ("--max-ids", _some, "N", "at most so many IDs are remembered at a time (1000000)"),
         (
             "--dead-distance",
             _or_none(number),
             "N",
-            "a letter is dead if one so much later is acked",
+            "dead-letter an unacknowledged message once one more than N offsets later is acknowledged",
         ),
-        ("--dead-deliveries", _or_none(number), "N", "a letter is dead after so many deliveries"),
-        ("--dead-age", _or_none(seconds), "S", "a letter is dead after so many seconds"),
+        (
+            "--dead-deliveries",
+            _or_none(number),
+            "N",
+            "dead-letter a message that came back after N deliveries",
+        ),
+        (
+            "--dead-age",
+            _or_none(seconds),
+            "S",
+            "dead-letter a message not acknowledged S seconds after its first delivery to the group",
+        ),
     ):
         made.add_argument(flag, type=kind, metavar=metavar, default=absent, help=what)
     made.add_argument(
@@ -186,6 +209,19 @@ def add_streams(commands: Any) -> None:
     made = destroys("purge", "purge_stream", "take messages out of a stream", streams)
     made.add_argument("name", metavar="NAME")
     made.add_argument("--before", type=number, metavar="OFFSET", help="only those before it (all)")
+    made = destroys(
+        "retime",
+        "retime",
+        "mend stored times that are ahead, in the directory (--data) of a node that is stopped",
+        streams,
+    )
+    made.add_argument(
+        "names", metavar="NAME", nargs="*", help="mend only these streams (default: all)"
+    )
+    made.add_argument(
+        "--latest", type=_moment, metavar="TIME",
+        help="later times are set to it, as 2026-05-17T12:00:00+00:00 (now); in a cluster the same on all nodes",
+    )  # fmt: skip
 
     made = command("pub", "publish", "publish messages, or the lines of stdin")
     made.add_argument("stream", metavar="STREAM")
@@ -203,8 +239,12 @@ def add_streams(commands: Any) -> None:
     made.add_argument("--group", default="", help="share them with its members, and ack them")
     made.add_argument("--exclusive", action="store_true", help="one member at a time, in order")
     made.add_argument(
+        "--consumer", default="", metavar="ID",
+        help="go on where the consumer with this ID was, and ack what is printed; takes over from another one",
+    )  # fmt: skip
+    made.add_argument(
         "--start", type=_start, default="start", metavar="start|end|OFFSET",
-        help="where to begin, if the group has not begun; an offset: in any case (start)",
+        help="begin here if the group or consumer has no position yet (default: start); an OFFSET moves it in any case",
     )  # fmt: skip
     made.add_argument("--matcher", metavar="M", help="of topics of an ephemeral stream: a.*, a.#")
     made.add_argument("--count", type=_some, metavar="N", help="end after so many")
@@ -217,7 +257,10 @@ def add_streams(commands: Any) -> None:
     made.add_argument("message", metavar="MESSAGE")
     made.add_argument("--topic", default="")
     made.add_argument(
-        "--timeout", type=seconds, default=30.0, metavar="S", help="wait so long (30)"
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help="wait so long for the answer (what the node is configured to: rs_timeout, 30)",
     )
 
     made = command("respond", "respond", "answer the requests of an ephemeral stream")
@@ -257,7 +300,11 @@ def add_streams(commands: Any) -> None:
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("--count", type=_some, metavar="N", help="so many, the oldest (all)")
     made = command(
-        "redrive", "redrive", "publish them to their stream again, each once", letters, "administer"
+        "redrive",
+        "redrive",
+        "deliver them again to the group that gave them up",
+        letters,
+        "administer",
     )
     made.add_argument("stream", metavar="STREAM")
     made.add_argument(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from railgun.cli import cluster_view as view
 from railgun.cli.administer import confirm
-from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
+from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
@@ -18,6 +21,7 @@ from railgun.client.registry import Registry
 
 EVERY: Final = 1.0  # seconds between two looks
 _MARGIN: Final = 10.0  # seconds more than a node may take
+_AGAIN: Final = 0.2  # seconds until a node that is not there is looked for again
 
 
 def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -27,13 +31,12 @@ def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         if options.watch:
             await _watch(client, options, out)
         found = await _look(client)
-        deadline = client.loop.time() + (options.wait or 0.0)
-        while options.wait and not found["settled"] and client.loop.time() < deadline:
+        while options.wait and not _is_settled(found, options) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
             found = await _look(client)
         out.data(cluster=found)
         out.show(view.status(found))
-        if options.wait and not found["settled"]:
+        if options.wait and not _is_settled(found, options):
             return FAILED
         return FAILED if options.check and found["alarms"] else DONE
 
@@ -41,7 +44,28 @@ def status(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         raise CommandError(
             USAGE, "usage", "--watch never ends: it cannot be with --check or --wait"
         )
-    return talk(options, work)
+    deadline = time.monotonic() + (options.wait or 0.0)
+    while True:
+        try:
+            return talk(options, work)
+        except CommandError as error:  # the node may still be about to start
+            if error.code != NO_NODE or time.monotonic() + _AGAIN >= deadline:
+                raise
+        time.sleep(_AGAIN)
+
+
+def _is_settled(found: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Return whether all is well, as the node of `--data` says itself: another one may answer in its place."""
+    own = None if options.node is not None else _id_in(Path(options.data))
+    return bool(found["settled"]) and own in (None, found["node"])
+
+
+def _id_in(data: Path) -> str | None:
+    """Return the id of the node that works in a directory; None if that is not known."""
+    try:
+        return str(json.loads((data / "cluster" / "node.json").read_text("utf-8"))["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 async def _look(client: Client) -> dict[str, Any]:

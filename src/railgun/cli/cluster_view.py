@@ -42,6 +42,10 @@ def headline(found: Told) -> str:
     if found.get("removed"):
         return f"cluster {found['cluster']}: this node was removed from it"
     up = sum(one["up"] for one in found["nodes"])
+    if found.get("leader", "") is None:
+        voters = [one for one in found["nodes"] if one["id"] in found["voters"]]
+        seen = sum(one["up"] for one in voters)
+        return f"cluster {found['cluster']}: no quorum, nobody leads; {seen} of {len(found['voters'])} voters are seen"
     bad = sum(one["severity"] == "critical" for one in found["alarms"])
     well = "all is well"
     if found["alarms"]:

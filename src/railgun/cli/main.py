@@ -34,6 +34,7 @@ from railgun.cli.output import Output
 from railgun.client.registry import JobRunsError, Registry
 from railgun.core.errors import RailgunError
 from railgun.flow.errors import FlowError
+from railgun.snapshots.choices import flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Output("--json" in given)
     try:
         options = parser().parse_args(given)
-        return int(options.command(options, out, Registry(options.registry)))
+        with flags():  # errors name what to choose as it is typed here
+            return int(options.command(options, out, Registry(options.registry)))
     except CommandError as error:
         out.error(error)
         return error.code

@@ -21,6 +21,8 @@ STYLES = {
     "rescaled": "green",
     "restarting": "yellow",
     "not-rescaled": "yellow",
+    "waiting-for-slots": "yellow",
+    "warning": "yellow",
     "trouble": "yellow",
     "snapshot": "dim",
     "snapshot-failed": "yellow",

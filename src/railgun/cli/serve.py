@@ -30,7 +30,7 @@ from railgun.node.server import HTTP_PORT, Server, ServerConfig
 SECTIONS: Final = ("cluster", "node")
 KEYS: Final = (
     *("name", "data", "host", "port", "http_port", "certificate", "key", "cluster_port"),
-    *("advertise", "advertise_client", "regions"),
+    *("rs_timeout", "advertise", "advertise_client", "regions"),
 )
 OF_MEMBER: Final = ("name", "cluster_port", "advertise", "advertise_client", "regions")
 CLUSTER_KEYS: Final = ("secret_file", "discovery", "bootstrap_expect", *OPTIONS)
@@ -138,6 +138,8 @@ def read_config(file: Path) -> dict[str, Any]:
         if name in ("data", "certificate", "key"):
             node[name] = file.parent / value
     of_member: dict[str, Any] = {name: node.pop(name) for name in OF_MEMBER if name in node}
+    if "cluster" in told and "rs_timeout" in node:
+        raise _unknown(file, "node.rs_timeout", "write it to [cluster]: all nodes have the same")
     if "cluster" in told:
         node["cluster"] = _cluster(file, told["cluster"], node, of_member)
     elif of_member:
@@ -158,6 +160,10 @@ def _fits(name: str, value: Any) -> tuple[bool, str]:
     if name == "name":
         fits = isinstance(value, str) and NAME.fullmatch(value) is not None
         return fits, "letters, digits, _ . -, at most 200"
+    if name == "rs_timeout":
+        option = OPTIONS[name]
+        fits = type(value) in (int, float) and option.least <= value <= option.most
+        return fits, f"{option.least:g} to {option.most:g} seconds"
     if name in ("advertise", "advertise_client"):
         return isinstance(value, str) and address_of(value) is not None, "HOST:PORT"
     return isinstance(value, str), "text"

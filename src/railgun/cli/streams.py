@@ -310,6 +310,8 @@ def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> i
     """Print messages; with a group, ack them then."""
     if options.exclusive and not options.group:
         raise CommandError(USAGE, "usage", "--exclusive is for the members of a --group")
+    if options.consumer and options.group:
+        raise CommandError(USAGE, "usage", "--consumer is for one without a --group")
 
     async def work(client: Client) -> int:
         return await _stoppable(_print(client, options, out))
@@ -320,8 +322,8 @@ def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> i
 async def _print(client: Client, options: argparse.Namespace, out: Output) -> int:
     prefetch = min(1000, options.count or 1000)
     subscription = await client.subscribe(
-        options.stream, group=options.group, exclusive=options.exclusive, start=options.start,
-        matcher=options.matcher, prefetch=prefetch,
+        options.stream, group=options.group, exclusive=options.exclusive, consumer=options.consumer,
+        start=options.start, matcher=options.matcher, prefetch=prefetch,
     )  # fmt: skip
     async with subscription:
         follow = options.follow
@@ -329,7 +331,7 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
             if follow is False:
                 raise CommandError(USAGE, "usage", f"{options.stream} is ephemeral: it has no end")
             follow = True
-        acked = bool(options.group) and subscription.persistent
+        acked = bool(subscription.group) and subscription.persistent
         try:
             async for messages in _messages(client, subscription, options.count, bool(follow)):
                 if out.as_json:

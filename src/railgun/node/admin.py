@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, Literal
 from railgun.core.errors import RailgunError
 from railgun.node.errors import storage_error
 from railgun.node.node import Node
+from railgun.node.persistent import Persistent
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 1 << 62  # beyond every offset
@@ -160,7 +161,12 @@ async def _list(node: Node) -> Any:
 
 
 async def _describe(node: Node, name: str) -> Any:
-    return node.describe(name)
+    told = node.describe(name)
+    stream = node.streams.get(name)
+    if node.cluster is not None and isinstance(stream, Persistent) and not stream.acting:
+        why = "told by a copy of the stream: it may be older than what the master has"
+        told["trouble"] = told["trouble"] or why
+    return told
 
 
 async def _groups(node: Node, name: str) -> Any:
@@ -222,7 +228,7 @@ _TABLE: Final = (
         Node.purge,
     ),
     Call(
-        "redrive", "Publish the dead letters of a stream to it again, each once.", "POST",
+        "redrive", "Deliver dead letters again, each once, to the group that gave it up.", "POST",
         _STREAM + "/redrive",
         (
             _NAME,
@@ -284,6 +290,8 @@ OF_MASTER: Final = frozenset(
     {"describe", "purge", "redrive", "groups", "group", "reset_group", "delete_group"}
 )
 """Calls that only the master of the stream can do."""
+OF_COPY: Final = frozenset({"describe"})
+"""Of these, what any copy can tell if no master can be reached."""
 
 
 # ---------------------------------------------------------------- calling

@@ -4,8 +4,8 @@ Rules:
 
 1. What is submitted to a log is committed in the order of submission. A log is committed by one thread at a time;
    several logs by several threads.
-2. A thread takes all that waits for a log (up to `most_bytes`, at least one), appends it in one write, and syncs once.
-   What comes meanwhile is the next group: the slower the disk, the larger the groups.
+2. A thread takes all that waits for a log (up to `most_bytes`, or what a segment holds; at least one), appends it in
+   one write, and syncs once. What comes meanwhile is the next group: the slower the disk, the larger the groups.
 3. Only then `done(None)` is called for each, in order; or with the error, which reaches all of the group. A batch that
    does not fit in the log (`OrderError`, `BatchError`) is its submitter's own error: the others are taken without it.
 4. With a `Stamp`, offsets, epoch and time are written into the batches here, just before they are appended, and can be
@@ -175,7 +175,10 @@ class Committer:
         size = jobs[0].size
         if jobs[0].work is not None:
             return jobs
-        while line.jobs and not line.jobs[0].work and size + line.jobs[0].size <= self._most:
+        most = self._most
+        if isinstance(line.log, StreamLog):  # what is written at once lies in one segment
+            most = min(most, line.log.roll_bytes)
+        while line.jobs and not line.jobs[0].work and size + line.jobs[0].size <= most:
             job = line.jobs.popleft()
             jobs.append(job)
             size += job.size

@@ -62,6 +62,13 @@ class Copies(Protocol):
         """Store changes of groups; `done` is called when they are safe."""
         ...
 
+    def news(self) -> bytes | None:
+        """Return the note for the group log, if more is safe than the last note says; None: nothing is to be written.
+
+        So a node that is started again without the others shows readers what was safe.
+        """
+        ...
+
     def trimmed(self, first: int) -> None:
         """What lies before is not kept any more."""
         ...

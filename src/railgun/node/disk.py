@@ -6,6 +6,7 @@ Rules:
    off.
 2. What was written before `File.sync` began is there after a power cut, once it has returned. If it raises, nobody
    knows what is there, and a second sync would not tell: the system may have thrown away what it could not write.
+   A file that has no name any more (somebody removed it, or its directory) is gone when it is closed: its sync raises.
 3. Names are for good (`create`, `rename`, `remove`) once `sync_directory` has returned. Without it each of them may
    come about or not, in any order. A rename happens wholly or not at all.
 4. `File.read` may be called by any thread while another one writes. A file that is closed while it is read, is closed
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from railgun.node.errors import StorageError
+from railgun.snapshots.formats import FORMAT_FILE, Format
 from railgun.snapshots.lock import FileLock, Lock
 from railgun.wire.records import Bytes
 
@@ -56,6 +58,10 @@ class File(Protocol):
 
     def forget(self, at: int, size: int) -> None:
         """These bytes need not be kept in memory."""
+        ...
+
+    def has_name(self) -> bool:
+        """Return whether the file is still in a directory: nobody has removed it."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -233,6 +239,11 @@ class _NodeFile:
 
     def sync(self) -> None:
         _fdatasync(self._number)
+        if not self.has_name():
+            raise OSError(errno.ENOENT, "the file was removed by somebody else")
+
+    def has_name(self) -> bool:
+        return os.fstat(self._number).st_nlink > 0
 
     def read(self, at: int, size: int) -> bytes:
         with self._lock:
@@ -282,6 +293,39 @@ def put(disk: Disk, path: str, pieces: Sequence[Bytes]) -> File:
         file.close()
         raise
     return file
+
+
+def check_format(disk: Disk, directory: str, known: Format) -> bool:
+    """Check the format file of a directory ("": the root) before anything in it is changed.
+
+    Return whether `write_format` is due. Raise `LaterVersionError` or `OtherFormatError`: see `Format.needs_writing`.
+    """
+    path = f"{directory}/{FORMAT_FILE}" if directory else FORMAT_FILE
+    where = disk.where(path).removesuffix(f"/{FORMAT_FILE}")
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return known.needs_writing(None, where)
+    try:
+        return known.needs_writing(file.read(0, file.size()), where)
+    finally:
+        file.close()
+
+
+def write_format(disk: Disk, directory: str, known: Format) -> None:
+    """Write the format file of a directory that is there, in place of an older one.
+
+    A disk that takes nothing is no error for version 1, which is what a directory without the file has.
+    """
+    path = f"{directory}/{FORMAT_FILE}" if directory else FORMAT_FILE
+    try:
+        put(disk, f"{path}.new", [known.dump()]).close()
+        disk.rename(f"{path}.new", path)
+        if directory:
+            disk.sync_directory(directory)
+    except OSError:
+        if known.version > 1:
+            raise
 
 
 def check_path(path: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 from typing import ClassVar, Final
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import LaterVersionError, RailgunError
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What systems call a disk without room."""
+REFUSED: Final = FULL | {errno.EROFS}
+"""A write with one of these errors has stored nothing that cannot be cut off, and may work later."""
 
 
 class StorageError(RailgunError):
@@ -29,6 +31,18 @@ class NoStreamError(RailgunError, LookupError):
     code: ClassVar[str] = "NO_STREAM"
 
 
+class StreamReplacedError(RailgunError):
+    """A position is of a stream that was deleted; another one of its name was made since."""
+
+    code: ClassVar[str] = "STREAM_REPLACED"
+
+
+class CopyBehindError(RailgunError):
+    """This copy of a stream does not have a position yet, or not for certain: it may be tried again."""
+
+    code: ClassVar[str] = "COPY_BEHIND"
+
+
 class NoGroupError(RailgunError, LookupError):
     """There is no group of that name."""
 
@@ -36,9 +50,22 @@ class NoGroupError(RailgunError, LookupError):
 
 
 class NoMasterError(RailgunError):
-    """Nobody can take it now: nothing was done, and it may be tried again."""
+    """Nobody can take it now: nothing was done, and it may be tried again.
+
+    `no_quorum`: the node has known no leader for a while, so another try at this node is of no use soon.
+    """
 
     code: ClassVar[str] = "NO_MASTER"
+
+    def __init__(self, text: str, no_quorum: bool = False) -> None:
+        super().__init__(text)
+        self.no_quorum = no_quorum
+
+
+class StoppingError(RailgunError):
+    """The node is about to end, and has not begun with it: nothing was done. Ask another node, or this one later."""
+
+    code: ClassVar[str] = "STOPPING"
 
 
 class DeposedError(RailgunError):
@@ -94,6 +121,20 @@ def damaged(what: str, offset: int, position: int, problem: str) -> DamagedLogEr
         f"changed. All before offset {offset} can be read; nothing is appended. Let the node fetch the stream from a "
         "replica, or restore the file.",
         offset,
+    )
+
+
+class LaterFormatError(StorageError, LaterVersionError):
+    """A file of a later version of Railgun: it was not opened, and nothing of it was changed."""
+
+    code = "LATER_VERSION"
+
+
+def later_format(what: str, problem: object) -> LaterFormatError:
+    """Return the error for a file of a later version; `what` names the file, `problem` what was found in it."""
+    return LaterFormatError(
+        f"{what} was written by a later version of Railgun: {problem}. Nothing was changed, and nothing is lost. Start "
+        "the version that wrote it, or a later one."
     )
 
 

@@ -9,7 +9,8 @@ Rules:
    synced are there, and of the others the first so many.
 3. `load` folds what is there. What is torn at the end is cut off; what was there for good and is bad is damage, which
    is told with the states before it, and nothing is changed. Marks tell which it is (`railgun.node.tail`).
-   A change of None is the end of a group. If it comes again, it begins anew.
+   A change of None is the end of a group. If it comes again, it begins anew. What a later version of Railgun has
+   written is refused, and nothing is changed (`LaterVersionError`).
 4. When it has grown to twice what the states alone took, and at least `rewrite_bytes`, it is written anew: the states
    of all groups. A crash leaves the old file or the new one; both have the same states.
 5. A damaged one can be begun anew from the states before the damage (`anew`); what is damaged is kept beside it.
@@ -25,11 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from railgun.core.errors import LaterVersionError
 from railgun.node.disk import Disk, put
 from railgun.node.errors import (
     ClosedError,
     DamagedLogError,
+    LaterFormatError,
     StorageError,
+    later_format,
     storage_error,
 )
 from railgun.node.notes import Notes, Take, pack, unpack
@@ -94,6 +98,10 @@ class GroupLog(Generic[S]):
         log = cls(disk, directory, fold, rewrite_bytes)
         try:
             return log, log._recover()
+        except LaterFormatError:
+            raise
+        except LaterVersionError as error:
+            raise later_format(log._notes.what, error) from error
         except OSError as error:
             raise storage_error(error, f"{log._notes.what} cannot be opened") from error
 
@@ -140,6 +148,25 @@ class GroupLog(Generic[S]):
     def failed(self) -> StorageError | None:
         """Why it takes no more, if so."""
         return self._notes.tail.failed
+
+    @property
+    def refused(self) -> StorageError | None:
+        """Why the last write was refused, while it is not known that writing works again."""
+        return self._notes.tail.refused
+
+    def probe(self) -> None:
+        """Find out whether what was refused can be written now; raise as `append` would, if not."""
+        self._check()
+        self._notes.tail.probe()
+
+    def has_file(self) -> bool:
+        """Return whether the file is still there: nobody has removed it. Any thread may ask."""
+        return self._closed or self._notes.tail.has_name()
+
+    def check_files(self) -> None:
+        """Take nothing more if somebody has removed the file: `LogFailedError`."""
+        self._check()
+        self._notes.tail.check_name()
 
     def append(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         """Write changes, each of a group (None: it is no more): all of them or none."""
@@ -194,8 +221,10 @@ class GroupLog(Generic[S]):
                 states[group] = self._fold.apply(states.get(group), body)
             elif kind == _WHOLE:
                 states[group] = self._fold.load(body)
-            else:
+            elif kind == _GONE:
                 states.pop(group, None)
+            else:
+                raise later_format(self._notes.what, f"a record of kind {kind}")
 
         return take
 

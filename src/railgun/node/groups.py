@@ -3,7 +3,8 @@
 Rules:
 
 1. Whatever happens to a group is looked at together, once in a turn of the event loop: `tick`, `take`, `letters`, in
-   this order. So a thousand acks cost one look.
+   this order. So a thousand acks cost one look. Dead letters are decided by the
+   machine, before it delivers anything.
 2. What a tracked group must not forget goes to the group log, `LAZY` seconds after it came up at the latest. Who asked
    to be told when an ack is safe is told then, and for them it goes at once. What is lost with the node is delivered
    again: at least once.
@@ -35,8 +36,12 @@ from railgun.core.delivery import (
     Group,
     GroupConfig,
     Joined,
+    Kind,
     Missed,
+    Paused,
     Receipt,
+    Redriven,
+    Redrove,
     Saved,
     Settled,
     Sought,
@@ -47,7 +52,8 @@ from railgun.core.delivery import (
     Untold,
 )
 from railgun.core.delivery.ranges import Ranges
-from railgun.core.errors import RailgunError
+from railgun.core.delivery.saved import Mark
+from railgun.core.errors import LaterVersionError, RailgunError
 from railgun.node.grouplog import Fold
 from railgun.node.settings import SECOND
 
@@ -99,6 +105,8 @@ class GroupDriver:
         self.tracked = tracked
         self.group = Group(config, saved, start, stream.log.first, stream.end)
         self.consumers: dict[str, Consumer] = {}
+        self.token = ""
+        """Of a tracked consumer: which subscription has it."""
         self.redelivered = 0
         """Messages that were delivered again, since the node was started."""
         self._awaited: list[Told] = []  # who waits for the log
@@ -160,11 +168,19 @@ class GroupDriver:
         return self._said(self.group.ack(member, receipts, self.stream.now()), told)
 
     def nack(
-        self, member: str, receipts: Sequence[Receipt], delay: int, reason: str, told: Told | None
+        self,
+        member: str,
+        receipts: Sequence[Receipt],
+        delay: int,
+        reason: str,
+        told: Told | None,
+        *,
+        block: bool = False,
     ) -> list[Stale]:
-        """These are to come again."""
+        """Let these come again after `delay` (µs), which blocks the whole group if `block`."""
         now = self.stream.now()
-        return self._said(self.group.nack(member, receipts, delay, reason, now), told)
+        commands = self.group.nack(member, receipts, delay, reason, now, block=block)
+        return self._said(commands, told)
 
     def in_progress(
         self, member: str, receipts: Sequence[Receipt], told: Told | None
@@ -196,6 +212,13 @@ class GroupDriver:
         """Begin anew at an offset, if nobody is here."""
         self._tell(self.group.seek(offset, self.stream.now()))
         self.look()
+
+    def redrive(self, letters: Sequence[tuple[int, int]]) -> list[Redrove]:
+        """Deliver dead letters again, by their offset in the stream and how often they were redriven before."""
+        became, commands = self.group.redrive(letters, self.stream.now())
+        self._tell(commands)
+        self.look()
+        return became
 
     def explain(self) -> Explanation:
         """Why it receives nothing, or what it is doing."""
@@ -230,7 +253,7 @@ class GroupDriver:
                 self._save()
             elif self.tracked and self._lazy is None:
                 self._lazy = self.stream.loop.call_later(LAZY, self._save)
-        for bury in group.letters(now, self.stream.time_of):
+        for bury in group.letters(now):
             self.stream.bury(self, bury)
         self._set_timer(now)
 
@@ -239,8 +262,6 @@ class GroupDriver:
             self._timer.cancel()
             self._timer = None
         deadline = self.group.deadline()
-        if self.group.config.max_age is not None:
-            deadline = min(deadline or now + SECOND, now + SECOND)
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
             self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
@@ -375,7 +396,8 @@ def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
 # ---------------------------------------------------------------- changes as bytes
 
 _KINDS: Final[dict[str, Any]] = {
-    "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Untold, "c": Cut,
+    "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Untold, "c": Cut, "k": Kind, "p": Paused,
+    "r": Redriven,
 }  # fmt: skip
 
 
@@ -404,22 +426,37 @@ def _row(change: Change) -> tuple[Any, ...]:
             return ("u", ranges)
         case Cut(end):
             return ("c", end)
+        case Kind(exclusive):
+            return ("k", exclusive)
+        case Paused(until, delay):
+            return ("p", until, delay)
+        case Redriven(first, end, number, highest, again):
+            return ("r", first, end, number, highest, again)
 
 
 def _standing(standing: Standing) -> tuple[Any, ...]:
-    return standing.count, standing.reason, standing.until, standing.delay
+    """Return the fields as they are stored; the time of the first delivery only if it is known."""
+    told = standing.count, standing.reason, standing.until, standing.delay
+    return told if standing.since is None else (*told, standing.since)
 
 
 def unpack(data: bytes) -> list[Change]:
     """Changes as they were."""
     found: list[Change] = []
     for letter, *fields in json.loads(data):
-        if letter == "o":
-            fields[2] = Standing(*fields[2])
-        elif letter == "u":
-            fields = [tuple((first, end) for first, end in fields[0])]
-        found.append(_KINDS[letter](*fields))
+        try:
+            if letter == "o":
+                fields[2] = Standing(*fields[2])
+            elif letter == "u":
+                fields = [tuple((first, end) for first, end in fields[0])]
+            found.append(_KINDS[letter](*fields))
+        except (KeyError, TypeError) as error:
+            raise _later(f"the change {letter!r} with {len(fields)} fields") from error
     return found
+
+
+def _later(what: str) -> LaterVersionError:
+    return LaterVersionError(f"the state of a group is of a later version of Railgun: {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,30 +515,42 @@ def dump(saved: Saved | CopyNote) -> bytes:
         "standings": list(map(_standing, kinds)),
         "columns": list(map(len, columns)),
     }
+    if saved.exclusive is not None:
+        told["exclusive"] = saved.exclusive
+    if saved.pause != (0, 0):
+        told["pause"] = saved.pause
+    if saved.redriven:
+        told["redriven"] = [(first, end, *mark) for first, end, mark in saved.redriven]
     text = json.dumps(told, separators=(",", ":")).encode()
     return b"".join([text, b"\n", *map(_little, columns)])
 
 
 def load(data: bytes) -> Saved | CopyNote:
-    """What was dumped."""
+    """What was dumped. A group of an older log has no `exclusive`, `pause` and `redriven`."""
     if data[:1] == b"@":
         return CopyNote.of(data)
     at = data.index(b"\n") + 1
     told, columns = json.loads(data[:at]), []
-    for length in told["columns"]:
+    for length in told.pop("columns"):
         column = array("q", data[at : at + 8 * length])
         columns.append(array("q", _little(column)))
         at += 8 * length
     done, dones, untold, untolds, starts, ends, kinds = columns
-    standings = [Standing(*one) for one in told["standings"]]
-    return Saved(
-        told["floor"],
+    standings = [Standing(*one) for one in told.pop("standings")]
+    saved = Saved(
+        told.pop("floor"),
         Ranges.of(done, dones, [None] * len(done)),
         Ranges.of(starts, ends, [standings[kind] for kind in kinds]),
-        told["epoch"],
-        told["highest"],
+        told.pop("epoch"),
+        told.pop("highest"),
         Ranges.of(untold, untolds, [None] * len(untold)),
+        told.pop("exclusive", None),
+        tuple(told.pop("pause", (0, 0))),
+        Ranges((first, end, Mark(*mark)) for first, end, *mark in told.pop("redriven", ())),
     )
+    if told:  # what is left would be lost when the log is written anew
+        raise _later(f"it has {', '.join(sorted(told))}")
+    return saved
 
 
 def _little(column: array[int]) -> bytes:

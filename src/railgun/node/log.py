@@ -11,7 +11,9 @@ Rules:
 4. `open` scans the last segment. What is torn at its end is cut off; what was there for good and is not good any
    more is damage: nothing is changed, what lies before it can be read, and nothing is appended. Which of both it is,
    marks tell (`railgun.node.tail`). The other segments are believed by their index, until they are read.
-5. Every batch is checked when it is read. Damage that is found then has the same consequences.
+5. Every batch is checked when it is read. Damage that is found then has the same consequences. A batch of a later
+   version of Railgun is neither torn nor damaged: the log is not opened, or not read from there on
+   (`LaterFormatError`), and nothing is changed.
 6. A failed sync ends the log; a full disk does not. See `railgun.node.tail`.
 7. Retention takes whole segments away, oldest first, each for good before the next, and never the last one: a hole
    cannot come about by a crash, and an offset that was used is never forgotten.
@@ -45,6 +47,7 @@ from railgun.node.errors import (
     StorageError,
     TrimmedError,
     damaged,
+    later_format,
     storage_error,
 )
 from railgun.node.recovery import Recovery, recover
@@ -65,10 +68,12 @@ from railgun.node.segment import (
     scan,
 )
 from railgun.node.tail import Tail
-from railgun.wire.records import Bytes, head, patch
+from railgun.wire.records import Bytes, LaterBatchError, head, patch
 
 _OPEN_FILES: Final = 16
 _HINTS: Final = 256
+MIN_SEGMENT_BYTES: Final = 4096
+_PIECES: Final = 8  # of the bytes that are kept at most, each in a segment of its own
 _SHARE: Final = 4  # a segment spans at most this part of the time that messages are kept
 
 
@@ -115,6 +120,8 @@ class StreamLog:
     def __init__(self, disk: Disk, directory: str, config: LogConfig) -> None:
         self.directory = directory
         self.config = config
+        self.roll_bytes = config.segment_bytes
+        """A segment that would become larger is followed by another one."""
         self._disk = disk
         self._lock = threading.Lock()
         self._segments: list[Segment] = []
@@ -131,6 +138,7 @@ class StreamLog:
         self._told_time = LONG_AGO
         self._epoch = 0
         self._damage: DamagedLogError | None = None
+        self._not_rolled: StorageError | None = None  # why the next segment could not be made
         self._closed = False
 
     # ------------------------------------------------------------ what there is
@@ -201,6 +209,27 @@ class StreamLog:
         return self._damage or self._tail.failed
 
     @property
+    def refused(self) -> StorageError | None:
+        """Why the last write was refused, while it is not known that writing works again."""
+        return self._not_rolled or self._tail.refused
+
+    def probe(self) -> None:
+        """Find out whether what was refused can be written now; raise as `append` would, if not."""
+        self._check()
+        if self._not_rolled is not None:
+            self.roll()
+        self._tail.probe()
+
+    def has_file(self) -> bool:
+        """Return whether the file that is written to is still there: nobody has removed it. Any thread may ask."""
+        return self._closed or self._tail.has_name()
+
+    def check_files(self) -> None:
+        """Take nothing more if somebody has removed the file that is written to: `LogFailedError`."""
+        self._check()
+        self._tail.check_name()
+
+    @property
     def size(self) -> int:
         """Bytes of all segments."""
         with self._lock:
@@ -254,7 +283,7 @@ class StreamLog:
             total += found.size
         if not placed:
             return self._end
-        if self._tail.size and self._tail.size + total > self.config.segment_bytes:
+        if self._tail.size and self._tail.size + total > self.roll_bytes:
             self.roll()
         begin = self._tail.append(batches, self._end, cold)
         with self._lock:
@@ -290,7 +319,9 @@ class StreamLog:
             file = self._disk.create(path)
         except OSError as error:
             what = f"{self._disk.where(path)} cannot be made, and nothing was stored"
-            raise storage_error(error, what) from error
+            self._not_rolled = storage_error(error, what)
+            raise self._not_rolled from error
+        self._not_rolled = None
         try:
             self._disk.sync_directory(self.directory)
         except OSError as error:
@@ -392,17 +423,21 @@ class StreamLog:
                 ) from error
             walk = Walk(data, position, known)
             following, byte, done = known, position, False
-            for begin, found, batch in walk:
-                if found.end > offset:
-                    done = found.end > limit or (bool(batches) and found.size > room)
+            later: LaterBatchError | None = None
+            try:
+                for begin, found, batch in walk:
+                    if found.end > offset:
+                        done = found.end > limit or (bool(batches) and found.size > room)
+                        if done:
+                            break
+                        batches.append(batch)
+                        room -= found.size
+                    following, byte = found.end, begin + found.size
+                    done = following >= limit or room <= 0
                     if done:
                         break
-                    batches.append(batch)
-                    room -= found.size
-                following, byte = found.end, begin + found.size
-                done = following >= limit or room <= 0
-                if done:
-                    break
+            except LaterBatchError as error:
+                later = error
             with self._lock:
                 if self._changes != spot.changes:
                     return None
@@ -412,6 +447,9 @@ class StreamLog:
                         self._hints.popitem(last=False)
             if batches or done:
                 return batches
+            if later is not None:
+                path = self._path(log_name(spot.segment.base))
+                raise later_format(self._what(path), later) from later
             problem = walk.problem or ("the end of the file" if len(data) < want else "")
             if problem:
                 with self._lock:
@@ -428,15 +466,18 @@ class StreamLog:
             there = spot.file in (self._tail.file, self._files.get(spot.segment.base))
             return self._changes != spot.changes or not there
 
-    def batches_since(self, time: int) -> Iterator[memoryview]:
-        """All batches that were stored at that time or later, in order."""
+    def batches_since(
+        self, time: int, first: int = 0, end: int | None = None
+    ) -> Iterator[memoryview]:
+        """All batches that were stored at that time or later, in order; from `first` on, and before `end`."""
         with self._lock:
             start = self._end
             for segment in self._segments:
-                if not segment.empty and segment.last_time >= time:
+                if not segment.empty and segment.last_time >= time and segment.end > first:
                     start = max(self.first, self._index(segment, self._file(segment)).before(time))
                     break
-        while batches := self.read(start, 4 << 20):
+            start = max(start, first)
+        while batches := self.read(start, 4 << 20, end):
             for batch in batches:
                 found = head(batch)
                 start = found.end
@@ -464,7 +505,11 @@ class StreamLog:
         if segment.index is None:
             every = self.config.index_bytes
             told = load_index(self._disk, self.directory, segment.base, segment.size, every)
-            found = told or scan(file, segment.base, every).segment
+            try:
+                found = told or scan(file, segment.base, every).segment
+            except LaterBatchError as error:
+                what = self._what(self._path(log_name(segment.base)))
+                raise later_format(what, error) from error
             segment.index = found.index or Index(every)
             if not segment.index.offsets:  # damaged from its first byte on: the reader will see
                 segment.index.add(segment.base, 0, segment.first_time)
@@ -490,12 +535,19 @@ class StreamLog:
     # ------------------------------------------------------------ retention
 
     def trim(
-        self, max_age: int | None, max_bytes: int | None, now: int, limit: int | None = None
+        self,
+        max_age: int | None,
+        max_bytes: int | None,
+        now: int,
+        limit: int | None = None,
+        ahead: int | None = None,
     ) -> int:
         """Take away whole segments that are older or more than that; the first offset that is kept then.
 
-        A segment is as old as its last batch. What is left has at most `max_bytes`, unless the last one alone has more,
-        or what lies from `limit` on.
+        A segment is as old as its last batch; one that was stored later than `now`, by a clock that was wrong, is as
+        old as `ahead` (the present stored time) says. What is left has at most `max_bytes`, unless the last one alone
+        has more, or what lies from `limit` on. A segment that is larger than `max_bytes` (which was lowered) stays
+        until half of that lies behind it: messages are not taken away before there are others to keep.
         Segments that were purged go, too.
         """
         if self._closed or self._damage is not None:
@@ -503,9 +555,12 @@ class StreamLog:
         while True:
             with self._lock:
                 oldest = self._segments[0]
-                too_old = max_age is not None and oldest.last_time < now - max_age
-                total = sum(segment.size for segment in self._segments)
-                too_much = max_bytes is not None and total > max_bytes
+                at = now if ahead is None or oldest.last_time <= now else ahead
+                too_old = max_age is not None and oldest.last_time < at - max_age
+                rest = sum(segment.size for segment in self._segments[1:])
+                too_much = max_bytes is not None and rest + oldest.size > max_bytes
+                if too_much and max_bytes is not None and oldest.size > max_bytes:
+                    too_much = rest >= max_bytes // 2  # else hardly anything would be left
                 purged = oldest.end <= self._floor
                 kept = limit is not None and oldest.end > limit
                 if len(self._segments) == 1 or kept or not (too_old or too_much or purged):
@@ -531,16 +586,34 @@ class StreamLog:
                     file.close()
 
     def retain(
-        self, max_age: int | None, max_bytes: int | None, now: int, limit: int | None = None
+        self,
+        max_age: int | None,
+        max_bytes: int | None,
+        now: int,
+        limit: int | None = None,
+        ahead: int | None = None,
     ) -> int:
         """As `trim`, but a last segment that never fills keeps nothing alive: it is followed by another in time.
 
-        What is older than `max_age` is gone when it is a quarter older than that.
+        What is older than `max_age` is gone when it is a quarter older than that. Of more than `max_bytes`, at most an
+        eighth of it goes too many (`limit_bytes`).
         """
         last = self._segments[-1]
-        if max_age is not None and not last.empty and last.first_time < now - max_age // _SHARE:
+        self.limit_bytes(max_bytes)
+        if max_bytes is not None and last.size >= self.roll_bytes:
             self.roll()
-        return self.trim(max_age, max_bytes, now, limit)
+            last = self._segments[-1]
+        at = now if ahead is None else max(now, ahead)
+        if max_age is not None and not last.empty and last.first_time < at - max_age // _SHARE:
+            self.roll()
+        return self.trim(max_age, max_bytes, now, limit, ahead)
+
+    def limit_bytes(self, max_bytes: int | None) -> None:
+        """Let segments be small enough for retention to keep about this many bytes (None: any number)."""
+        most = self.config.segment_bytes
+        if max_bytes is not None:
+            most = min(most, max(MIN_SEGMENT_BYTES, max_bytes // _PIECES))
+        self.roll_bytes = most
 
     def purge(self, before: int) -> int:
         """Take away all before this offset, for good when it returns; the first offset that is kept then."""
@@ -603,6 +676,8 @@ class StreamLog:
         log = cls(disk, directory, config or LogConfig())
         try:
             return log, recover(log)
+        except LaterBatchError as error:
+            raise later_format(f"the log in {disk.where(directory)}", error) from error
         except OSError as error:
             what = f"the log in {disk.where(directory)} cannot be opened"
             raise storage_error(error, what) from error

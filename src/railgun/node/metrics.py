@@ -18,7 +18,7 @@ _STREAM: Final[tuple[tuple[str, str, str, Callable[[Persistent], float]], ...]] 
     ("first", "gauge", "First offset that is kept", lambda s: s.log.first),
     ("end", "gauge", "Offset of the next message", lambda s: s.end),
     ("bytes", "gauge", "Bytes of its log on disk", lambda s: s.log.size),
-    ("failed", "gauge", "1 if its files have failed or are damaged", lambda s: int(bool(s.trouble))),
+    ("failed", "gauge", "1 if its files cannot be written, have failed or are damaged", lambda s: int(bool(s.trouble))),
     ("published_messages_total", "counter", "Messages stored", lambda s: s.counts.messages),
     ("published_bytes_total", "counter", "Bytes stored", lambda s: s.counts.bytes),
     (
@@ -88,7 +88,7 @@ def _tell_cluster(text: Text, status: dict[str, Any]) -> None:
         text.begin(f"region_{metric}", "gauge", what)
         for region in status["regions"]:
             text.add((("region", region["name"]),), value(region))
-    text.begin("replica_lag", "gauge", "Messages that a replica lacks of what is safe")
+    text.begin("replica_lag", "gauge", "Messages of the master that a replica lacks")
     for region in status["regions"]:
         for id, lag in region["lag"].items():
             labels = (("region", region["name"]), ("node", names.get(id, id)))

@@ -15,6 +15,9 @@ Rules:
 7. A stream of which the settings cannot be read is left alone, and told; the others go on.
 8. In a cluster, which streams there are is agreed on by all nodes (`cluster`), and each makes, changes and deletes its
    copies accordingly. A stream knows by its id which one it is: another one of its name is another one.
+9. The directory of the node and that of each stream have a format file (`railgun.snapshots.formats`). If one of them,
+   or anything in a log, is of a later version of Railgun, the node does not start and changes nothing: it could not
+   serve that stream, and other nodes would take it for a copy.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -30,11 +35,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
+from railgun.core.cluster.options import OPTIONS
 from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError
 from railgun.core.exchange import Exchange, Responses
+from railgun.core.pacing import PacedClock
+from railgun.node.clock import steady_us, time_of_day
 from railgun.node.commit import Committer
-from railgun.node.disk import Disk, NodeDisk, put
+from railgun.node.disk import Disk, NodeDisk, check_format, put, write_format
 from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import NoGraveError, Persistent
@@ -42,6 +50,7 @@ from railgun.node.redrive import Redriven, redrive
 from railgun.node.routing import Passage, Routing
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
+from railgun.snapshots.formats import Format
 from railgun.snapshots.lock import Lock
 
 if TYPE_CHECKING:
@@ -49,10 +58,19 @@ if TYPE_CHECKING:
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
 BEAT: Final = 1.0  # seconds between two looks at the clock
+CHECK_FILES_S: Final = 1.0  # between two looks at the files of all streams
+KEEP_NOTES_S: Final = 20.0  # between two notes of what is safe
 JUMP: Final = SECOND // 2  # more than clocks drift in that time
+RESPONSE_TIMEOUT_S: Final = OPTIONS["rs_timeout"].default or 30.0
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
+NODE_FORMAT: Final = Format("railgun node", 1)
+"""Of the directory of a node."""
+STREAM_FORMAT: Final = Format("railgun stream", 1)
+"""Of the directory of a stream: its settings, its log and its group log."""
 _SETTINGS: Final = "stream.json"
 _ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
+_LOG: Final = logging.getLogger(__name__)
+_MADE: Final = "made"  # and so is what tells it from others of its name, if it is of no cluster
 Mode = Literal["warn", "overwrite", "strict"]
 T = TypeVar("T")
 
@@ -100,6 +118,11 @@ class Cluster(Protocol):
         """Let the master of a stream do a call, if that is another node: whether it is, and what came of it."""
         ...
 
+    @property
+    def cluster_id(self) -> str:
+        """What tells this cluster from others; empty: it is not formed yet."""
+        ...
+
     def status(self) -> dict[str, Any]:
         """How the cluster is, as far as this node knows without asking anybody."""
         ...
@@ -115,6 +138,7 @@ class Ephemeral:
     def __init__(self, name: str) -> None:
         self.name = name
         self.id = 0
+        self.made = ""
         self.settings = StreamSettings(kind="ephemeral")
         self.exchange: Exchange[Any, Any] = Exchange()
 
@@ -137,9 +161,13 @@ class Node:
         self.in_cluster = in_cluster
         self.now = clock or time_of_day
         """The time of day (µs)."""
+        self.pace = PacedClock()
+        self.paced()  # takes the time of day as it is now
         self.loop = asyncio.get_running_loop()
         self.streams: dict[str, Stream] = {}
         self.responses: Responses[Any] = Responses()
+        self.response_timeout_s: Callable[[], float] = lambda: RESPONSE_TIMEOUT_S
+        """Return how long a request waits for its response if it does not say; in a cluster, as all have agreed."""
         self.events: Events | None = None
         """Ephemeral streams across nodes, if this is one of a cluster."""
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
@@ -159,21 +187,38 @@ class Node:
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock: Lock | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._retention: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._expiry: tuple[int, asyncio.TimerHandle] | None = None  # when, and what will look then
+
+    def paced(self) -> int:
+        """Return the time of day, held to a steady clock: what is stored with messages (µs)."""
+        return self.pace.read(self.now(), steady_us())
 
     # ------------------------------------------------------------ begin and end
 
     def open(self) -> list[str]:
         """Take the directory, and open all streams in it; what recovery has to tell of them."""
+        format_due = check_format(self._disk, "", NODE_FORMAT)
         self._disk.make_directory("streams")
         try:
             self._lock = self._disk.lock("lock")
         except LockedError as error:
             raise InUseError(f"another node works in {self.data}: stop it first") from error
         try:
+            due = [
+                name
+                for name in self._disk.directories("streams")
+                if check_format(self._disk, f"streams/{name}", STREAM_FORMAT)
+            ]
             told = self._open_streams()
+            for name in due:
+                if _SETTINGS in self._disk.list(f"streams/{name}"):
+                    write_format(self._disk, f"streams/{name}", STREAM_FORMAT)
+            if format_due:
+                write_format(self._disk, "", NODE_FORMAT)
+                self._disk.make_directory("streams")  # which makes the names in the root durable
         except BaseException:
             for stream in self._persistent():
                 stream.close()
@@ -181,6 +226,7 @@ class Node:
             raise
         self._keep()
         self._beat(self.now() - _steady())
+        self._checking = self.loop.create_task(self._check_files())
         return told
 
     def _open_streams(self) -> list[str]:
@@ -194,6 +240,7 @@ class Node:
             try:
                 told_settings = json.loads(file.read(0, file.size()))
                 id = int(told_settings.pop(_ID, 0))
+                made = str(told_settings.pop(_MADE, ""))
                 settings = StreamSettings.of(told_settings)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
                 where = self._disk.where(f"{home}/{_SETTINGS}")
@@ -206,13 +253,16 @@ class Node:
                 told.append(f"stream {name!r} is left alone: it is of no cluster")
                 self.left_alone.append(name)
                 continue
-            stream = self.streams[name] = self._start(name, settings, id)
+            stream = self.streams[name] = self._start(name, settings, id, made)
             if isinstance(stream, Persistent):
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
 
     async def close(self) -> None:
         """Write what has to be written, and leave the directory."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
         if self._retention is not None:
             self._retention.cancel()
         if self._beating is not None:
@@ -241,18 +291,28 @@ class Node:
         if not task.cancelled():
             task.exception()  # whoever wants to hear of it has heard
 
-    def _start(self, name: str, settings: StreamSettings, id: int = 0) -> Stream:
-        made: Stream
+    def _start(self, name: str, settings: StreamSettings, id: int, made: str) -> Stream:
+        stream: Stream
         if settings.kind == "ephemeral":
-            made = Ephemeral(name)
+            stream = Ephemeral(name)
         else:
-            made = Persistent(
+            stream = Persistent(
                 *(name, settings, self._disk, f"streams/{name}", self.committer, self.loop),
                 *(self.now, self._graves),
                 in_cluster=self.in_cluster,
+                paced=self.paced,
             )
-        made.id = id
-        return made
+        stream.id, stream.made = id, made
+        return stream
+
+    def identity_of(self, stream: Stream) -> str:
+        """Return what tells a stream from others of its name, before and after; empty: that is not known.
+
+        In a cluster it is made of the entry that made the stream, the same on all nodes.
+        """
+        if stream.id and self.cluster is not None:
+            return f"{self.cluster.cluster_id[:16]}-{stream.id}"
+        return stream.made
 
     def _persistent(self) -> Iterator[Persistent]:
         return (stream for stream in self.streams.values() if isinstance(stream, Persistent))
@@ -278,11 +338,29 @@ class Node:
 
     def _beat(self, ahead: int) -> None:
         """See whether the clock has jumped; `ahead`: how far it was before the one that never does."""
+        self.paced()
         now_ahead = self.now() - _steady()
         if abs(now_ahead - ahead) > JUMP:
             for stream in self._persistent():
                 stream.look()
         self._beating = self.loop.call_later(BEAT, self._beat, now_ahead)
+
+    async def _check_files(self) -> None:
+        """Notice removed files and the end of a full disk, also if nobody publishes; and note what is safe."""
+        noted = self.loop.time()
+        while True:
+            await asyncio.sleep(CHECK_FILES_S)
+            began = self.loop.time()
+            if due := began - noted > KEEP_NOTES_S:
+                noted = began
+            for stream in list(self._persistent()):
+                try:
+                    await stream.check_files()
+                    if due:
+                        stream.keep_note()
+                except Exception:
+                    _LOG.exception("the files of stream %r cannot be checked", stream.name)
+            await asyncio.sleep(20 * (self.loop.time() - began))  # with many streams, less often
 
     async def _retain(self) -> None:
         for stream in [one for one in self._persistent() if one.settings.limited and one.acting]:
@@ -344,8 +422,9 @@ class Node:
             return await self._ensure(name, asked, mode)
 
     async def _ensure(self, name: str, asked: dict[str, Any] | None, mode: Mode) -> dict[str, Any]:
-        wanted = StreamSettings.of(asked or {})
         stream = self.streams.get(name)
+        existing = None if stream is None else asdict(stream.settings)
+        wanted = StreamSettings.merged(existing, asked or {})
         if stream is None:
             await self._make(name, wanted)
             return {"result": "CREATED", "differs": {}}
@@ -361,16 +440,18 @@ class Node:
             raise StreamDiffersError(f"stream {name!r}: {what}")
         if mode != "overwrite":
             return {"result": "DIFFERS", "differs": differs}
-        await self._change(stream, StreamSettings.of(asdict(stream.settings) | (asked or {})))
+        await self._change(stream, wanted)
         return {"result": "UPDATED", "differs": differs}
 
     async def _change(self, stream: Stream, settings: StreamSettings) -> None:
         name = stream.name
         try:
-            await self.loop.run_in_executor(None, self._write, name, settings, stream.id)
+            await self.loop.run_in_executor(None, self._write, stream, settings)
         except OSError as error:
             raise storage_error(error, f"the stream {name!r} cannot be changed") from error
         stream.settings = settings
+        if isinstance(stream, Persistent):
+            stream.changed()
 
     async def make(self, name: str, settings: StreamSettings, id: int) -> Stream:
         """Make a copy of a stream of the cluster."""
@@ -411,8 +492,9 @@ class Node:
         stream: Stream | None = None
         try:
             self._disk.make_directory(home)
-            stream = self._start(name, settings, id)
-            self._write(name, settings, id)
+            write_format(self._disk, home, STREAM_FORMAT)
+            stream = self._start(name, settings, id, "" if id else secrets.token_hex(8))
+            self._write(stream, settings)
         except BaseException:
             with contextlib.suppress(OSError, RailgunError):
                 if isinstance(stream, Persistent):
@@ -431,9 +513,10 @@ class Node:
         self._disk.clear(home)
         self._disk.sync_directory("streams")
 
-    def _write(self, name: str, settings: StreamSettings, id: int) -> None:
-        home = f"streams/{name}"
-        told = asdict(settings) | ({_ID: id} if id else {})
+    def _write(self, stream: Stream, settings: StreamSettings) -> None:
+        home = f"streams/{stream.name}"
+        told = asdict(settings) | ({_ID: stream.id} if stream.id else {})
+        told |= {_MADE: stream.made} if stream.made else {}
         put(self._disk, f"{home}/{_SETTINGS}.new", [json.dumps(told).encode()]).close()
         self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
         self._disk.sync_directory(home)
@@ -493,7 +576,7 @@ class Node:
     async def redrive(
         self, name: str, offsets: list[int] | None = None, most: int | None = None
     ) -> dict[str, Any]:
-        """Publish the dead letters of a stream to it again; how many."""
+        """Deliver the dead letters of a stream again, to the groups that gave them up; return what became of them."""
         stream = self.get_persistent(name)
         done = Redriven()
         if name + DEAD in self.streams:
@@ -507,6 +590,7 @@ class Node:
         if isinstance(stream, Persistent):
             log = stream.log
             told |= {
+                "identity": self.identity_of(stream),
                 "first": log.first,
                 "end": stream.end,
                 "bytes": log.size,
@@ -558,11 +642,6 @@ class Node:
         told["redelivered"] = driver.redelivered
         told["lag"] = told["end"] - told["floor"]
         return told
-
-
-def time_of_day() -> int:
-    """In µs; it may jump."""
-    return time.time_ns() // 1000
 
 
 def _steady() -> int:

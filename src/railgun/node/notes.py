@@ -13,7 +13,11 @@ Rules:
 4. `replace` writes another file, syncs it, renames it over this one, and syncs the directory. A crash leaves the one
    or the other. If the new one cannot be written, this one is as it was, and goes on. A *sealed* one ends with a mark:
    it gets its name when it is synced, so all of it was there for good, whatever happens to it later.
-5. One writer at a time.
+5. The last of the first four bytes is the version of the notes. Later versions keep checksum and size where they are,
+   and begin the checksum with these four bytes. So a note of a later version is told from one that is torn or damaged:
+   `LaterFormatError` is raised before anything is changed. Whoever uses the notes raises the same for a kind of note
+   or a body of a later version.
+6. One writer at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Final, TypeAlias
 from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File, put
+from railgun.node.errors import later_format
 from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark
 
 Take: TypeAlias = Callable[[int, str, bytes], object]
@@ -189,6 +194,9 @@ class Notes:
                 continue
             note = unpack(self._magic, data, at)
             if note is None:
+                version = data[at : at + 4]
+                if is_later(self._magic, data, at):
+                    raise later_format(self.what, f"a record {version!r} at byte {found.size}")
                 known = found.size + len(data) - at  # so far the file was read
                 more = file.read(known, min(_CHUNK, size - known)) if known < size else b""
                 if not more:
@@ -228,3 +236,19 @@ def unpack(magic: bytes, data: bytes, at: int) -> tuple[int, str, bytes, int] | 
         return None
     body = at + _NOTE.size + length
     return kind, data[at + _NOTE.size : body].decode(), data[body:end], end
+
+
+def is_later(magic: bytes, data: bytes, at: int) -> bool:
+    """Return whether a whole note of another version begins there: see rule 5.
+
+    >>> rest = struct.pack("<IHH", 16, 1, 0)
+    >>> note = b"NOT2" + struct.pack("<I", crc32(rest, crc32(b"NOT2"))) + rest
+    >>> is_later(b"NOT1", note, 0), is_later(b"NOT2", note, 0)
+    (True, False)
+    """
+    if len(data) - at < _NOTE.size:
+        return False
+    found, crc, size, _, _ = _NOTE.unpack_from(data, at)
+    if found == magic or found[:3] != magic[:3] or not _NOTE.size <= size <= len(data) - at:
+        return False
+    return bool(crc32(memoryview(data)[at + 8 : at + size], crc32(found)) == crc)

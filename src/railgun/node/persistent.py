@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 from collections import deque
@@ -26,9 +27,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
-from railgun.core.dedup import Duplicate, Fresh, IdBox, PoolFull, Repeat, Twin
-from railgun.core.delivery import Bury, GroupBusyError, Joined, Saved
+from railgun.core.dedup import Duplicate, Fresh, IdBox, Lookback, PoolFull, Repeat, Twin
+from railgun.core.delivery import Bury, GroupBusyError, GroupKindError, Joined, Saved
 from railgun.core.errors import RailgunError
+from railgun.core.pacing import StreamTime
+from railgun.node.clock import steady_us
 from railgun.node.commit import Committer, Log, Stamp
 from railgun.node.copies import Acks, Copies, Done
 from railgun.node.counts import Counts
@@ -37,17 +40,20 @@ from railgun.node.errors import BeyondEndError, NoGroupError, NoMasterError, Tri
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
 from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
-from railgun.node.settings import SECOND, StreamSettings
+from railgun.node.settings import SECOND, TRACKED, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
 
-EPOCH: Final = 1
+TIME_AHEAD: Final = 60 * SECOND
+"""A stored time that is further ahead of the time of day than this is worth telling."""
+MOST_EPOCHS: Final = 64
+"""As many epochs are looked back for IDs."""
 T = TypeVar("T")
 
 
-class GroupKindError(RailgunError):
-    """A group is exclusive or it is not, for all its members."""
+class ConsumerTakenError(RailgunError):
+    """Another subscription has the ID of this tracked consumer: the last one wins."""
 
-    code: ClassVar[str] = "GROUP_KIND"
+    code: ClassVar[str] = "CONSUMER_TAKEN"
 
 
 class NoGraveError(RailgunError):
@@ -95,23 +101,36 @@ class Persistent:
         graves: Callable[[Persistent], Awaitable[Persistent]],
         log_config: LogConfig | None = None,
         in_cluster: bool = False,
+        paced: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self.loop = loop
         self.now = now
         """The time of day (µs)."""
+        self._paced = paced or now  # the time of day, held to a steady clock
+        self._time = StreamTime()
         self.id = 0
         """Of the stream in its cluster: the entry that made it. 0: there is no cluster."""
+        self.made = ""
+        """What tells it from others of its name, if there is no cluster; empty: it is older than that."""
         self.copies: Copies | None = None
+        self._in_cluster = in_cluster
         self._committer = committer
         self._graves = graves  # where its dead letters go
         self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
+        self.log.limit_bytes(settings.max_bytes)
         self.told: list[str] = []
         """What there is to say of its files, as they were found."""
         self.groups_damaged = False
         if self.found.cut_bytes or self.found.damage:
             self.told.append(str(self.found))
+        if (ahead := self.stored_ahead) > TIME_AHEAD:
+            self.told.append(
+                f"its last message is stored {ahead / SECOND:,.0f} s ahead of this machine's clock: if the clock is "
+                "right, stop the node, and mend the stored times (railgun stream retime)"
+            )
+        self._epoch = self.log.last_epoch + 1  # of this life; in a cluster, epochs are agreed on
         self.group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
         self.groups: dict[str, GroupDriver] = {}
         self.counts = Counts()
@@ -125,7 +144,6 @@ class Persistent:
         self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
         self._told = False
         self._anonymous = itertools.count(1)
-        self._times: tuple[int, int, int] = (0, 0, 0)  # of the batch that was asked for last
         self.note = self._saved.pop("", CopyNote())
         """What a copy in a cluster must not forget; it is in the group log, too."""
         for group in [] if in_cluster else list(self._saved):
@@ -144,12 +162,29 @@ class Persistent:
     @property
     def end(self) -> int:
         """The offset after the last message that may be seen."""
-        return self.log.durable_end if self.copies is None else self.copies.safe
+        if self.copies is not None:
+            return self.copies.safe
+        if (
+            self._in_cluster
+        ):  # until the node knows which stream of the cluster it is: what was safe at the last note
+            return max(self.log.first, min(int(self.note.safe), self.log.durable_end))
+        return self.log.durable_end
+
+    @property
+    def stored_ahead(self) -> int:
+        """How far the stored time of the last message is ahead of the time of day (µs); 0 if it is not."""
+        if self.log.end == self.log.first:
+            return 0
+        return max(0, self.log.last_time - self.now())
+
+    def stored_now(self) -> int:
+        """Return the time to store with the next message (µs)."""
+        return self._time.at(self._paced(), self.log.last_time, steady_us())
 
     @property
     def acting(self) -> bool:
         """Whether groups may be served here, and now."""
-        return self.copies is None or self.copies.acting
+        return not self._in_cluster if self.copies is None else self.copies.acting
 
     # ------------------------------------------------------------ publishing
 
@@ -166,9 +201,7 @@ class Persistent:
 
         `acks`: when that is; of one node alone it is always when it has them on disk.
         """
-        if (
-            self.copies is not None and not self.copies.acting
-        ):  # its IDs may not be the right ones yet
+        if not self.acting:  # its IDs may not be the right ones yet
             self.loop.call_soon(answer, self._no_master())
             return
         ids: list[bytes | None] = []
@@ -206,7 +239,9 @@ class Persistent:
                 self.copies.publish(batches, acks, timed, safe)
             else:
                 both = timed if safe is None else partial(_both, safe, timed)
-                self._committer.submit(self.log, batches, both, Stamp(EPOCH, self.now()))
+                self._committer.submit(
+                    self.log, batches, both, Stamp(self._epoch, self.stored_now())
+                )
         except RailgunError as error:
             self.loop.call_soon(done if safe is None else partial(_both, safe, done), error)
 
@@ -255,17 +290,27 @@ class Persistent:
         wrong: RailgunError | None = None
         box: IdBox | None = None
         try:
-            box = await self.loop.run_in_executor(None, self._read_ids)
+            try:
+                box = await self.loop.run_in_executor(None, self._read_ids)
+            except TrimmedError:  # retention came between, and does not come again at once
+                box = await self.loop.run_in_executor(None, self._read_ids)
         except RailgunError as error:
             wrong = error
         if self._early is not early:  # another node has them now, and those who waited were told
             return
         self._box, self._early = box, None
+        self.changed()  # the settings may have, while the IDs were read
         for publish in early:
             if wrong is not None:
                 publish.answer(wrong)
             else:
                 self._line_up(publish)
+
+    def changed(self) -> None:
+        """The settings have changed: segments and the IDs that are remembered go by them from now on."""
+        self.log.limit_bytes(self.settings.max_bytes)
+        if self._box is not None:
+            self._box.resize(int(self.settings.id_box * SECOND), self.settings.max_ids)
 
     @property
     def _ids(self) -> IdBox:
@@ -273,16 +318,39 @@ class Persistent:
         return self._box
 
     def _read_ids(self) -> IdBox:
-        made = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids)
-        for batch in self.log.batches_since(self.log.last_time - made.box):
-            if head(batch).flags & HAS_IDS:
-                records = Records(batch)
-                made.restore(records.ids(), records.base, records.time)
+        """Read the IDs that may be inside their box from the end of the log, epoch by epoch (`Lookback`).
+
+        What only an older epoch tells must leave half of the pool free: else a restart would fill it.
+        """
+        made, log = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids), self.log
+        look, now = Lookback(made.box), steady_us()
+        found: list[list[tuple[list[bytes | None], int, int]]] = []
+        count, runs = 0, log.runs
+        for at in range(len(runs) - 1, max(-1, len(runs) - 1 - MOST_EPOCHS), -1):
+            begin, end = runs[at - 1][1] if at else log.first, min(runs[at][1], log.durable_end)
+            if begin >= end:
+                continue  # it is being written
+            first, last = (head(log.read(n, 1)[0]).time for n in (begin, end - 1))
+            epoch: list[tuple[list[bytes | None], int, int]] = []
+            for batch in log.batches_since(look.oldest(last), begin, end):
+                if head(batch).flags & HAS_IDS:
+                    records = Records(batch)
+                    ids = records.ids()
+                    count += len(ids) - ids.count(None)
+                    epoch.append((ids, records.base, look.time_of(records.time, last, now)))
+            if found and count > made.most // 2:
+                break
+            found.append(epoch)
+            if not look.passed(first, last):
+                break
+        for epoch in reversed(found):
+            for ids, base, time in epoch:
+                made.restore(ids, base, time)
         return made
 
     def _try(self, publish: _Publish) -> None:
         box, ids = self._ids, publish.ids
-        verdicts = box.check(ids, self.now())
+        verdicts = box.check(ids, steady_us())
         if any(isinstance(verdict, Twin) for verdict in verdicts):
             box.begin(ids, publish.ticket)
             self._waiting[publish.ticket] = publish
@@ -325,7 +393,7 @@ class Persistent:
             again = self._box.failed(publish.ticket)
         else:
             first = head(batches[0])
-            again = self._box.accepted(publish.ticket, first.base, first.time)
+            again = self._box.accepted(publish.ticket, first.base, steady_us())
         for ticket in again:
             if ticket in self._waiting:
                 self._try_again(self._waiting.pop(ticket))
@@ -372,8 +440,14 @@ class Persistent:
         credit: int,
         start: int | None,
         seek: int | None,
+        token: str = "",
+        again: bool = False,
     ) -> tuple[GroupDriver, Joined]:
-        """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end)."""
+        """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end).
+
+        A tracked consumer (the group `@ID`) takes over from the subscription that has its ID, which is told so
+        (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only.
+        """
         if group:
             self._check_master()
         first, end = self.log.first, self.end
@@ -383,11 +457,17 @@ class Persistent:
         if driver is None:
             name = group or f"#{next(self._anonymous)}"
             driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
-        elif driver.consumers and driver.group.config.exclusive != exclusive:
-            kind = "exclusive" if driver.group.config.exclusive else "shared"
-            raise GroupKindError(f"the group {group!r} of {self.name!r} is {kind}, and has members")
-        elif not driver.consumers:
-            driver.group.config = self.settings.group(exclusive, ack_wait)
+        elif driver.group.kind not in (None, exclusive):
+            kind, other = ("exclusive", "shared") if driver.group.kind else ("shared", "exclusive")
+            raise GroupKindError(
+                f"the group {group!r} of {self.name!r} is {kind}, and stays so while it exists: subscribe to it as "
+                f"{kind}, choose another name, or delete the group and its position to have it {other}"
+            )
+        elif group.startswith(TRACKED) and (seek is None or first <= seek <= end):
+            self._take_over(driver, token, again)
+        if not driver.consumers:
+            driver.group.configure(self.settings.group(exclusive, ack_wait), self.now())
+        driver.token = token
         try:
             joined = driver.join(consumer, credit, seek)
         except RailgunError:
@@ -398,6 +478,15 @@ class Persistent:
         if known and seek is None:
             joined = replace(joined, why="tracked")
         return driver, joined
+
+    def _take_over(self, driver: GroupDriver, token: str, again: bool) -> None:
+        """End the subscription that a tracked consumer has, or refuse the new one."""
+        what = f"the consumer {driver.name.removeprefix(TRACKED)!r} of {self.name!r}"
+        if driver.consumers and again and token != driver.token:
+            raise ConsumerTakenError(f"{what} was taken over by another subscription with this ID")
+        for old in list(driver.consumers.values()):
+            driver.leave(old.name, graceful=False)
+            old.lost(ConsumerTakenError(f"another subscription has taken over {what}"))
 
     def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
         """A consumer goes; a group that is not tracked goes with it."""
@@ -429,6 +518,17 @@ class Persistent:
                 self.copies.keep(changes, done)
         except RailgunError as error:
             done(error)
+
+    def redriver(self, name: str) -> GroupDriver:
+        """Return the driver of a group whose dead letters are to be delivered again.
+
+        Raises `NoMasterError` if another node serves groups, and `NoGroupError`.
+        """
+        self._check_master()
+        driver = self.groups.get(name)
+        if driver is None or not driver.tracked:
+            raise NoGroupError(f"stream {self.name!r} has no group {name!r}")
+        return driver
 
     async def reset(self, name: str, to: int | None) -> int:
         """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
@@ -474,14 +574,6 @@ class Persistent:
                 break
         return batches, following
 
-    def time_of(self, offset: int) -> int:
-        """When a message was stored."""
-        first, end, stored = self._times
-        if not first <= offset < end:
-            found = head(self.log.read(max(offset, self.log.first), 1)[0])
-            first, end, stored = self._times = (found.base, found.end, found.time)
-        return stored
-
     def bury(self, driver: GroupDriver, bury: Bury) -> None:
         """Bring a message to the dead letters; its ID there sees to it that it comes once.
 
@@ -506,8 +598,11 @@ class Persistent:
             "rule": bury.rule,
             "time": str(records.time),
         } | kept_headers(records.headers(0))
-        key = f"{bury.offset}/{records.time}/{driver.name}".encode()[:255]
-        letter = build([records.payload(0)], [key], [json.dumps(told).encode()])
+        key = f"{bury.offset}/{records.time}/{driver.name}"
+        if bury.redrives:  # it is another letter than the one before
+            told["redrives"] = str(bury.redrives)
+            key += f"/{bury.redrives}"
+        letter = build([records.payload(0)], [key.encode()], [json.dumps(told).encode()])
 
         def answer(stored: Stored | RailgunError) -> None:
             error = stored if isinstance(stored, RailgunError) else None
@@ -543,8 +638,9 @@ class Persistent:
         """Take away what is too old or too much."""
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
-        most, now = settings.max_bytes, self.now()
-        await self.perform(self.log, lambda: self.log.retain(age, most, now, self.end))
+        most, now = settings.max_bytes, min(self.now(), self._paced())
+        ahead = self.stored_now()
+        await self.perform(self.log, lambda: self.log.retain(age, most, now, self.end, ahead))
         self.gone_before()
 
     async def purge(self, before: int | None) -> int:
@@ -633,11 +729,34 @@ class Persistent:
 
     @property
     def trouble(self) -> RailgunError | None:
-        """What is wrong with its files, if anything is."""
-        return self.log.failed or self.group_log.failed
+        """Why messages or positions of groups cannot be written, or why some cannot be read; None: all is well."""
+        logs = (self.log, self.group_log)
+        return next((e for e in (*(o.failed for o in logs), *(o.refused for o in logs)) if e), None)
+
+    async def check_files(self) -> None:
+        """See whether its files are there, and whether what was refused can be written now.
+
+        So trouble is noticed, and its end as well, without anybody who publishes.
+        """
+        for log in (self.log, self.group_log):
+            with contextlib.suppress(RailgunError):  # the log remembers it: see `trouble`
+                if log.refused is not None:
+                    await self.perform(log, log.probe)
+                elif not log.has_file():
+                    await self.perform(log, log.check_files)
+
+    def keep_note(self) -> None:
+        """Write down what is safe, if that is news, for a node that is started again without the others."""
+        note = None if self.copies is None or self.group_log.failed else self.copies.news()
+        if note is not None:
+            self._committer.submit(self.group_log, [("", note)], lambda error: None)
 
     def close(self) -> None:
         """Leave the files; when the committer has done its work."""
+        note = None if self.copies is None or self.group_log.failed else self.copies.news()
+        if note is not None:
+            with contextlib.suppress(RailgunError):
+                self.group_log.append([("", note)])
         self.log.close()
         self.group_log.close()
 

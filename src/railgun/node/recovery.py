@@ -135,7 +135,11 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
     """What lies before the offset `sure` was there for good; of the rest, marks tell."""
     path = log._path(log_name(base))
     file = log._disk.open(path)
-    found = scan(file, base, log.config.index_bytes)
+    try:
+        found = scan(file, base, log.config.index_bytes)
+    except BaseException:
+        file.close()
+        raise
     segment, cut, damage = found.segment, 0, None
     if segment.end < sure or (found.problem and has_mark(file, segment.size)):
         problem = found.problem or "the end of the file"

@@ -1,42 +1,40 @@
-"""Dead letters on their way back into their stream.
+"""Redrive: deliver dead letters again, to the group that gave them up and to nobody else.
 
 Rules:
 
-1. A letter is published again to the stream it came from, with its payload, the headers it had, and what became of it
-   as headers that begin with `dead-`.
-2. Which letters were redriven is the position of a group of the dead letters, `redrive`: a letter is acked when its
-   message is on disk, so a second redrive sends none of them again.
-3. If the node is gone between the two, the letter is sent again, and its ID (`redrive/`, the name of the dead letters,
-   its offset and time) sees to it that it is stored once, while the stream remembers IDs.
-4. Letters that come while it works wait for the next redrive: else one that dies again at once would go round for ever.
+1. The message itself is delivered again, from the stream: with its own offset, ID and headers, to the group that its
+   letter names. Other groups and readers notice nothing, and nothing is stored again.
+2. Which letters were redriven is the position of a group of the dead letters, `redrive`: a letter is acked when the
+   log of its group has the redrive, so a second redrive sends none of them again.
+3. If the node is gone between the two, the letter is looked at again, and the group knows that it was redriven: it is
+   counted as `already`. Each letter is redriven once.
+4. What cannot be redriven stays among the letters, and is told with its reason (`refused`):
+   `MESSAGE_GONE`  the stream has the message no more (retention, purge), or has another one in its place
+   `NO_GROUP`      the group was deleted
+   `GROUP_BUSY`    the group has not finished with the message: it was reset, say, and will get it anyway
+   `NOT_A_LETTER`  a message that somebody else published to the dead letters
+5. Letters that come while it works wait for the next redrive: else one that dies again at once would go round for ever.
    One redrive of a stream at a time; whoever else consumes as this group has to leave first.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from railgun.core.delivery import Command, Deliver, GroupBusyError, Receipt
+from railgun.core.delivery import Command, Deliver, GroupBusyError, Receipt, Redrove
 from railgun.core.errors import RailgunError
+from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.groups import GroupDriver
-from railgun.node.persistent import Persistent, Stored
-from railgun.wire.records import Records, build
+from railgun.node.persistent import Persistent
+from railgun.wire.records import Records
 
 GROUP: Final = "redrive"
-PIECE: Final = 256 << 10  # bytes read and published at once
+PIECE: Final = 256 << 10  # bytes of letters read at once
+MOST_REFUSED: Final = 1000  # letters that are told one by one
 _MEMBER: Final = "redrive"
-_OWN: Final = ("headers", "headers_base64")
-
-
-class IdPoolFullError(RailgunError):
-    """The stream remembers as many IDs as it may."""
-
-    code = "ID_POOL_FULL"
 
 
 @dataclass(slots=True)
@@ -45,9 +43,22 @@ class Redriven:
 
     redriven: int = 0
     already: int = 0
-    """Of these the stream knew the ID: they were sent before."""
+    """Letters that were redriven before, by a call that did not come to its end."""
     left: int = 0
-    """Letters that were not redriven yet."""
+    """Letters that were not redriven yet, the refused ones included."""
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    """Letters that cannot be redriven: their offset among the dead letters, a code and a text. At most 1,000."""
+
+
+class Letter(NamedTuple):
+    """A dead letter, as its headers tell."""
+
+    at: int  # its offset among the dead letters
+    group: str
+    offset: int  # of the message, in its stream
+    time: int  # when the message was stored
+    redrives: int  # how often it had been redriven before it died
+    payload: bytes
 
 
 class _Member:
@@ -56,19 +67,30 @@ class _Member:
     name = _MEMBER
 
     def deliver(self, delivers: list[Deliver]) -> None:
-        """These came after it began."""
+        """Ignore these: they came after it began."""
 
     def tell(self, command: Command) -> None:
-        """It needs to know nothing."""
+        """Ignore this: it needs to know nothing."""
 
     def lost(self, error: RailgunError) -> None:
-        """Its next read says so."""
+        """Ignore this: its next read says so."""
+
+
+class RefusedLetterError(RailgunError):
+    """A letter that cannot be redriven."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 async def redrive(
     graves: Persistent, stream: Persistent, offsets: Sequence[int] | None, most: int | None
 ) -> Redriven:
-    """Publish letters to their stream again: these, or all; at most so many."""
+    """Deliver letters again: those at these offsets of the dead letters, or all; at most `most` of them.
+
+    Raises `GroupBusyError` while somebody else consumes the letters as the group `redrive`.
+    """
     known = graves.groups.get(GROUP)
     if known is not None and known.consumers:
         who = ", ".join(list(known.consumers)[:5])
@@ -83,10 +105,7 @@ async def redrive(
         group.grant(_MEMBER, group.end - group.floor, graves.now())
         for deliver in group.take(graves.now()):
             for first, end in _chosen(deliver, wanted):
-                room = (
-                    end if most is None else min(end, first + most - done.redriven - done.already)
-                )
-                await _send(graves, stream, driver, deliver, first, room, done)
+                await _send(graves, stream, driver, deliver, first, end, most, done)
     finally:
         graves.leave(driver, _MEMBER, graceful=True)
     await driver.saved()
@@ -95,7 +114,7 @@ async def redrive(
 
 
 def _chosen(deliver: Deliver, wanted: set[int] | None) -> Iterator[tuple[int, int]]:
-    """The parts of a range that are wanted.
+    """Yield the parts of a range that are wanted.
 
     >>> list(_chosen(Deliver("m", 3, 9, 1, 0), {1, 4, 5, 8, 9}))
     [(4, 6), (8, 9)]
@@ -103,11 +122,16 @@ def _chosen(deliver: Deliver, wanted: set[int] | None) -> Iterator[tuple[int, in
     if wanted is None:
         yield deliver.first, deliver.end
         return
-    chosen = sorted(offset for offset in wanted if deliver.first <= offset < deliver.end)
-    while chosen:
-        first = end = chosen[0]
-        while chosen and chosen[0] == end:
-            chosen.pop(0)
+    yield from _runs(offset for offset in wanted if deliver.first <= offset < deliver.end)
+
+
+def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield offsets as ranges, as few as may be."""
+    left = sorted(offsets)
+    while left:
+        first = end = left[0]
+        while left and left[0] == end:
+            left.pop(0)
             end += 1
         yield first, end
 
@@ -119,70 +143,110 @@ async def _send(
     deliver: Deliver,
     first: int,
     end: int,
+    most: int | None,
     done: Redriven,
 ) -> None:
-    while first < end:
+    """Redrive the letters at [first, end) of the dead letters, and ack those that are."""
+    while first < end and (most is None or done.redriven + done.already < most):
         batches, following = graves.read(first, end, PIECE)
-        letters = [letter for batch in batches for letter in _letters(graves.name, batch)]
-        payloads, ids, headers = zip(*letters, strict=True)
-        stored = await _publish(stream, build(payloads, ids, headers))
-        if any(code == IdPoolFullError.code for _, code, _ in stored.refused):
-            raise IdPoolFullError(
-                f"stream {stream.name!r} remembers no more IDs: redrive the others later"
-            )
-        receipt = Receipt(first, following, deliver.delivery, deliver.epoch)
-        driver.ack(_MEMBER, [receipt], None)
-        done.redriven += stored.count
-        done.already += len(stored.refused)
+        room = None if most is None else most - done.redriven - done.already
+        by_group: dict[str, list[Letter]] = {}
+        chosen = 0
+        for at, payload, headers in _raw_letters(batches):
+            if room is not None and chosen >= room:
+                following = at
+                break
+            try:
+                letter = _letter(stream, at, payload, headers)
+            except RefusedLetterError as error:
+                _refuse(done, at, error)
+                continue
+            by_group.setdefault(letter.group, []).append(letter)
+            chosen += 1
+        acked: list[int] = []
+        for name, letters in by_group.items():
+            acked += await _redrive_group(stream, name, letters, done)
+        for low, high in _runs(acked):
+            driver.ack(_MEMBER, [Receipt(low, high, deliver.delivery, deliver.epoch)], None)
         first = following
 
 
-def _letters(graves: str, batch: Any) -> Iterator[tuple[bytes, bytes, bytes]]:
-    records = Records(batch)
-    for n, payload in enumerate(records.payloads()):
-        id = f"redrive/{graves}/{records.base + n}/{records.time}".encode()
-        yield payload, id, revived_headers(records.headers(n))
-
-
-def revived_headers(letter: bytes) -> bytes:
-    """The headers of a message that was dead, out of those of its letter.
-
-    >>> revived_headers(b'{"headers": "{\\\\"a\\\\": \\\\"b\\\\"}", "group": "g"}')
-    b'{"a": "b", "dead-group": "g"}'
-    >>> revived_headers(b"no letter of ours")
-    b'no letter of ours'
-    """
-    told = _object(letter)
-    if told is None:
-        return letter
-    had = str(told.get("headers", "")).encode()
-    if "headers_base64" in told:
-        had = base64.b64decode(str(told["headers_base64"]))
-    known = _object(had) if had else {}
-    if known is None:
-        return had
-    was = {f"dead-{name}": value for name, value in told.items() if name not in _OWN}
-    return json.dumps(known | was).encode()
-
-
-def _object(data: bytes) -> dict[str, Any] | None:
+async def _redrive_group(
+    stream: Persistent, name: str, letters: list[Letter], done: Redriven
+) -> list[int]:
+    """Redrive letters of one group; return those that are, by their offset among the dead letters."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-async def _publish(stream: Persistent, batch: bytearray) -> Stored:
-    answered: asyncio.Future[Stored] = stream.loop.create_future()
-
-    def answer(outcome: Stored | RailgunError) -> None:
-        if answered.done():
-            return
-        if isinstance(outcome, RailgunError):
-            answered.set_exception(outcome)
+        driver = stream.redriver(name)
+    except NoGroupError as error:
+        for letter in letters:
+            _refuse(done, letter.at, error)
+        return []
+    became = driver.redrive([(letter.offset, letter.redrives) for letter in letters])
+    await driver.saved()
+    acked: list[int] = []
+    for letter, how in zip(letters, became, strict=True):
+        if how in ("redriven", "already"):
+            acked.append(letter.at)
+            done.redriven += how == "redriven"
+            done.already += how == "already"
         else:
-            answered.set_result(outcome)
+            _refuse(done, letter.at, _not_redriven(stream, letter, how))
+    return acked
 
-    stream.publish([batch], answer)
-    return await answered
+
+def _not_redriven(stream: Persistent, letter: Letter, how: Redrove) -> RefusedLetterError:
+    if how == "gone":
+        return _gone(stream, letter.offset)
+    text = f"the group {letter.group!r} has not finished with message {letter.offset}: it will get it anyway"
+    return RefusedLetterError("GROUP_BUSY", text)
+
+
+def _gone(stream: Persistent, offset: int) -> RefusedLetterError:
+    return RefusedLetterError(
+        "MESSAGE_GONE",
+        f"stream {stream.name!r} does not have message {offset} any more (it begins at {stream.log.first}): the letter "
+        "has its payload, publish it again as a new message",
+    )
+
+
+def _refuse(done: Redriven, at: int, error: RailgunError) -> None:
+    if len(done.refused) < MOST_REFUSED:
+        code = getattr(error, "code", "BAD_REQUEST")
+        done.refused.append({"offset": at, "code": code, "text": str(error)})
+
+
+def _raw_letters(batches: Sequence[Any]) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield offset, payload and headers of messages."""
+    for batch in batches:
+        records = Records(batch)
+        for row, payload in enumerate(records.payloads()):
+            yield records.base + row, payload, records.headers(row)
+
+
+def _letter(stream: Persistent, at: int, payload: bytes, headers: bytes) -> Letter:
+    """Return a letter whose message the stream still has; raise `RefusedLetterError` if it is none."""
+    try:
+        told = json.loads(headers)
+        group, offset, time = told["group"], int(told["offset"]), int(told["time"])
+        redrives = int(told.get("redrives", 0))
+        ours = told["stream"] == stream.name and isinstance(group, str)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        ours = False
+    if not ours or not 0 <= offset < 1 << 62 or not 0 <= redrives < 1 << 62:
+        text = (
+            f"message {at} is no dead letter of {stream.name!r}: publish it again as a new message"
+        )
+        raise RefusedLetterError("NOT_A_LETTER", text)
+    letter = Letter(at, group, offset, time, redrives, payload)
+    if offset >= stream.end:
+        raise _gone(stream, offset)
+    try:
+        (batch,), _ = stream.read(offset, offset + 1, 1)
+    except (TrimmedError, ValueError) as error:
+        raise _gone(stream, offset) from error
+    message = Records(batch)
+    if (
+        message.time != time or message.payload(0) != payload
+    ):  # the stream was deleted and made anew
+        raise _gone(stream, offset)
+    return letter

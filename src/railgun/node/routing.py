@@ -40,6 +40,8 @@ class Nobody:
     """Nobody does now, which may change."""
 
     why: RailgunError
+    hopeless: bool = False
+    """There is no quorum, and has been none for a while: whoever asks is refused at once, and not kept waiting."""
 
 
 Place: TypeAlias = Here | There | Nobody

@@ -11,6 +11,8 @@ Rules:
    segment does not say; one that is absent, broken, or of another size of the segment is made anew.
 4. A segment knows its runs: which epochs its batches have, and where each of them ends. They are in the index file,
    too.
+5. A batch of a later version is no problem of the file: `Walk` and `scan` raise `LaterBatchError`, and nobody cuts it
+   off, sets it aside or writes behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File
 from railgun.node.tail import MARK, MARK_SIZE, read_mark
-from railgun.wire.records import HEADER, BatchError, Head, head
+from railgun.wire.records import HEADER, BatchError, Head, LaterBatchError, head
 
 CHUNK: Final = 1 << 20
 LONG_AGO: Final = -(1 << 63)
@@ -120,6 +122,8 @@ class Walk:
                 return
             try:
                 found = head(data, at)
+            except LaterBatchError:
+                raise  # neither torn nor damaged: rule 5
             except BatchError as error:
                 self.problem = str(error).replace(f" at byte {at}", "")
                 return
@@ -218,15 +222,19 @@ def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
     size, want, problem = file.size(), CHUNK, ""
     while segment.size < size and not problem:
         walk = Walk(file.read(segment.size, want), segment.size, segment.end)
-        for position, found, _ in walk:
-            if stop is not None and found.end > stop:
-                segment.size = position
-                return Scan(segment, index, size, "")
-            index.add(found.base, position, found.time)
-            if segment.empty:
-                segment.first_time = found.time
-            segment.end, segment.last_time = found.end, found.time
-            extend(segment.runs, found.epoch, found.end)
+        try:
+            for position, found, _ in walk:
+                if stop is not None and found.end > stop:
+                    segment.size = position
+                    return Scan(segment, index, size, "")
+                index.add(found.base, position, found.time)
+                if segment.empty:
+                    segment.first_time = found.time
+                segment.end, segment.last_time = found.end, found.time
+                extend(segment.runs, found.epoch, found.end)
+        except LaterBatchError:
+            if stop is None or walk.offset < stop:
+                raise
         if (
             stop is not None and walk.offset >= stop
         ):  # what follows it is not asked for, be it good or bad

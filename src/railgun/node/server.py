@@ -9,7 +9,8 @@ Rules:
 4. In a cluster it also listens for other nodes, with the cluster's secret, and what clients have to know is made from
    that: the same for all nodes.
 5. On SIGTERM or Ctrl-C a member of a cluster first hands over what it is master of, and the lead (`railgun serve` does
-   that). Then it takes nothing more, answers what it has, writes what has to be written, and ends.
+   that). Then it says to all clients that it goes away: it takes nothing more (`STOPPING`), answers what it has taken,
+   and when each client knows (or after `GO_AWAY_S`) it writes what has to be written, and ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,18 +34,28 @@ from railgun.node.cluster.member import Member
 from railgun.node.disk import Disk, NodeDisk
 from railgun.node.errors import PortTakenError
 from railgun.node.http import Api
-from railgun.node.node import Node
+from railgun.node.node import RESPONSE_TIMEOUT_S, Node
 from railgun.node.routing import Passage
-from railgun.node.session import PULSE, SILENCE, Session, Wire
+from railgun.node.session import PULSE_S, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
-from railgun.wire.listening import OpenListenError, is_loopback, keep_secret, secret_in
+from railgun.wire.listening import (
+    BadSecretError,
+    OpenListenError,
+    is_loopback,
+    keep_secret,
+    secret_in,
+)
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
 HAND_OVER: Final = 3.0
 """Seconds in which others take over, before a node of a cluster ends."""
+
+
+GO_AWAY_S: Final = 3.0
+"""Seconds in which clients take note that a node is about to end, and get their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,8 @@ class ServerConfig:
     """Of the HTTP API; 0: any that is free, None: there is none."""
     cluster: ClusterConfig | None = None
     """None: it is alone."""
+    rs_timeout: float = RESPONSE_TIMEOUT_S
+    """How long a request waits for its response if it does not say (seconds); a cluster has a setting instead."""
 
     def check(self) -> None:
         """Refuse to listen openly."""
@@ -104,11 +118,12 @@ class Server:
         disk = self._disk or NodeDisk(config.data)
         in_cluster = config.cluster is not None
         self.node = Node(config.data, disk=disk, clock=self._clock, in_cluster=in_cluster)
+        self.node.response_timeout_s = lambda: config.rs_timeout
         told = self.node.open()
         try:
             if config.cluster is not None:
                 self.secret = config.cluster.client_secret
-                keep_secret(config.data / SECRET, self.secret)
+                self._keep_secret(config.data / SECRET)
             else:
                 self.secret = config.secret or secret_of(config.data)
             loop = asyncio.get_running_loop()
@@ -145,7 +160,7 @@ class Server:
                     listening.close()
             await self.node.close()
             raise
-        self._tell_where()
+        told += filter(None, [self._tell_where()])
         self._watch = loop.create_task(self._watch_silence())
         return told
 
@@ -161,6 +176,7 @@ class Server:
             self.node, disk, cluster, self.moved, server_tls=tls, client_tls=trusted
         )
         self.node.cluster = self.node.routing = member
+        self.node.response_timeout_s = partial(member.seconds, "rs_timeout")
         try:
             where = (self.config.host, self.port)
             return await member.start(where, self.http.url if self.http is not None else None)
@@ -169,8 +185,15 @@ class Server:
                 f"cannot listen on {cluster.host}:{cluster.port}: {error.strerror or error}"
             ) from error
 
-    def _tell_where(self) -> None:
-        """Let clients on this machine find it."""
+    def _keep_secret(self, path: Path) -> None:
+        """Let clients on this machine have the secret; unless it is there, for the disk may be full."""
+        with contextlib.suppress(OSError, BadSecretError):
+            if path.exists() and secret_in(path) == self.secret:
+                return
+        keep_secret(path, self.secret)
+
+    def _tell_where(self) -> str:
+        """Let clients on this machine find it; return why they cannot, if so: a node on a full disk serves readers."""
         where: dict[str, Any] = {"host": self.config.host, "port": self.port, "pid": os.getpid()}
         if self.config.certificate is not None:
             where["certificate"] = str(self.config.certificate.resolve())
@@ -178,7 +201,14 @@ class Server:
             where["http"] = self.http.url
         if self._local is not None:
             where["socket"] = str(self._socket)
-        (self.config.data / ADDRESS).write_text(json.dumps(where), "utf-8")
+        path = self.config.data / ADDRESS
+        try:
+            path.write_text(json.dumps(where), "utf-8")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()  # a part of it, or that of another process
+            return f"{path} cannot be written ({error.strerror or error}): clients have to be told --node"
+        return ""
 
     async def _listen_locally(
         self, loop: asyncio.AbstractEventLoop
@@ -223,18 +253,35 @@ class Server:
             session.moved(gone)
 
     async def _watch_silence(self) -> None:
+        looked_s = time.monotonic()
         while True:
-            await asyncio.sleep(min(SILENCE / 4, PULSE))
+            await asyncio.sleep(PULSE_S)
+            now_s = time.monotonic()
+            late, looked_s = now_s - looked_s > 2 * PULSE_S, now_s
             for connection, session in list(self.sessions.items()):
                 if session.paused:
                     session.live_on()
-                elif time.monotonic() - session.heard > SILENCE:
+                elif (
+                    late
+                ):  # this node was busy or stopped itself: what clients said lies in the sockets
+                    session.heard = now_s
+                elif session.silent(now_s):
                     connection.transport.abort()
 
     async def hand_over(self, timeout: float = HAND_OVER) -> None:
         """Let other nodes of the cluster do what only this one does, before it ends; not longer than that."""
         if self.member is not None:
             await self.member.governing.leave_for_now(timeout)
+
+    async def _go_away(self) -> None:
+        """Tell all clients that this node ends, and wait until nothing of theirs is under way."""
+        for session in list(self.sessions.values()):
+            session.go_away()
+        deadline = time.monotonic() + GO_AWAY_S
+        while time.monotonic() < deadline:
+            if all(session.drained for session in self.sessions.values()):
+                return
+            await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
         """End in order."""
@@ -246,6 +293,7 @@ class Server:
         for listening in (self._server, self._local):
             if listening is not None:
                 listening.close()
+        await self._go_away()
         for session in list(self.sessions.values()):
             session.rest(for_good=True)  # whoever asks for more asks the next node
             for subscription in list(session.subscriptions.values()):

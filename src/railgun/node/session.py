@@ -4,15 +4,20 @@ Rules:
 
 1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
    that are no frame end the session; nothing ends the node.
-2. A session that says nothing for `SILENCE` seconds is dead: clients ping. What its consumers had goes to others.
-   One that is not read for a while, because what it published is not on disk yet, hears that the node lives.
+2. A session that says nothing for `SILENCE_S` seconds is dead: clients ping. One that another node has passed on is
+   dead after `SILENCE_PASSED_ON_S`, because that node pings several times a second and is frozen if it does not. What
+   its consumers had goes to others. A session that is not read for a while, because what it published is not on disk
+   yet, is sent a sign of life every `PULSE_S`.
 3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
    there is room for them.
 4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
    credit until there is room: they lose what comes, or leave it to the others of their group.
 5. A publisher that is faster than the disk is not read until what it has sent is stored.
-6. In a cluster, what another node serves is passed on to it (`node.cluster.relay`). When a stream has another master
-   than before, whoever has unanswered publishes or members of groups there is cut off, and comes again.
+6. A node that is about to end says so (`GoingAway`). From there on the session refuses requests with `STOPPING`, and
+   nothing is done of them; it is *drained* when the client has confirmed it, and all that was taken is answered.
+7. In a cluster, what another node serves is passed on to it (`node.cluster.relay`). When a stream has another master
+   than before, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old
+   one does not answer is cut off, and comes again.
 """
 
 from __future__ import annotations
@@ -34,24 +39,35 @@ from railgun.core.topics import check_topic
 from railgun.node import admin
 from railgun.node.cluster.relay import Relay
 from railgun.node.copies import Acks
-from railgun.node.errors import TrimmedError
+from railgun.node.errors import (
+    CopyBehindError,
+    NoMasterError,
+    StoppingError,
+    StreamReplacedError,
+    TrimmedError,
+)
 from railgun.node.groups import GroupDriver, Told
 from railgun.node.node import Ephemeral, Node
 from railgun.node.persistent import Persistent, Stored
-from railgun.node.settings import SECOND, check_name
+from railgun.node.settings import SECOND, TRACKED, check_group, check_name
 from railgun.wire.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
-from railgun.wire.records import Bytes, check, cut, head, split
+from railgun.wire.records import HAS_IDS, Bytes, check, cut, head, split
 
-SILENCE: Final = 20.0
-PULSE: Final = 1.0  # seconds between two signs of life to who is not read
+SILENCE_S: Final = 20.0
+SILENCE_PASSED_ON_S: Final = 3.0
+PULSE_S: Final = 0.4
 MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
 ROOM: Final = 1 << 20  # bytes that wait in a socket
 FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
 PIECE: Final = 256 << 10  # bytes read at once
-TIMEOUT: Final = 30 * SECOND  # for a response, if nothing is said
+GOING: Final = 1 << 62  # the number of a GoingAway: above those of all pings
+REQUESTS: Final = (p.Publish, p.Subscribe, p.Admin)
+DAY: Final = 24 * 3600 * SECOND
+MAX_DELAY: Final = 366 * DAY
+"""The longest delay of a nack, and the longest `ack_wait`."""
 LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
 
 
@@ -83,6 +99,10 @@ class Consumer:
         self.stream = stream
         self.driver: GroupDriver | None = None
         self.outbox: deque[Deliver] = deque()
+        self.begun = False
+        """Whether the client was told that it is subscribed."""
+        self.gone: RailgunError = RequestError("NO_SUBSCRIPTION", "it ended before it began")
+        """Why it has ended, if it has."""
 
     def deliver(self, delivers: list[Deliver]) -> None:
         """Send these, when there is room."""
@@ -248,6 +268,9 @@ class Session:
         self._unstored = 0
         self._requests: dict[str, int] = {}  # by the name of the response
         self._for_good = False
+        self._going = 0  # the number of the GoingAway that was sent
+        self._confirmed = 0  # and of the last pong
+        self._calls = 0  # that are under way
         self.paused = False
         """Whether it is not read for the time being."""
         self._outbox = Outbox(node.loop, connection.transport, self._flushed)
@@ -293,7 +316,9 @@ class Session:
     def fail(self, request: int, error: Exception, channel: int = 0) -> None:
         """Say what is wrong."""
         code = getattr(error, "code", "BAD_REQUEST")
-        self.send(p.Failed(request=request, code=code, text=str(error)[:2000]), (), channel)
+        no_quorum = isinstance(error, NoMasterError) and error.no_quorum
+        told = p.Failed(request=request, code=code, text=str(error)[:2000], no_quorum=no_quorum)
+        self.send(told, (), channel)
 
     # ------------------------------------------------------------ receiving
 
@@ -317,6 +342,8 @@ class Session:
     def take(self, frame: Frame) -> None:
         """Do what a frame asks for, here."""
         try:
+            if self._going and isinstance(frame.command, REQUESTS):
+                raise StoppingError("this node is about to end; nothing was done: ask another one")
             self._do(frame)
         except FrameError:
             raise
@@ -348,9 +375,34 @@ class Session:
             case p.Ping():
                 self.send(p.Pong(number=command.number))
             case p.Pong():
-                pass
+                self.confirmed(command.number)
             case _:
                 raise FrameError(f"{type(command).__name__} is not for a node to hear")
+
+    def go_away(self) -> None:
+        """Say that this node is about to end, and refuse requests from now on."""
+        if not self._going:
+            self._going = GOING
+            if self._relay is not None:
+                self._relay.give_up()
+            self.send(p.GoingAway(number=self._going))
+            self._outbox.flush()
+
+    @property
+    def going(self) -> bool:
+        """Whether requests are refused, for the node is about to end."""
+        return self._going > 0
+
+    def confirmed(self, number: int) -> None:
+        """Take note of a pong."""
+        self._confirmed = max(self._confirmed, number)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the client knows that this node goes, and has no request under way."""
+        relayed = self._relay is not None and self._relay.busy
+        under_way = self._unstored or self._calls or self._requests or relayed
+        return self._confirmed >= GOING and not under_way
 
     def rest(self, for_good: bool = False) -> None:
         """Read nothing more, for the time being or for good."""
@@ -373,9 +425,14 @@ class Session:
                 self.connection.transport.resume_reading()
 
     def live_on(self) -> None:
-        """Its pings are not read: let it hear that this node is there."""
+        """Send a sign of life to a client whose pings are not read."""
         if self.room:
             self.send(p.Pong())
+
+    def silent(self, now_s: float) -> bool:
+        """Return whether nothing has come for so long that the client, or the node that passes it on, must be dead."""
+        limit_s = SILENCE_PASSED_ON_S if self.forwarded else SILENCE_S
+        return now_s - self.heard > limit_s
 
     def hold_back(self, size: int) -> None:
         """So many bytes wait; if they are too many, nothing more is read."""
@@ -438,6 +495,14 @@ class Session:
     def _scatter(self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]) -> None:
         """Publish to whoever listens."""
         check_topic(command.topic)
+        if command.together or any(head(batch).flags & HAS_IDS for batch in batches):
+            raise RequestError(
+                "NOT_PERSISTENT", f"stream {stream.name!r} is ephemeral: it remembers no IDs"
+            )
+        if command.acks not in (p.QUORUM, p.NONE):
+            raise RequestError(
+                "NOT_PERSISTENT", f"stream {stream.name!r} is ephemeral: it has no replicas to ack"
+            )
         count = sum(head(batch).count for batch in batches)
         if command.response:
             timeout = self._await_response(command, count)
@@ -476,7 +541,7 @@ class Session:
         if count != 1:
             raise RequestError("BAD_REQUEST", f"a request is one message, not {count}")
         check_name(command.response)
-        timeout = command.timeout or TIMEOUT
+        timeout = command.timeout or int(self.node.response_timeout_s() * SECOND)
         if timeout > LONGEST_TIMEOUT:
             raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
         name = command.response
@@ -541,10 +606,27 @@ class Session:
     def _subscribe(self, channel: int, command: p.Subscribe) -> None:
         if not channel or channel in self.subscriptions:
             raise RequestError("BAD_CHANNEL", f"channel {channel} is taken: choose another")
+        tracked = command.group.startswith(TRACKED)
         if command.group:
-            check_name(command.group)
+            check_group(command.group)
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
+        if command.ack_wait > MAX_DELAY:
+            raise RequestError("BAD_REQUEST", f"ack_wait is at most {MAX_DELAY // DAY} days")
         if isinstance(stream, Ephemeral):
+            if tracked:
+                raise RequestError(
+                    "NOT_PERSISTENT",
+                    f"stream {stream.name!r} is ephemeral: it has no positions to track",
+                )
+            told_off = [
+                ("exclusive groups", command.exclusive),
+                ("acks to wait for", command.ack_wait > 0),
+                ("offsets", command.start == p.OFFSET),
+            ]
+            for what, is_asked in told_off:
+                if is_asked:
+                    text = f"stream {stream.name!r} is ephemeral: it has no {what}"
+                    raise RequestError("NOT_PERSISTENT", text)
             matcher = command.matcher if command.has_matcher else "#"
             listener = Listener(self, channel, stream, matcher, command.group or None)
             listener.grant(command.credit)
@@ -555,8 +637,13 @@ class Session:
             raise RequestError(
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
             )
+        if tracked and not command.exclusive:
+            raise RequestError("BAD_REQUEST", "a tracked consumer is alone: its group is exclusive")
+        identity = self.node.identity_of(stream)
         start: int | None = None if command.start == p.END else stream.log.first
         seek = command.offset if command.start == p.OFFSET else None
+        if not command.group and seek is not None:
+            self._check_position(stream, identity, command, seek)
         consumer = Consumer(self, channel, name, stream)
         self.subscriptions[channel] = consumer
         try:
@@ -568,6 +655,8 @@ class Session:
                 credit=0,
                 start=start,
                 seek=seek,
+                token=command.token,
+                again=command.again,
             )
         except RailgunError:
             del self.subscriptions[channel]
@@ -575,13 +664,18 @@ class Session:
         why = {"tracked": "position", "sought": "offset"}.get(
             joined.why, "end" if command.start == p.END else "start"
         )
-        told = p.Subscribed(request=command.request, offset=joined.offset, why=why, persistent=True)
+        told = p.Subscribed(
+            request=command.request,
+            offset=joined.offset,
+            why=why,
+            persistent=True,
+            identity=identity,
+        )
         consumer.driver = driver
 
         def begin(error: RailgunError | None) -> None:
             if self.subscriptions.get(channel) is not consumer:  # it has gone meanwhile
-                gone = RequestError("NO_SUBSCRIPTION", "it ended before it began")
-                self.fail(command.request, error or gone, channel)
+                self.fail(command.request, error or consumer.gone, channel)
                 return
             if error is not None:
                 del self.subscriptions[channel]
@@ -589,9 +683,24 @@ class Session:
                 self.fail(command.request, error, channel)
                 return
             self.send(told, (), channel)
+            consumer.begun = True
             driver.begin(name, command.credit)
 
         driver.safe(begin)
+
+    def _check_position(
+        self, stream: Persistent, identity: str, command: p.Subscribe, offset: int
+    ) -> None:
+        """Refuse a position that is another stream's, or that this copy does not have yet but may have later."""
+        if command.identity and identity and command.identity != identity:
+            raise StreamReplacedError(
+                f"the stream {stream.name!r} was deleted and made anew: {offset} is a position in the one before. "
+                "Begin anew with it"
+            )
+        if offset > stream.end and (offset <= stream.log.end or not stream.acting):
+            raise CopyBehindError(
+                f"this copy of {stream.name!r} is at {stream.end}, and {offset} was asked for: try again"
+            )
 
     def _grant(self, channel: int, credit: int) -> None:
         subscription = self._subscription(channel)
@@ -608,6 +717,8 @@ class Session:
             return
         driver, request = consumer.driver, command.request
         assert driver is not None
+        if isinstance(command, p.Nack) and command.delay > MAX_DELAY:
+            raise RequestError("BAD_DELAY", f"a delay is at most {MAX_DELAY // DAY} days")
         receipts = [
             Receipt(r.first, r.first + r.count, r.delivery, command.epoch) for r in command.ranges
         ]
@@ -620,8 +731,14 @@ class Session:
         told: Told | None = safe if request else None
         match command:
             case p.Nack():
-                delay, reason = command.delay, command.reason
-                stale += driver.nack(consumer.name, receipts, delay, reason, told)
+                stale += driver.nack(
+                    consumer.name,
+                    receipts,
+                    command.delay,
+                    command.reason,
+                    told,
+                    block=command.block,
+                )
             case p.InProgress():
                 stale += driver.in_progress(consumer.name, receipts, told)
             case _:
@@ -654,6 +771,7 @@ class Session:
 
     def _administer(self, command: p.Admin) -> None:
         async def work() -> None:
+            self._calls += 1
             try:
                 arguments = admin.arguments_of(command.arguments)
                 result = await admin.call(self.node, command.call, arguments)
@@ -661,20 +779,34 @@ class Session:
                 self.fail(command.request, error)
             else:
                 self.send(p.Done(request=command.request, result=json.dumps(result)))
+            finally:
+                self._calls -= 1
 
         self.node.spawn(work())
 
     def moved(self, gone: Callable[[str], bool]) -> None:
-        """Streams have another master than before, and `serves` knows it: whoever hangs on the old one is cut off."""
-        member = any(
-            isinstance(one, Consumer)
-            and one.driver
-            and one.driver.tracked
-            and gone(one.stream.name)
-            for one in self.subscriptions.values()
+        """Streams have another master than before (`gone` names them), and `serves` knows it.
+
+        Members of groups are to subscribe again; a publish that hangs on the old master ends the connection.
+        """
+        for one in list(self.subscriptions.values()):
+            if not isinstance(one, Consumer) or not one.driver or not one.driver.tracked:
+                continue
+            if gone(one.stream.name):
+                self._move(one)
+        if self._relay is not None:
+            self._relay.moved(gone)
+
+    def _move(self, consumer: Consumer) -> None:
+        """The member of a group is to subscribe again, to another master."""
+        consumer.gone = NoMasterError(
+            f"{consumer.stream.name!r} has another master: subscribe again"
         )
-        if member or (self._relay is not None and self._relay.moved(gone)):
-            self.cut_off()
+        if consumer.begun:
+            self.lose(consumer, consumer.gone)
+        else:  # who asked for it is told when it would have begun
+            self.subscriptions.pop(consumer.channel, None)
+            self.node.loop.call_soon(consumer.leave, False)
 
     def cut_off(self) -> None:
         """End the connection, after what was said: the client will make another one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -15,6 +16,9 @@ Kind = Literal["persistent", "ephemeral"]
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
 """The dead letters of a stream are in the stream of its name with this at its end."""
+
+TRACKED: Final = "@"
+"""A tracked consumer is an exclusive group of its own, whose name is the consumer's ID behind this."""
 
 
 class BadSettingsError(RailgunError):
@@ -43,9 +47,11 @@ class StreamSettings:
     max_age: float | None = None
     max_bytes: int | None = None
     dead_distance: int | None = None
-    """A message that is not acked goes to the dead letters when one so much later was."""
+    """Dead-letter an unacknowledged message once a message more than this many offsets later is acknowledged."""
     dead_deliveries: int | None = None
+    """Dead-letter a message that came back after this many deliveries."""
     dead_age: float | None = None
+    """Dead-letter an unacknowledged message this many seconds after its first delivery to the group."""
 
     @staticmethod
     def of(asked: Any) -> StreamSettings:
@@ -61,6 +67,22 @@ class StreamSettings:
         made = StreamSettings(**asked)
         made.check()
         return made
+
+    @staticmethod
+    def merged(existing: Mapping[str, Any] | None, asked: Any) -> StreamSettings:
+        """Return what a stream with the settings `existing` (None: there is none) is asked to be.
+
+        What is not asked for stays as it is, and the whole is checked. What is asked for of another kind of stream is
+        taken by itself: it cannot be merged, and the stream stays what it is.
+
+        >>> StreamSettings.merged({"id_box": 10.0}, {"max_age": 60}).id_box
+        10.0
+        """
+        if not isinstance(asked, dict):
+            raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
+        if existing is None or asked.get("kind", existing.get("kind")) != existing.get("kind"):
+            return StreamSettings.of(asked)
+        return StreamSettings.of(dict(existing) | asked)
 
     def check(self) -> None:
         """Refuse what cannot be."""
@@ -98,6 +120,12 @@ class StreamSettings:
         age = None if self.dead_age is None else int(self.dead_age * SECOND)
         wait = ack_wait or None
         return GroupConfig(exclusive, wait, self.dead_distance, self.dead_deliveries, age)
+
+
+def check_group(name: str) -> str:
+    """Check the name of a group, or of a tracked consumer: its ID behind `@`."""
+    check_name(name.removeprefix(TRACKED))
+    return name
 
 
 def check_name(name: str) -> str:

@@ -35,6 +35,7 @@ from railgun.node.errors import (
     OrderError,
     StorageError,
     TrimmedError,
+    later_format,
     storage_error,
 )
 from railgun.node.segment import (
@@ -50,7 +51,7 @@ from railgun.node.segment import (
     scan,
 )
 from railgun.node.tail import Tail
-from railgun.wire.records import Bytes, head
+from railgun.wire.records import Bytes, LaterBatchError, head
 
 if TYPE_CHECKING:
     from railgun.node.log import StreamLog
@@ -205,6 +206,8 @@ def _place(log: StreamLog, offset: int) -> Iterator[_Place]:
         if at < len(log._bases) - 1:  # readers may close theirs
             file = log._disk.open(log._path(log_name(base)))
         yield _Place(at, file, scan(file, base, log.config.index_bytes, offset))
+    except LaterBatchError as error:
+        raise later_format(_what(log, base), error) from error
     except OSError as error:
         raise storage_error(error, f"{_what(log, base)} cannot be read") from error
     finally:

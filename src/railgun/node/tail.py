@@ -13,12 +13,15 @@ a loss, and cutting would make it a larger one. Marks tell them apart:
 
 Errors:
 
-5. No room: what was partly written is cut off, and that is synced; then `NoSpaceError`, and the file goes on.
+5. No room, a limit of the size of files, a quota, a disk that has become read-only: what was partly written is cut off,
+   and that is synced; then `NoSpaceError` or `StorageError`, and the file goes on. `refused` is that error, until as
+   much as was refused has been written, or could be (`probe`).
 6. A write or a sync that fails otherwise, or a cut that fails: `LogFailedError`, now and for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -26,7 +29,7 @@ from typing import Final
 from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import File
-from railgun.node.errors import FULL, LogFailedError, NoSpaceError
+from railgun.node.errors import FULL, REFUSED, LogFailedError, NoSpaceError, StorageError
 from railgun.wire.records import Bytes
 
 MARK: Final = b"RGSM"
@@ -35,6 +38,7 @@ MARK_SIZE: Final = 24
 _MARK: Final = struct.Struct("<4sIQQ")
 _CHUNK: Final = 1 << 20
 _PAGE: Final = 64 << 10  # bytes; the largest that systems have
+_LARGEST_PROBE: Final = 1 << 20  # bytes
 
 
 def mark(number: int, position: int) -> bytes:
@@ -86,6 +90,9 @@ class Tail:
         self.durable = size
         """Bytes there for good."""
         self.failed: LogFailedError | None = None
+        self.refused: StorageError | None = None
+        """Why the last write was refused, while it is not known that such a write works again."""
+        self._refused_bytes = 0
         self._marked = -1
         self._cold = False  # whether nobody will soon read what is not synced yet
 
@@ -103,29 +110,63 @@ class Tail:
             lead = MARK_SIZE
         else:
             lead = 0
+        length = sum(map(len, pieces))
         try:
             self.file.write(pieces)
         except OSError as error:
-            self._undo(error)
+            self._undo(error, length)
         if lead:
             self._marked = self.size + lead
         begin = self.size + lead
-        self.size += sum(map(len, pieces))
+        self.size += length
+        if self.refused is not None and length >= self._refused_bytes:
+            self.refused = None
         return begin
 
-    def _undo(self, error: OSError) -> None:
-        if error.errno not in FULL:
-            self.fail("written", error)
+    def probe(self) -> None:
+        """Find out whether as much as was refused could be written now; if not, raise as `append` would.
+
+        What is written for it is cut off again. A crash in between leaves a torn end: the next open cuts it off.
+        """
+        self.check()
+        if self.refused is None:
+            return
+        length = min(self._refused_bytes, _LARGEST_PROBE)
         try:
-            self.file.truncate(self.size)
+            self.file.write([bytes(length)])
+        except OSError as error:
+            self._undo(error, self._refused_bytes)
+        self._cut_back()
+        self.refused = None
+
+    def _undo(self, error: OSError, length: int) -> None:
+        if error.errno not in REFUSED:
+            self.fail("written", error)
+        self._cut_back()
+        why = (
+            f"{error.strerror or error}). Nothing was stored, and all that was stored can be read."
+        )
+        if error.errno in FULL:
+            self.refused = NoSpaceError(
+                f"{self.what}: the disk is full, or a limit is reached ({why} Make room, raise the limit, or let "
+                "streams keep less (max age, max bytes); then publish again."
+            )
+        else:
+            self.refused = StorageError(
+                f"{self.what} cannot be written ({why} Look after the disk."
+            )
+        self._refused_bytes = length
+        raise self.refused from error
+
+    def _cut_back(self) -> None:
+        """Cut off what a write has left that was refused, or was a probe."""
+        try:
+            if self.file.size() > self.size:
+                self.file.truncate(self.size)
             self.file.sync()
-        except OSError as second:
-            self.fail("cut off after the disk was full", second)
+        except OSError as error:
+            self.fail("cut off after a write that was refused", error)
         self.durable = self.size
-        raise NoSpaceError(
-            f"{self.what}: the disk is full ({error.strerror or error}). Nothing was stored, and all that was stored "
-            "can be read. Make room, or let streams keep less (max age, max bytes); then publish again."
-        ) from error
 
     def sync(self) -> None:
         """All that was written is there for good."""
@@ -142,6 +183,18 @@ class Tail:
             self.file.forget(begin, size - begin)
         self.durable = size
 
+    def has_name(self) -> bool:
+        """Return whether the file is still in a directory: nobody has removed it."""
+        try:
+            return self.failed is not None or self.file.has_name()
+        except OSError:
+            return True  # it is closed, or followed by another one
+
+    def check_name(self) -> None:
+        """Take nothing more if somebody has removed the file: what is written to it would be gone with the process."""
+        if not self.has_name():
+            self.fail("kept", OSError("somebody has removed the file, or its directory"))
+
     def fail(self, verb: str, error: OSError) -> None:
         """From now on there is only this error."""
         self.failed = LogFailedError(
@@ -155,10 +208,8 @@ class Tail:
         try:
             if self.failed is None:
                 self.sync()
-                try:
+                with contextlib.suppress(StorageError):  # the mark can be done without
                     self.append([], number)
                     self.sync()
-                except NoSpaceError:
-                    pass
         finally:
             self.file.close()

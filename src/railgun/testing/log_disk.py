@@ -139,6 +139,11 @@ class LogDisk:
         with self.guard:
             self._names.sync(path)
 
+    def has_name(self, path: str, content: _Content) -> bool:
+        """Return whether a file that is open still has a name."""
+        with self.guard:
+            return any(one is content for one in self._names.seen.values())
+
     # ------------------------------------------------------------ what goes wrong
 
     def crash_at(self, step: int) -> None:
@@ -273,6 +278,9 @@ class _LogFile:
     def read(self, at: int, size: int) -> bytes:
         self._check()
         return bytes(self._content.seen[at : at + size])
+
+    def has_name(self) -> bool:
+        return self._disk.has_name(self._path, self._content)
 
     def forget(self, at: int, size: int) -> None:
         pass

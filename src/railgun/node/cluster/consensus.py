@@ -135,6 +135,7 @@ class Consensus:
         self._snapshot_entries, self._changed, self._failed = snapshot_entries, changed, failed
         self._made: Raft | None = None
         self._wal: Wal
+        self._missing = False  # whether its file was gone when it was looked at last
         self._applied = 0
         self._compact_at = snapshot_entries
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,6 +193,19 @@ class Consensus:
         assert self._made is not None, "open comes first"
         self._loop = asyncio.get_running_loop()
         self._act()
+
+    def check_files(self) -> None:
+        """Take no more part if somebody has removed the log: this node would forget what it promises from now on.
+
+        To be called now and then: the log has to be missing twice, for it is replaced in another thread.
+        """
+        missing = not self._ended and not self._wal.has_file()
+        if missing and self._missing:
+            told = f"{self._disk.where(self._directory)} was removed by somebody"
+            self._fail(
+                LogFailedError(f"{told}: this node takes no part any more. Replace it."), told
+            )
+        self._missing = missing
 
     async def close(self) -> None:
         """Take no more part. What is being written is written; who waits is told."""

@@ -170,7 +170,9 @@ class Governing:
         name = str(given.get("name", ""))
         deadline = time.monotonic() + member.master_wait
         while isinstance(place := member.serves(name, write=True), Nobody):
-            if time.monotonic() >= deadline:
+            if place.hopeless or time.monotonic() >= deadline:
+                if call in admin.OF_COPY and name in member.node.streams:
+                    return False, None
                 raise place.why
             await member.wait_for_change(min(1.0, member.master_wait))
         if not isinstance(place, There):

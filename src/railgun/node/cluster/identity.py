@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final
 
 from railgun.core.errors import RailgunError
-from railgun.node.disk import Disk, put
-from railgun.node.errors import storage_error
+from railgun.node.disk import Disk, check_format, put, write_format
+from railgun.node.errors import later_format, storage_error
+from railgun.snapshots.formats import Format
 
+CLUSTER_FORMAT: Final = Format("railgun cluster", 1)
+"""Of the directory `cluster`: who the node is, its Raft log, and which copies were made."""
 FILE: Final = "cluster/node.json"
 ALONE: Final = "alone"
 BEGINS: Final = "begins"
@@ -50,14 +53,21 @@ class Who:
 
 def load(disk: Disk) -> Who:
     """Who this node is; a new one, if the directory does not know."""
+    format_due = check_format(disk, "cluster", CLUSTER_FORMAT)
     disk.make_directory("cluster")
+    if format_due:
+        write_format(disk, "cluster", CLUSTER_FORMAT)
     if "node.json" not in disk.list("cluster"):
         who = Who(secrets.token_hex(8))
         save(disk, who)
         return who
     file = disk.open(FILE)
     try:
-        return Who(**json.loads(file.read(0, 1 << 24)))
+        told = json.loads(file.read(0, 1 << 24))
+        known = {field.name for field in fields(Who)}
+        if isinstance(told, dict) and (unknown := told.keys() - known):
+            raise later_format(disk.where(FILE), f"it has {', '.join(sorted(unknown))}")
+        return Who(**told)
     except (ValueError, TypeError) as error:
         raise LostIdentityError(
             f"{disk.where(FILE)} cannot be read: {error}. Restore it; or let this node join as a new one, with an "

@@ -22,6 +22,7 @@ from railgun.core.errors import RailgunError
 from railgun.core.raft.messages import ChangeError
 from railgun.node.cluster.consensus import Consensus
 from railgun.node.cluster.errors import ClusterError
+from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
@@ -75,6 +76,7 @@ class Leasing:
 
     async def _renew(self, consensus: Consensus, timeout: float) -> None:
         member, asked = self._member, time.monotonic()
+        began = member.node.now()
         report = self._report(consensus)
         leader = consensus.leader or member.hint
         if consensus.leads:
@@ -87,6 +89,9 @@ class Leasing:
         if told.get("removed"):
             member.was_removed()
             return
+        if isinstance(clock := told.get("clock"), int):
+            latest = began + int((time.monotonic() - asked) * SECOND)
+            member.clock_skew_s = certain_skew(began, latest, clock) / SECOND
         if "leader" in told:
             member.hint = told["leader"]
         for name, epoch in told.get("epochs", {}).items():
@@ -124,12 +129,12 @@ class Leasing:
         if node in self._leaving or self.steering.refuses(
             metadata, consensus.members, me, node, now
         ):
-            return {"lease": 0.0, "epochs": {}}
+            return {"lease": 0.0, "epochs": {}, "clock": self._member.node.now()}
         left = consensus.lease_left()
         epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
         if left > 0 and epochs:
             self.steering.granted(node, now + left)
-        return {"lease": left, "epochs": epochs}
+        return {"lease": left, "epochs": epochs, "clock": self._member.node.now()}
 
     async def steer_for_ever(self) -> None:
         """Do what is decided, while this node leads."""
@@ -184,3 +189,14 @@ class Leasing:
                         await consensus.change(members)
                 case Transfer(to):
                     consensus.transfer(to)
+
+
+def certain_skew(asked: int, answered: int, clock: int) -> int:
+    """Return by how much this node's clock is certainly ahead of another one's; below 0: behind.
+
+    The other one was read between two moments that this node's clock calls `asked` and `answered`.
+
+    >>> certain_skew(100, 110, 50), certain_skew(100, 110, 105), certain_skew(100, 110, 300)
+    (50, 0, -190)
+    """
+    return max(0, asked - clock) + min(0, answered - clock)

@@ -43,7 +43,8 @@ from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
 from railgun.node.node import Mode, Node
-from railgun.node.routing import Here, Nobody, Place, There
+from railgun.node.persistent import Persistent
+from railgun.node.routing import MASTER_WAIT, Here, Nobody, Place, There
 from railgun.node.settings import StreamSettings
 from railgun.wire.commands import Blob
 from railgun.wire.raft import decode_message, encode_message
@@ -103,6 +104,8 @@ class Member:
         self.joining: Joining
         self.hint = ""
         """Who is said to lead."""
+        self.clock_skew_s = 0.0
+        """By how much this node's clock is certainly ahead of the leader's; below 0: behind."""
         self.full = False
         """Whether there is hardly any room on its disk."""
         self._changed: asyncio.Future[None] = self.loop.create_future()
@@ -344,6 +347,7 @@ class Member:
             if consensus is None:
                 continue
             try:
+                consensus.check_files()
                 alone = 0.0 if consensus.leader else alone + 0.5
                 if alone >= LOST_SIGHT and self.discovery is not None:
                     self.reconciling.addresses = await self.joining.whereabouts()
@@ -455,22 +459,20 @@ class Member:
         """Make a stream what it is asked to be, on all nodes."""
         asked = dict(asked)
         region = asked.pop("region", None)
-        wanted = StreamSettings.of(asked)
         command: dict[str, Any] = {
             "do": "ensure",
             "name": name,
             "asked": asked,
-            "defaults": asdict(wanted),
             "mode": mode,
             **({"region": region} if region else {}),
         }
         while True:
             stream = self.metadata.streams.get(name)
-            if stream is not None:
-                merged = dict(stream.settings) | asked
-                if mode == "overwrite":
-                    StreamSettings.of(merged)
-                command["seen"] = dict(stream.settings)
+            existing = None if stream is None else dict(stream.settings)
+            # What it will be if it is made, also if the stream that is there now is gone by then: valid in any case.
+            command["defaults"] = asdict(StreamSettings.merged(existing, asked))
+            if existing is not None:
+                command["seen"] = existing
             try:
                 told = await self.propose(command)  # who uses it waits until it is there
                 return {"result": told["result"], "differs": told.get("differs", {})}
@@ -529,12 +531,42 @@ class Member:
     @property
     def master_wait(self) -> float:
         """Seconds that a write waits for a master."""
-        return self.metadata.seconds("master_wait") or 0.0
+        return self.seconds("master_wait")
+
+    def seconds(self, setting: str) -> float:
+        """Return a setting of the cluster that is a number of seconds."""
+        return self.metadata.seconds(setting) or 0.0
+
+    @property
+    def cluster_id(self) -> str:
+        """What tells this cluster from others; empty: it is not formed yet."""
+        return self.who.cluster or self.metadata.cluster or ""
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves a stream."""
+        place = self._place(stream, write)
+        if isinstance(place, Nobody) and self.has_no_quorum:
+            told = "there is no quorum: nobody leads, as far as this node knows"
+            return Nobody(NoMasterError(told), hopeless=True)
+        return place
+
+    @property
+    def has_no_quorum(self) -> bool:
+        """Whether this node has known no leader for longer than anybody waits for a master."""
+        is_member = self.who.state != identity.ALONE and self.failed is None
+        if self.consensus is not None and self.consensus.leader is not None:
+            return False
+        return is_member and self.overview.leaderless_for > (self.master_wait or MASTER_WAIT)
+
+    def _place(self, stream: str, write: bool) -> Place:
         info = self.metadata.streams.get(stream)
         if info is None:
+            kept = self.node.streams.get(stream)
+            lost_sight = not self.metadata.cluster or self.has_no_quorum
+            if not write and lost_sight and isinstance(kept, Persistent):
+                return (
+                    Here()
+                )  # after a restart without a leader, nobody tells which streams there are
             if not self.metadata.cluster:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
             return self._unknown(stream)

@@ -6,7 +6,7 @@ Rules:
    replicas are, everybody how their disks and files are. Any node puts that together: it asks all others at once, and
    waits for none longer than `PATIENCE`.
 2. `status` asks nobody: what this node knows, for figures and health. The same form, with less in it.
-3. A replica is behind since the moment at which something was safe that it has not got yet. So one that follows
+3. A replica is behind since the moment at which its master had something that it has not got yet. So one that follows
    closely under load is not behind, though it never has all.
 """
 
@@ -18,11 +18,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.cluster.alarms import LONG, derive, is_settled
+from railgun.core.cluster.nodes import NodeInfo
 from railgun.node.cluster import identity
 from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
-from railgun.node.persistent import Persistent
+from railgun.node.persistent import TIME_AHEAD, Persistent
+from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
@@ -67,7 +69,7 @@ class Overview:
     def _look_at(
         self, region: Region, before: dict[tuple[str, str], tuple[float, int]], now: float
     ) -> None:
-        total = sum(copy.safe for copy in region.streams.values())
+        total = sum(copy.copy.durable for copy in region.streams.values())
         good = set(region.caught_up())
         for node, lag in region.lags().items():
             if node in good and not lag:
@@ -105,6 +107,9 @@ class Overview:
             "drift": member.metadata.drift(member.config.settings),
             "left_alone": self._left_alone(),
             "damaged": self._damaged(),
+            "clock_skew": round(member.clock_skew_s, 3),
+            "clock_stepped": round(member.node.pace.stepped / SECOND, 3),
+            "time_ahead": self._time_ahead(),
             "regions": {one.name: self._led(one, now) for one in member.regions if one.led},
         }
 
@@ -145,6 +150,12 @@ class Overview:
             if metadata.cluster and stream.id not in known
         ]
         return sorted({*self._member.node.left_alone, *strange})
+
+    def _time_ahead(self) -> dict[str, float]:
+        """Streams whose last message is stored far ahead of the time of day, and by how much (seconds)."""
+        streams = [copy.stream for one in self._member.regions for copy in one.streams.values()]
+        ahead = {stream.name: stream.stored_ahead for stream in streams}
+        return {name: round(us / SECOND, 3) for name, us in ahead.items() if us > TIME_AHEAD}
 
     def _damaged(self) -> dict[str, str]:
         found = {}
@@ -212,7 +223,7 @@ class Overview:
         leader = consensus.leader if consensus is not None else None
         silence = told.get(leader or "", {}).get("silence")
         found = []
-        for node in metadata.nodes.values():
+        for node in self._known_nodes():
             here = told.get(node.id, {})
             up, silent = self._is_up(node.id, leader, silence, told)
             found.append(
@@ -228,10 +239,19 @@ class Overview:
                     "damaged": here.get("damaged", {}),
                     "drift": here.get("drift", {}),
                     "left_alone": here.get("left_alone", []),
+                    "clock_skew": here.get("clock_skew", 0.0),
+                    "clock_stepped": here.get("clock_stepped", 0.0),
+                    "time_ahead": here.get("time_ahead", {}),
                     "applied": here.get("applied"),
                 }
             )
         return sorted(found, key=lambda one: str(one["name"]))
+
+    def _known_nodes(self) -> list[NodeInfo]:
+        """Return the nodes as all agree; after a restart without a leader, those that were known before it."""
+        member = self._member
+        nodes = list(member.metadata.nodes.values())
+        return nodes or [NodeInfo.of(one, 0) for one in member.who.nodes]
 
     def _is_up(
         self, id: str, leader: str | None, silence: dict[str, float] | None, told: dict[str, Told]

@@ -167,7 +167,7 @@ class Region:
         )
 
     def lags(self) -> dict[str, int]:
-        """How many messages the other replicas lack of what is safe, over all streams; as a master."""
+        """How many of the master's messages the other replicas lack, over all streams; as a master."""
         if not self.led:
             return {}
         copies = list(self.streams.values())

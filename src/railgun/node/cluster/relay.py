@@ -6,15 +6,21 @@ Rules:
    and channels are the client's own. Only pings are answered here. A session that was passed on is not passed on again.
 2. What cannot be served now, because there is no master or no connection to it yet, waits in a line of its own for each
    stream, with all that follows for it, for `master_wait` seconds. Then the whole line is refused with `NO_MASTER`:
-   nothing of it was done.
+   nothing of it was done. If there is no quorum for longer than that, it is refused at once. What a stream is like
+   (`describe`) is told by the copy of this node then, if it has one.
 3. Publishes of a stream do not overtake each other. When one was refused, so are those that were on their way: a ping
    goes after the refusal, and until its pong comes all publishes of the stream are refused. So is it between nodes:
    the pong goes back when this node refuses, too.
 4. A connection to another node that breaks ends the client's: it begins anew, at any node, and does what it does after
-   every lost connection. So does a place that changes while something hangs on it: unanswered publishes, members.
+   every lost connection. When a stream has another master than before, members of its groups subscribe again, and
+   publishes wait until those before them are answered by the old one; if it does not for `ANSWERS_S`, the client's
+   connection ends.
 5. What waits is bounded. A client that sends more than is taken is not read, and neither is a node that sends more than
    the client takes. Answers of nodes do not depend on being read, so the two never wait for each other.
-6. When the client goes, its sessions elsewhere go at once, after what it has sent.
+6. A reader without a group whose position this node's copy does not have (yet) is handed to the master.
+7. A node that is about to end says so (`GoingAway`), and gets no more; what it refuses (`STOPPING`) goes back to the
+   client, which sends it again. When its connection ends nothing is in doubt, and the client's stays.
+8. When the client goes, its sessions elsewhere go at once, after what it has sent.
 """
 
 from __future__ import annotations
@@ -30,7 +36,8 @@ from typing import TYPE_CHECKING, Any, Final
 from railgun.core.errors import RailgunError
 from railgun.node import admin
 from railgun.node.cluster.upstream import ROOM, Upstream, UpstreamError
-from railgun.node.errors import NoMasterError
+from railgun.node.errors import NoMasterError, StoppingError
+from railgun.node.persistent import Persistent
 from railgun.node.routing import Here, Nobody, Place, Routing, There
 from railgun.wire.commands import NUMBERS, RawFrame
 from railgun.wire.proto import streams_pb2 as p
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
 HERE: Final = ""
 """This node, where others have an id."""
 PER_FRAME: Final = 512  # bytes that a frame takes besides its own while it waits
+ANSWERS_S: Final = 1.0  # seconds in which a master that is none any more answers what it has got
 AGAIN: Final = (0.05, 0.5)  # seconds to the next try to connect: at first, and at most
 PUBLISH: Final = NUMBERS[p.Publish]
 SUBSCRIBE: Final = NUMBERS[p.Subscribe]
@@ -49,6 +57,7 @@ ADMIN: Final = NUMBERS[p.Admin]
 PONG: Final = NUMBERS[p.Pong]
 PUBLISHED: Final = NUMBERS[p.Published]
 FAILED: Final = NUMBERS[p.Failed]
+DELIVER: Final = NUMBERS[p.Deliver]
 SUBSCRIBED: Final = NUMBERS[p.Subscribed]
 UNSUBSCRIBED: Final = NUMBERS[p.Unsubscribed]
 ON_A_CHANNEL: Final = frozenset(
@@ -129,13 +138,23 @@ class Relay:
             self._by_stream(raw, command, (command.stream, True))
         elif kind == SUBSCRIBE:
             command = raw.command()
-            self._by_stream(raw, command, (command.stream, bool(command.group)))
+            of_master = bool(command.group) or self._behind(command)
+            self._by_stream(raw, command, (command.stream, of_master))
         elif kind == ADMIN and (named := self._named(command := raw.command())) is not None:
             self._by_stream(raw, command, (named, True))
         elif kind == PONG:
             self._seen(raw.command().number)
         else:
             self._session.take(raw.frame())
+
+    def _behind(self, command: p.Subscribe) -> bool:
+        """Return whether this node's copy is not as far as a reader without a group: the master serves that one."""
+        here = self._session.node.streams.get(command.stream)
+        if not isinstance(here, Persistent) or command.start != p.OFFSET:
+            return False
+        identity = self._session.node.identity_of(here)
+        other = bool(command.identity and identity and command.identity != identity)
+        return other or command.offset > here.end
 
     def _named(self, command: p.Admin) -> str | None:
         """The stream whose master a call is for; None: this node answers, be it that it makes no sense."""
@@ -147,6 +166,10 @@ class Relay:
         return None
 
     def _by_stream(self, raw: RawFrame, command: Any, key: _Key) -> None:
+        if self._session.going:
+            told = "this node is about to end; nothing was done: ask another one"
+            self._fail(raw, command, StoppingError(told))
+            return
         if raw.kind == PUBLISH and key[0] in self._refusing:
             self._fail(raw, command, _refusal(key[0]))
             return
@@ -161,7 +184,7 @@ class Relay:
         elif not self._go(asked):
             line = self._lines[key] = deque()
             self._line_up(line, asked)
-            task = self._loop.create_task(self._wait(line))
+            task = self._loop.create_task(self._wait(key, line))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -207,38 +230,35 @@ class Relay:
             return True
         match place:
             case Here():
+                if self._elsewhere(asked, HERE):
+                    return False
                 self._here(asked)
             case There() if self._session.forwarded:
                 self._refuse([asked])
             case There():
                 upstream = self._upstreams.get(place.node)
-                if upstream is None or not upstream.open:
+                if upstream is None or not upstream.open or upstream.going:
+                    return False
+                if self._elsewhere(asked, place.node):
                     return False
                 self._there(asked, upstream)
+            case Nobody() if place.hopeless:
+                self._refuse([asked])
             case Nobody():
                 return False
         return True
 
-    def _stays(self, asked: _Asked, where: str) -> bool:
-        """Whether it goes where those before it went."""
+    def _elsewhere(self, asked: _Asked, where: str) -> bool:
+        """Return whether publishes before this one went to another node, and are not answered: it waits for them."""
         busy = self._busy.get(asked.key[0])
-        if asked.raw.kind == PUBLISH and busy is not None and busy.where != where:
-            line = self._lines.get(asked.key)
-            if not line or line[0] is not asked:  # else it is refused with its line
-                self._fail(asked.raw, asked.command, _refusal(asked.key[0]))
-            self._session.cut_off()
-            return False
-        return True
+        return asked.raw.kind == PUBLISH and busy is not None and busy.where != where
 
     def _here(self, asked: _Asked) -> None:
-        if self._stays(asked, HERE):
-            if asked.raw.kind == SUBSCRIBE:
-                self._channels.pop(asked.raw.channel, None)
-            self._session.take(asked.raw.frame())
+        if asked.raw.kind == SUBSCRIBE:
+            self._channels.pop(asked.raw.channel, None)
+        self._session.take(asked.raw.frame())
 
     def _there(self, asked: _Asked, upstream: Upstream) -> None:
-        if not self._stays(asked, upstream.node):
-            return
         raw, command = asked.raw, asked.command
         if raw.kind == PUBLISH:
             upstream.publishes[command.request] = command.stream
@@ -274,9 +294,12 @@ class Relay:
         line.append(asked)
         self._session.hold_back(asked.size)
 
-    async def _wait(self, line: deque[_Asked]) -> None:
-        """Let those in a line go as soon as they can, in order; refuse them when it takes too long."""
-        key, pause = line[0].key, AGAIN[0]
+    async def _wait(self, key: _Key, line: deque[_Asked]) -> None:
+        """Let those in a line go as soon as they can, in order; refuse them when it takes too long.
+
+        The line may be refused, and empty, before this begins.
+        """
+        pause = AGAIN[0]
         while line and not self._over:
             if line[0].deadline <= self._loop.time() or not self._let_go(line):
                 left = line[0].deadline - self._loop.time()
@@ -307,6 +330,11 @@ class Relay:
     async def _change(self, key: _Key, pause: float) -> float:
         """Until something may be another way; how long to wait when a connection cannot be made."""
         place = self._where(key)
+        busy = self._busy.get(key[0])
+        there = place.node if isinstance(place, There) else HERE
+        if busy is not None and busy.where != there and not isinstance(place, Nobody):
+            await asyncio.sleep(AGAIN[0])  # until those before are answered
+            return AGAIN[0]
         if not isinstance(place, There):
             await self._routing.wait(*key)
             return AGAIN[0]
@@ -315,6 +343,11 @@ class Relay:
             if upstream is not None:
                 upstream.close()
             upstream = self._upstreams[place.node] = Upstream(self, self._session, place)
+        if upstream.going:  # another node will be asked, or this one when it is back
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN[0]):
+                    await self._routing.wait(*key)
+            return AGAIN[0]
         changed = self._loop.create_task(self._routing.wait(*key))
         try:
             await asyncio.wait([changed, upstream.dialling], return_when=asyncio.FIRST_COMPLETED)
@@ -364,14 +397,23 @@ class Relay:
     def _refuse(self, every: list[_Asked]) -> None:
         for asked in every:
             stream, write = asked.key
+            if self._is_told_here(asked):
+                self._session.take(asked.raw.frame())
+                continue
             why = _refusal(stream, write)
             with contextlib.suppress(RailgunError):
                 place = self._routing.serves(stream, write)
                 if isinstance(place, Nobody):
-                    why = _refusal(stream, write, place.why)
+                    why = _refusal(stream, write, place.why, place.hopeless)
             self._fail(asked.raw, asked.command, why)
         for stream in {asked.key[0] for asked in every if asked.raw.kind == PUBLISH}:
             self._refuse_more(stream)
+
+    def _is_told_here(self, asked: _Asked) -> bool:
+        """Return whether this node can answer, though it is not the master: by its copy, as it answers readers."""
+        if asked.raw.kind != ADMIN or asked.command.call not in admin.OF_COPY:
+            return False
+        return not self._session.forwarded and asked.key[0] in self._session.node.streams
 
     def _refuse_more(self, stream: str) -> None:
         """Refuse publishes until the client has seen that one was."""
@@ -380,6 +422,7 @@ class Relay:
         self._session.send(p.Ping(number=self._pings))
 
     def _seen(self, number: int) -> None:
+        self._session.confirmed(number)
         for stream, last in list(self._refusing.items()):
             if last <= number:
                 del self._refusing[stream]
@@ -396,6 +439,8 @@ class Relay:
         kind, channel = raw.kind, self._channels.get(raw.channel) if raw.channel else None
         if channel is not None and channel.upstream is not upstream and kind != UNSUBSCRIBED:
             return  # of a subscription that has ended
+        if channel is None and kind == DELIVER:
+            return  # so is this
         if kind == PUBLISHED:
             self._answered(upstream, raw.command().request)
         elif kind == FAILED:
@@ -404,8 +449,11 @@ class Relay:
             if channel is not None and not channel.begun and command.request == channel.request:
                 del self._channels[raw.channel]
             self._session.pass_back(raw.data)
-            if stream is not None and command.code == NoMasterError.code:
+            if stream is not None and command.code in (NoMasterError.code, StoppingError.code):
                 self._refuse_more(stream)
+                behind = self._lines.get((stream, True))
+                if behind:  # what waits came after what was refused, and must not overtake it
+                    self._give_up(behind)
             return
         elif channel is not None and kind == SUBSCRIBED:
             channel.begun = True
@@ -432,19 +480,54 @@ class Relay:
             upstream.read()
 
     def broke(self, upstream: Upstream) -> None:
-        """A connection that was open is no more."""
-        if not self._over:
+        """A connection that was open is no more; if the other node has ended in order, nothing is in doubt."""
+        if self._over:
+            return
+        if not upstream.going or upstream.publishes:
             self._session.cut_off()
+            return
+        if self._upstreams.get(upstream.node) is upstream:
+            del self._upstreams[upstream.node]
+        stopped = StoppingError(f"node {upstream.node} has ended: subscribe again")
+        for number, channel in list(self._channels.items()):
+            if channel.upstream is upstream:
+                self._lose(number, channel, stopped)
+
+    @property
+    def busy(self) -> bool:
+        """Whether publishes of the client are not answered, or wait."""
+        return bool(self._busy or self._lines)
 
     # ------------------------------------------------------------ moving, ending
 
-    def moved(self, gone: Callable[[str], bool]) -> bool:
-        """Whether something hangs on a master that is none any more, of a stream that `gone` names."""
-        used = {(stream, busy.where) for stream, busy in self._busy.items()}
-        for channel in self._channels.values():
-            if channel.upstream is not None and channel.key[1]:
-                used.add((channel.key[0], channel.upstream.node))
-        return any(gone(stream) and not self._still(stream, where) for stream, where in used)
+    def moved(self, gone: Callable[[str], bool]) -> None:
+        """Let members of groups subscribe again whose master (of streams that `gone` names) is none any more.
+
+        Publishes that hang on such a master are answered by it, as done or as refused, if it lives. If it is silent
+        for `ANSWERS_S` nobody knows what becomes of them, and the client is cut off.
+        """
+        for number, channel in list(self._channels.items()):
+            stream, write = channel.key
+            if channel.upstream is None or not write or not gone(stream):
+                continue
+            if not self._still(stream, channel.upstream.node):
+                elsewhere = NoMasterError(f"{stream!r} has another master: subscribe again")
+                self._lose(number, channel, elsewhere)
+        for stream, busy in self._busy.items():
+            if gone(stream) and not self._still(stream, busy.where):
+                self._loop.call_later(ANSWERS_S, self._check_answered, stream, busy)
+
+    def _check_answered(self, stream: str, busy: _Busy) -> None:
+        """Cut the client off if a master that is none any more has not answered its publishes."""
+        hangs = self._busy.get(stream) is busy and not self._still(stream, busy.where)
+        if hangs and not self._over:
+            self._session.cut_off()
+
+    def _lose(self, number: int, channel: _Channel, error: RailgunError) -> None:
+        """A subscription at another node has ended: the client is told, and may make it again."""
+        del self._channels[number]
+        if not channel.leaving:
+            self._session.fail(0 if channel.begun else channel.request, error, number)
 
     def _still(self, stream: str, where: str) -> bool:
         if where == HERE:
@@ -470,7 +553,10 @@ def _named(place: There) -> tuple[str, str, int]:
     return place.node, place.host, place.port
 
 
-def _refusal(stream: str, write: bool = True, why: Exception | None = None) -> NoMasterError:
+def _refusal(
+    stream: str, write: bool = True, why: Exception | None = None, no_quorum: bool = False
+) -> NoMasterError:
     what = "no master" if write else "no copy that can be reached"
     more = f" ({why})" if why is not None else ""
-    return NoMasterError(f"the stream {stream!r} has {what} now{more}; nothing was done: try again")
+    text = f"the stream {stream!r} has {what} now{more}; nothing was stored or changed: try again"
+    return NoMasterError(text, no_quorum)

@@ -57,8 +57,8 @@ class Replicated:
     def __init__(self, stream: Persistent, committer: Committer, around: Around) -> None:
         self.stream, self.around = stream, around
         self.id = stream.id
-        self.trouble = ""
-        """Why it cannot be a master, if so."""
+        self._trouble = ""  # why it cannot be a master, beside what its files say
+        self._ends: dict[str, int] = {}  # how far replicas were when they were heard of last
         self._committer = committer
         self._loop = stream.loop
         note = stream.note
@@ -69,6 +69,7 @@ class Replicated:
         self.replica: Replica | None = None
         self.master: Master | None = None
         self._known_safe = note.safe  # and is on disk, as far as the log goes
+        self._noted_safe = note.safe  # in the group log
         self.broken = False
         """Whether it could not write what a master has to, and needs another epoch to begin anew."""
         self._ready = False
@@ -87,6 +88,15 @@ class Replicated:
         self.closed = False
         stream.copies = self
 
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be a master: something could not be written, or could not be read; empty: it can."""
+        return self._trouble or str(self.stream.trouble or "")
+
+    @trouble.setter
+    def trouble(self, why: str) -> None:
+        self._trouble = why
+
     async def open(self) -> None:
         """See what there is; mend what is damaged."""
         end, knew = self.stream.log.end, self._known_safe
@@ -101,7 +111,7 @@ class Replicated:
 
     def _look_at_log(self) -> None:
         """When nothing is under way, the copy is what the log is."""
-        self.trouble = str(self.stream.log.failed or "")
+        self._trouble = str(self.stream.log.failed or "")
         self._unchanged = False
         self.copy = Copy.of(self._standing(), self._known_safe)
 
@@ -148,10 +158,14 @@ class Replicated:
         return bool(self._label == LOST)
 
     def lag(self, node: str) -> int:
-        """How many messages a replica lacks of what is safe, as far as the master knows."""
+        """Return how many of the master's messages a replica lacks, safe or not.
+
+        Of a replica that is silent the last that was heard counts; of one that was never heard of: it may lack all.
+        """
         peer = self.master.peers.get(node) if self.master is not None else None
-        has = self.copy.first if peer is None else max(peer.end, self.copy.first)
-        return max(0, self.copy.safe - has)
+        if peer is not None:
+            self._ends[node] = peer.end
+        return max(0, self.copy.durable - max(self._ends.get(node, 0), self.copy.first))
 
     async def fenced(self, master: str, epoch: int, session: int) -> Standing:
         """Follow this master; how the copy stands."""
@@ -241,7 +255,7 @@ class Replicated:
             raise NoMasterError(
                 f"this node is not the master of {self.stream.name!r} now: try again"
             )
-        stamp = Stamp(self.master.epoch, self.stream.now())
+        stamp = Stamp(self.master.epoch, self.stream.stored_now())
         told = partial(self._published, batches, acks, done, safe)
         self._committer.submit(self.stream.log, batches, told, stamp)
 
@@ -255,6 +269,7 @@ class Replicated:
     ) -> None:
         if error is not None:
             self._look_for_trouble(error)
+            self.around.changed()
         elif self.master is None:
             error = DeposedError("this node is no master any more: it may be stored or not")
         if error is not None:
@@ -309,6 +324,7 @@ class Replicated:
 
     def _submit_groups(self, changes: Sequence[tuple[str, bytes | None]], done: Done) -> None:
         note = CopyNote(self._label, self._groups, self._known_safe)
+        self._noted_safe = self._known_safe
         self._committer.submit(self.stream.group_log, [*changes, ("", note.pack())], done)
 
     def _kept(
@@ -345,6 +361,14 @@ class Replicated:
             done(None)
         else:
             self._awaited.append((number, done))
+
+    def news(self) -> bytes | None:
+        """Return the note for the group log, if more is safe than the last note says."""
+        safe = min(self._known_safe, self.stream.log.durable_end)
+        if self._doubtful or safe <= self._noted_safe:
+            return None
+        self._noted_safe = safe
+        return CopyNote(self._label, self._groups, safe).pack()
 
     def trimmed(self, first: int) -> None:
         """What lies before is not kept any more."""
@@ -633,14 +657,14 @@ class Replicated:
 
     def _look_for_trouble(self, error: RailgunError) -> None:
         if isinstance(error, LogFailedError | DamagedLogError):
-            self.trouble = str(error)
+            self._trouble = str(error)
             self.around.changed()
 
     def _fail(self, error: RailgunError) -> None:
         """Something could not be written."""
         self._look_for_trouble(error)
-        if self.master is not None and not self.trouble:
-            self.trouble = str(error)  # another one can, perhaps
+        if self.master is not None and not self._trouble:
+            self._trouble = str(error)  # another one can, perhaps
             self.around.changed()
             self.around.spawn(self._mend(self.master))
         if self._failing or self.replica is None:
@@ -657,7 +681,7 @@ class Replicated:
             except RailgunError:
                 continue
             if self.master is master:
-                self.trouble, self.broken = str(self.stream.log.failed or ""), True
+                self._trouble, self.broken = str(self.stream.log.failed or ""), True
             return
 
     async def get_well(self) -> None:
@@ -667,7 +691,7 @@ class Replicated:
             try:
                 await self._look_anew()
             except RailgunError as error:
-                self.trouble = str(error)
+                self._trouble = str(error)
                 continue
             self.broken = True
             self.around.changed()
@@ -714,7 +738,7 @@ class Replicated:
         await self._write_note()
         await self.stream.perform(log, log.repair)
         if log.failed is None:
-            self.trouble = ""
+            self._trouble = ""
 
     async def _write_note(self) -> None:
         done: asyncio.Future[None] = self._loop.create_future()

@@ -4,8 +4,9 @@ Rules:
 
 1. It is dialled once. If that fails nothing was sent, and whoever waits for it is told; if it breaks later, `broke`.
 2. Its hello says that it is passed on, and for which client.
-3. It pings, and is dead if nothing comes for `SILENCE` seconds while it is read. Pings of the other node are answered
-   after all that came before them was dealt with.
+3. It pings several times a second, so that the other node knows soon when this one is frozen, and is dead if pings
+   are not answered for `SILENCE_S` seconds while it is read (`wire.heartbeat`). Pings of the other node are
+   answered after all that came before them was dealt with.
 4. It is not read while the client has no room. When it is closed, what was sent before still goes.
 """
 
@@ -20,6 +21,7 @@ from railgun.core.errors import RailgunError
 from railgun.node.routing import There
 from railgun.wire.commands import NUMBERS, VERSION, Blob, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.heartbeat import Beat, Heartbeat
 from railgun.wire.hello import HelloError
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import streams_pb2 as p
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 
 ROOM: Final = 4 << 20  # bytes that wait to be taken by the other node
 PATIENCE: Final = 3.0  # seconds until a node that is dialled has answered
-PING: Final = 5.0
-SILENCE: Final = 20.0
+SILENCE_S: Final = 2.5
+CLOSING_S: Final = 20.0  # for what was sent before a connection is closed
 PING_KIND: Final = NUMBERS[p.Ping]
 PONG_KIND: Final = NUMBERS[p.Pong]
+GOING_AWAY_KIND: Final = NUMBERS[p.GoingAway]
 
 
 class UpstreamError(RailgunError):
@@ -61,6 +64,8 @@ class Upstream:
         self.node = place.node
         self.address = (place.host, place.port)
         self.open = False
+        self.going = False
+        """Whether the other node is about to end, and takes nothing more."""
         self.publishes: dict[int, str] = {}
         """The streams of publishes that were not answered, by their numbers."""
         self._relay, self._session = relay, session
@@ -69,7 +74,7 @@ class Upstream:
         self._wire: _Wire | None = None
         self._outbox: Outbox | None = None
         self._paused = False
-        self._heard = 0.0
+        self._heartbeat = Heartbeat(SILENCE_S, self._loop.time())
         self._beating: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
         self._closed = False
@@ -131,8 +136,8 @@ class Upstream:
         wire.transport.set_write_buffer_limits(high=ROOM - 1)
         wire.resumed = self._relay.room_there
         self._outbox = Outbox(self._loop, wire.transport, self._flushed)
-        self._heard = self._loop.time()
-        self._beating = self._loop.call_later(PING, self._beat)
+        self._heartbeat = Heartbeat(SILENCE_S, self._loop.time())
+        self._beating = self._loop.call_later(self._heartbeat.interval_s, self._beat)
         self.open = True
 
     def _gone(self) -> None:
@@ -151,15 +156,17 @@ class Upstream:
         if self._wire is not None and self._outbox is not None:
             self._outbox.flush()
             self._wire.close()
-            self._loop.call_later(SILENCE, self._wire.abort)  # if it does not take it
+            self._loop.call_later(CLOSING_S, self._wire.abort)  # if it does not take it
 
     def _beat(self) -> None:
         assert self._wire is not None
-        if self._loop.time() - self._heard > SILENCE and not self._paused:
+        if self._paused:  # its answers are not read
+            self._heartbeat.heard_s = self._loop.time()
+        if self._heartbeat.tick(self._loop.time()) is Beat.DEAD:
             self._wire.abort()
             return
         self.send(b"".join(encode(p.Ping(number=0))))
-        self._beating = self._loop.call_later(PING, self._beat)
+        self._beating = self._loop.call_later(self._heartbeat.interval_s, self._beat)
 
     # ------------------------------------------------------------ frames
 
@@ -180,12 +187,13 @@ class Upstream:
     def _received(self, connection: Connection, data: bytes) -> None:
         if self._closed:
             return
-        self._heard = self._loop.time()
+        self._heartbeat.heard_s = self._loop.time()
         try:
             for raw in self._reader.raw(data):
                 if raw.kind == PONG_KIND:
                     continue
-                if raw.kind == PING_KIND:
+                if raw.kind in (PING_KIND, GOING_AWAY_KIND):
+                    self.going = self.going or raw.kind == GOING_AWAY_KIND
                     self.send(b"".join(encode(p.Pong(number=raw.command().number))))
                     continue
                 self._relay.heard(self, raw)
@@ -203,7 +211,7 @@ class Upstream:
         """The client has room again."""
         if self._paused and self._wire is not None:
             self._paused = False
-            self._heard = self._loop.time()
+            self._heartbeat.heard_s = self._loop.time()
             with contextlib.suppress(RuntimeError):
                 self._wire.transport.resume_reading()
 

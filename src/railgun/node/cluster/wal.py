@@ -13,6 +13,7 @@ Rules:
 5. What is torn at the end is cut off. What was synced and is bad is damage: nobody knows what this node has promised
    to others, so it must not come back under its name (`DamagedWalError`), and nothing is changed. In doubt are only the
    notes of the last sync before a crash, if they rot before they are read again: they look torn.
+   What a later version of Railgun has written is not damage: `LaterFormatError`, and nothing is changed.
 6. A full disk: `NoSpaceError`. Of a write nothing is there then, and the driver ends all the same, for it cannot go on
    without it; a `compact` may be tried again later. A write or a sync that fails otherwise: `LogFailedError`, for ever.
 7. One writer at a time.
@@ -29,7 +30,13 @@ from google.protobuf.message import DecodeError
 from railgun.core.errors import ProtocolError
 from railgun.core.raft.messages import Entry, Hard, Snapshot
 from railgun.node.disk import Disk
-from railgun.node.errors import ClosedError, NoSpaceError, StorageError, storage_error
+from railgun.node.errors import (
+    ClosedError,
+    NoSpaceError,
+    StorageError,
+    later_format,
+    storage_error,
+)
 from railgun.node.notes import Notes
 from railgun.wire import raft
 from railgun.wire.proto import raft_pb2 as r
@@ -96,6 +103,10 @@ class Wal:
     def size(self) -> int:
         """Bytes of its file."""
         return 0 if self._snapshot is None else self._notes.tail.size
+
+    def has_file(self) -> bool:
+        """Return whether its file is still there. While it is replaced by a shorter one it may seem not to be."""
+        return self._closed or self._snapshot is None or self._notes.tail.has_name()
 
     def write(self, hard: Hard | None, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
         """Write what a `Ready` says, in this order."""
@@ -214,7 +225,7 @@ class Wal:
                     raise self._damaged(f"entry {entry.index} comes after {self._last}")
                 self._put(entry)
             else:
-                raise self._damaged(f"there is a record of a kind that nobody knows ({kind})")
+                raise later_format(self._notes.what, f"a record of kind {kind}")
         except DecodeError as error:
             raise self._damaged(f"a record cannot be read: {error}") from error
 

@@ -10,6 +10,7 @@ Kind = Literal[
     "lost", "lost_master", "duplicate_id", "duplicate_value", "two_values", "failed_read", "phantom", "order",
     "gap", "diverged", "skipped", "inverted", "never_delivered", "stuck", "unfinished", "two_active", "backwards",
     "redelivered", "answered_twice", "answered_late", "wrong_answer", "asked_twice",
+    "stranded", "restart_error",
 ]  # fmt: skip
 MEANINGS: Final[dict[Kind, str]] = {
     "lost": "a message that was acknowledged by a quorum is not there at the end",
@@ -34,6 +35,8 @@ MEANINGS: Final[dict[Kind, str]] = {
     "answered_late": "an answer was accepted after who asked was told how it ended",
     "wrong_answer": "somebody got an answer that nobody gave to their question",
     "asked_twice": "a group got one question twice",
+    "stranded": "a client of a frozen node did not go on at another one before the thaw",
+    "restart_error": "a publish failed while nodes were restarted in order, and nothing else was wrong",
 }
 ALLOWED: Final[frozenset[Kind]] = frozenset({"lost_master"})
 """Kinds that are counted, and are no fault."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.core.errors import RailgunError
 from railgun.testing.jepsen import damage
-from railgun.testing.jepsen.nemesis import Admin, Blow, blocked
+from railgun.testing.jepsen.nemesis import SETTLE, Admin, Blow, blocked
 from railgun.testing.jepsen.nodes import Nodes
 from railgun.testing.jepsen.proxy import OTHERS, Mode
 from railgun.testing.jepsen.shim import Orders
@@ -39,6 +39,8 @@ class RealStriker:
 
     async def begin(self, blow: Blow) -> str:
         """Do it."""
+        if blow.kind == "rolling":
+            return await self._restart_all(blow.others)
         told = ""
         for name in (*blow.victims, *blow.others):
             node = self._nodes[name]
@@ -49,10 +51,12 @@ class RealStriker:
                     node.order(node.orders.but(torn=True))
                     await asyncio.sleep(0.3)  # some writes, on their way
                     await node.kill()
-                case "pause":
+                case "pause" | "freeze":
                     node.pause()
                 case "full_disk":
                     node.order(node.orders.but(full=True))
+                case "refused_writes":
+                    node.order(node.orders.but(refuse=getattr(errno, blow.style)))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=True))
                 case "slow_disk":
@@ -70,8 +74,6 @@ class RealStriker:
                     for other in (*self._nodes.names, OTHERS):
                         self._nodes.links.slow(name, other, blow.amount, blow.amount)
                         self._nodes.links.slow(other, name, blow.amount, blow.amount)
-                case "rolling":
-                    told += await self._restart(name)
         if any(blocked(blow, self._nodes.names)):
             self._partitions.append(blow)
             self._close_links()
@@ -91,10 +93,12 @@ class RealStriker:
                 case "kill" | "torn_kill" | "flip" | "flip_groups" | "cut_tail" | "remove_stream":
                     node.order(node.orders.but(torn=False))
                     told = await self._start(name)
-                case "pause":
+                case "pause" | "freeze":
                     node.resume()
                 case "full_disk":
                     node.order(node.orders.but(full=False))
+                case "refused_writes":
+                    node.order(node.orders.but(refuse=0))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=False))
                     await node.kill()  # nobody knows what its logs have: so it is with a real one
@@ -138,15 +142,19 @@ class RealStriker:
         except RailgunError as error:
             return str(error)
 
-    async def _restart(self, name: str) -> str:
-        """One of several: the next one has to wait until it has caught up."""
-        await self._nodes[name].stop()
-        told = await self._start(name)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30.0):
-                while not await self._admin.settled([name]):
-                    await asyncio.sleep(0.1)
-        return told
+    async def _restart_all(self, names: Sequence[str]) -> str:
+        """Stop nodes in order and start them again, each when all are settled; end early if they are not in time."""
+        told: list[str] = []
+        for name in names:
+            await self._nodes[name].stop()
+            told += filter(None, [await self._start(name)])
+            try:
+                async with asyncio.timeout(SETTLE):
+                    while not await self._admin.settled(names):
+                        await asyncio.sleep(0.1)
+            except TimeoutError:
+                return "; ".join([*told, f"not settled after {name}: the others are not restarted"])
+        return "; ".join(told)
 
     async def _ask(self, call: object) -> str:
         try:

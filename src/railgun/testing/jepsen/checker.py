@@ -24,6 +24,7 @@ from railgun.testing.jepsen.delivery_rules import (
     check_readers,
     gather_groups,
 )
+from railgun.testing.jepsen.fault_rules import check_faults
 from railgun.testing.jepsen.history import Meta, Record
 from railgun.testing.jepsen.log_rules import check_log, gather
 
@@ -41,6 +42,7 @@ def check(records: Sequence[Record], transit: float | None = None) -> Findings:
     for group in groups.values():
         check_group(group, streams.get(group.stream), transit, findings)
     check_questions(records, findings)
+    check_faults(records, findings)
     return findings
 
 

@@ -55,6 +55,8 @@ class Meta:
     seconds: float
     transit: float = 0.0
     text: str = ""
+    patience_s: float = 0.0
+    """After how many seconds a client gives a call up; 0: nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,25 @@ class Fault:
     at: float
     what: str
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Blown:
+    """A fault from its begin to its end, written when it is over.
+
+    `begin` is before anything was done and `struck` when all of it was done; `end` is before anything was undone,
+    and `settled` when the nodes had caught up, or were given up. `clients` had a connection to one of `nodes` at
+    `begin`.
+    """
+
+    kind: ClassVar[str] = "blown"
+    fault: str
+    nodes: list[str]
+    begin: float
+    struck: float
+    end: float
+    settled: float
+    clients: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +227,24 @@ class LastRead:
 
 
 Record = (
-    Meta | Fault | Publish | Delivery | Acked | Position | Request | Response | Drain | LastRead
+    Meta | Fault | Blown | Publish | Delivery | Acked | Position | Request | Response | Drain | LastRead
 )  # fmt: skip
 KINDS: Final[dict[str, Any]] = {
     kind.kind: kind
     for kind in (
-        *(Meta, Fault, Publish, Delivery, Acked, Position, Request, Response, Drain, LastRead),
+        *(
+            Meta,
+            Fault,
+            Blown,
+            Publish,
+            Delivery,
+            Acked,
+            Position,
+            Request,
+            Response,
+            Drain,
+            LastRead,
+        ),
     )
 }
 _FIELDS: Final = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS.items()}

@@ -8,8 +8,11 @@ Rules:
    up, which the plan cannot know: who does a blow waits until there is room for its victims, and leaves it out if
    there is none for too long.
 3. Who is cut off in a minority fails; who is slow, or has a wrong clock, does not.
-4. A rolling restart, and a change of members, has the cluster for itself but for what harms nobody.
+4. A rolling restart, a change of members and a freeze have the cluster for themselves but for what harms nobody.
 5. In the end everything is healed, whatever happened.
+6. Each blow is recorded from its begin until its nodes have caught up (`Blown`), for the checker.
+
+A `pause` stops a process for a moment; a `freeze` does so for longer than any client waits (`FREEZE_S`).
 """
 
 from __future__ import annotations
@@ -22,30 +25,35 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, Protocol
 
-from railgun.testing.jepsen.history import Fault, History
+from railgun.testing.jepsen.history import Blown, Fault, History
 
 Kind = Literal[
-    "kill", "torn_kill", "pause", "isolate", "halves", "one_way", "bridge", "slow_links", "clients_cut", "slow_disk",
-    "full_disk", "failed_sync", "clock", "flip", "flip_groups", "cut_tail", "remove_stream", "member", "rolling",
+    "kill", "torn_kill", "pause", "freeze", "isolate", "halves", "one_way", "bridge", "slow_links", "clients_cut",
+    "slow_disk", "full_disk", "refused_writes", "failed_sync", "clock", "flip", "flip_groups", "cut_tail",
+    "remove_stream", "member", "rolling",
 ]  # fmt: skip
 WEIGHTS: Final[Mapping[Kind, int]] = {
     "kill": 6, "torn_kill": 3, "pause": 4, "isolate": 4, "halves": 3, "one_way": 3, "bridge": 2, "slow_links": 2,
-    "clients_cut": 2, "slow_disk": 2, "full_disk": 2, "failed_sync": 2, "clock": 2, "flip": 1, "flip_groups": 1,
-    "cut_tail": 1, "remove_stream": 1, "member": 2, "rolling": 1,
+    "clients_cut": 2, "slow_disk": 2, "full_disk": 2, "refused_writes": 3, "failed_sync": 2, "clock": 2, "flip": 1,
+    "flip_groups": 1, "cut_tail": 1, "remove_stream": 1, "member": 2, "rolling": 1,
+    "freeze": 2,
 }  # fmt: skip
 ALONE: Final[frozenset[Kind]] = frozenset(
-    {"kill", "torn_kill", "pause", "clients_cut", "slow_disk", "full_disk", "failed_sync", "clock", "rolling"}
+    {"kill", "torn_kill", "pause", "clients_cut", "slow_disk", "full_disk", "refused_writes", "failed_sync", "clock",
+     "rolling"}
 )  # fmt: skip
 """What one node can live through that has nobody to learn from."""
 HARMLESS: Final[frozenset[Kind]] = frozenset({"slow_links", "clients_cut", "slow_disk", "clock"})
-EXCLUSIVE: Final[frozenset[Kind]] = frozenset({"rolling", "member"})
+EXCLUSIVE: Final[frozenset[Kind]] = frozenset({"rolling", "member", "freeze"})
 STYLES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "isolate": ("cut", "drop", "hold"),
     "halves": ("cut", "drop", "hold"),
     "one_way": ("cut", "drop", "hold"),
     "bridge": ("cut", "drop"),
+    "refused_writes": ("EFBIG", "EDQUOT", "EROFS"),
 }
 LASTS: Final = (1.0, 6.0)
+FREEZE_S: Final = (12.0, 16.0)
 CALM: Final = (1.5, 4.0)
 SETTLE: Final = 60.0
 """Seconds until a node that is healed must have caught up."""
@@ -119,8 +127,9 @@ def _round(
         if any(one.kind == kind and kind in HARMLESS for one in made):
             continue  # what is healed by the first would not be by the second
         at = now if not made else now + chance.uniform(0.0, 0.9 * LASTS[0])
-        lasts = min(chance.uniform(*LASTS), end - at)
-        if lasts < LASTS[0]:
+        shortest, longest = FREEZE_S if kind == "freeze" else LASTS
+        lasts = min(chance.uniform(shortest, longest), end - at)
+        if lasts < shortest:
             continue
         blow = _aim(chance, kind, names, free, min(left, len(free)), at, lasts)
         if blow is None:
@@ -189,7 +198,7 @@ def blocked(blow: Blow, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def longest_hold(blows: Sequence[Blow]) -> float:
     """So long something may be under way that was sent: while a node is stopped, or a link is held up or slow."""
-    times = [one.seconds for one in blows if one.kind == "pause" or one.style == "hold"]
+    times = [one.seconds for one in blows if one.kind in ("pause", "freeze") or one.style == "hold"]
     times += [3 * one.amount for one in blows if one.kind == "slow_links"]
     return max(times, default=0.0)
 
@@ -240,6 +249,7 @@ class Nemesis:
         admin: Admin,
         history: History,
         clock: Callable[[], float] = time.monotonic,
+        clients_at: Callable[[Collection[str]], list[str]] = lambda nodes: [],
     ) -> None:
         self.blows, self.names = blows, names
         self.done: list[Blow] = []
@@ -248,6 +258,7 @@ class Nemesis:
         """After which a node did not catch up in time."""
         self.settle = SETTLE
         self._striker, self._admin, self._history, self._clock = striker, admin, history, clock
+        self._clients_at = clients_at
         self._failing: list[str] = []
         self._alone = 0
         self._changed = asyncio.Condition()
@@ -274,17 +285,27 @@ class Nemesis:
             self.left_out.append(blow)
             self._tell("left out", str(blow))
             return
+        nodes = [*self._whom(blow)] if blow.kind not in HARMLESS else [*blow.others]
+        clients = self._clients_at(nodes)
+        started = struck = ended = self._clock()
         try:
-            self._tell("begin", f"{blow}: {await self._striker.begin(blow)}")
-            await asyncio.sleep(blow.seconds)
+            try:
+                told = await self._striker.begin(blow)
+                struck = self._clock()
+                self._tell("begin", f"{blow}: {told}")
+                await asyncio.sleep(blow.seconds)
+            finally:
+                ended = self._clock()
+                self._tell("end", f"{blow}: {await self._striker.finish(blow)}")
+            self.done.append(blow)
+            if await self._settled(blow):
+                await self._release(blow)
+            else:
+                self.unsettled.append(blow)  # and who has not caught up still counts as failing
+                self._tell("unsettled", str(blow))
         finally:
-            self._tell("end", f"{blow}: {await self._striker.finish(blow)}")
-        self.done.append(blow)
-        if await self._settled(blow):
-            await self._release(blow)
-        else:
-            self.unsettled.append(blow)  # and who has not caught up still counts as failing
-            self._tell("unsettled", str(blow))
+            times = (started, struck, ended, self._clock())
+            self._history.add(Blown(blow.kind, nodes, *times, clients))
 
     async def _room(self, blow: Blow) -> bool:
         """Wait until nobody has to fail beside too many others; not for longer than the blow would have lasted."""

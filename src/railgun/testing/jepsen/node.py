@@ -42,6 +42,7 @@ async def serve(config: ServerConfig, shim: Path | None, clock: Path | None) -> 
     found = await server.start()
     print(json.dumps({"port": server.port, "found": found}), flush=True)
     await stopped.wait()
+    await server.hand_over()  # as `railgun serve` does
     await server.stop()
 
 

@@ -150,7 +150,15 @@ async def _whole(
     run: Run, nodes: Nodes, history: History, outcome: Outcome, say: Callable[[str], object]
 ) -> None:
     blows = plan(run.seed, nodes.names, run.seconds, run.kinds)
-    history.add(Meta(run.seed, run.nodes, run.seconds, LOOP + longest_hold(blows)))
+    history.add(
+        Meta(
+            run.seed,
+            run.nodes,
+            run.seconds,
+            LOOP + longest_hold(blows),
+            patience_s=run.load.patience_s,
+        )
+    )
     say(f"starting {run.nodes} nodes")
     await nodes.start()
     admin = ProbingAdmin(nodes)
@@ -161,7 +169,7 @@ async def _whole(
     await workload.prepare()
     admin.streams += STREAMS
     striker = RealStriker(nodes, admin, Random(run.seed))
-    nemesis = Nemesis(blows, nodes.names, striker, admin, history)
+    nemesis = Nemesis(blows, nodes.names, striker, admin, history, clients_at=workload.clients_at)
     nemesis.settle = run.settle
     say(f"{len(blows)} blows in {run.seconds:g} s")
     workload.start()

@@ -8,7 +8,9 @@ Rules:
 3. With `full`, nothing can be written or made: `ENOSPC`. With `slow_sync` (seconds) a sync takes longer.
 4. With `fail_sync`, a sync is `EIO`, and what it should have kept is gone, though the process sees it; the next
    sync of the file says nothing of it. So do real systems.
-5. All of this stands in a file that is looked at now and then, at most every `LOOK` seconds. Who changes it replaces
+5. With `refuse` (an errno), files of streams cannot be written, though there is room: a limit, a quota, a disk that has
+   become read-only. All other files can.
+6. All of this stands in a file that is looked at now and then, at most every `LOOK` seconds. Who changes it replaces
    it whole.
 """
 
@@ -24,8 +26,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from railgun.node.clock import time_of_day
 from railgun.node.disk import Disk, File
-from railgun.node.node import time_of_day
 from railgun.node.settings import SECOND
 from railgun.snapshots.lock import Lock
 from railgun.wire.records import Bytes
@@ -41,6 +43,8 @@ class Orders:
     fail_sync: bool = False
     slow_sync: float = 0.0
     torn: bool = False
+    refuse: int = 0
+    """The errno of every write to a file of a stream; 0: they work."""
     ahead: float = 0.0
     """How wrong the clock is (seconds)."""
 
@@ -156,14 +160,14 @@ class ShimDisk:
         file = self._disk.create(path)
         with self._lock:
             self._contents[path] = content
-        return _ShimFile(self, file, content)
+        return _ShimFile(self, file, content, path)
 
     def open(self, path: str) -> File:
         """A file that is there."""
         file = self._disk.open(path)
         with self._lock:
             content = self._contents.setdefault(path, _Content())
-        return _ShimFile(self, file, content)
+        return _ShimFile(self, file, content, path)
 
     def list(self, path: str) -> list[str]:
         """The names of the files in a directory."""
@@ -217,8 +221,9 @@ class ShimDisk:
 
 
 class _ShimFile:
-    def __init__(self, disk: ShimDisk, file: File, content: _Content) -> None:
+    def __init__(self, disk: ShimDisk, file: File, content: _Content, path: str) -> None:
         self._disk, self._file, self._content = disk, file, content
+        self._of_stream = path.startswith("streams/")
 
     def size(self) -> int:
         with self._content.lock:
@@ -226,6 +231,8 @@ class _ShimFile:
 
     def write(self, pieces: Sequence[Bytes]) -> None:
         self._disk.check_room()
+        if self._of_stream and (number := self._disk.orders.refuse):
+            raise OSError(number, os.strerror(number))
         content = self._content
         with content.lock:
             for piece in pieces:
@@ -257,6 +264,9 @@ class _ShimFile:
                 begin = max(0, at + len(data) - self._file.size())
                 data += bytes(content.pending[begin : begin + size - len(data)])
             return data
+
+    def has_name(self) -> bool:
+        return self._file.has_name()
 
     def forget(self, at: int, size: int) -> None:
         self._file.forget(at, size)

@@ -18,7 +18,7 @@ import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
@@ -49,6 +49,8 @@ ID_BOX: Final = 30 * 24 * 3600.0
 """Longer than any clock jumps."""
 PATIENCE: Final = 4.0
 """Seconds for a call, and how long a node may be of no use."""
+NEWEST: Final = 50
+"""Messages that a newcomer reads."""
 ANSWER: Final = 1.5
 """Seconds for an answer."""
 T = TypeVar("T")
@@ -66,6 +68,8 @@ class Load:
     """Of each group."""
     requesters: int = 2
     responders: int = 2
+    patience_s: float = PATIENCE
+    """Seconds for a call of a publisher."""
 
 
 def acks_known(client: Client) -> bool:
@@ -85,6 +89,8 @@ class Workload:
         """What came of it all."""
         self.troubles: list[str] = []
         """What should not have been raised."""
+        self.connected: dict[str, Client] = {}
+        """The client of each worker that must go on elsewhere when its node is frozen, by the worker's name."""
         self._chance = Random(seed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -107,6 +113,7 @@ class Workload:
                 self._add(_Member, f"{stream}-x{number}", stream, number, ONLY, True)
             for number, name in enumerate(self.nodes.names):
                 self._add(_Reader, f"{stream}-r-{name}", stream, number)
+                self._add(_Newcomer, f"{stream}-n-{name}", stream, number)
         for number in range(load.responders):
             self._add(_Responder, f"answer{number}", ASK, number)
         for number in range(load.requesters):
@@ -119,11 +126,20 @@ class Workload:
         worker = kind(self, name, stream, at, Random(self._chance.random()), *more)
         self._tasks[name] = asyncio.create_task(worker.live(), name=name)
 
+    def clients_at(self, names: Collection[str]) -> list[str]:
+        """Return the names of the workers that have a connection to one of these nodes."""
+        places = {(self.nodes[name].outside, self.nodes[name].port) for name in names}
+        return sorted(
+            worker
+            for worker, client in self.connected.items()
+            if client.connected and client.where in places
+        )
+
     async def stop_publishing(self) -> None:
         """No more messages and questions, and no more roughness."""
         self.publishing = self.rough = False
         ending = [task for name, task in self._tasks.items() if "-p" in name or "asker" in name]
-        await self._end(ending, grace=2 * PATIENCE)
+        await self._end(ending, grace=2 * self.load.patience_s)
 
     async def stop(self) -> None:
         """No more of anything."""
@@ -153,6 +169,9 @@ class _Worker:
     """One client and what it does; made anew at another node when its own is of no use."""
 
     roams = True
+    goes_on = True
+    """Whether it must go on elsewhere when its node is frozen."""
+    patience_s = PATIENCE
 
     def __init__(self, workload: Workload, name: str, stream: str, at: int, chance: Random) -> None:
         self.w, self.name, self.stream, self.chance = workload, name, stream, chance
@@ -170,13 +189,15 @@ class _Worker:
             names = self.w.nodes.names
             node = self.w.nodes[names[self._at % len(names)]]
             try:
-                client = await node.connect(timeout=PATIENCE, name=self.name)
+                client = await node.connect(timeout=self.patience_s, name=self.name)
             except (StreamsError, OSError):
                 self.w.counts["no node"] += 1
                 self._at += self.roams
                 await asyncio.sleep(0.1)
                 continue
             self.lives += 1
+            if self.goes_on:
+                self.w.connected[self.name] = client
             try:
                 await self.work(client)
             except (StreamsError, TimeoutError, StopAsyncIteration) as error:
@@ -184,15 +205,16 @@ class _Worker:
                 self._at += self.roams
                 await asyncio.sleep(0.05)
             finally:
+                self.w.connected.pop(self.name, None)
                 await end(client, abruptly=self.w.rough and self.chance.random() < 0.3)
 
     async def work(self, client: Client) -> None:
         """What it does with a client; it is of no use any more when this returns or raises."""
         raise NotImplementedError
 
-    async def bounded(self, call: Awaitable[T], timeout: float = 2 * PATIENCE) -> T:
+    async def bounded(self, call: Awaitable[T], timeout: float | None = None) -> T:
         """Every call has a deadline of its own; this is one for the client itself."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(2 * self.patience_s if timeout is None else timeout):
             return await call
 
 
@@ -201,6 +223,7 @@ class _Publisher(_Worker):
 
     def __init__(self, *told: Any) -> None:
         super().__init__(*told)
+        self.patience_s = self.w.load.patience_s
         self._numbers = 0
         self._doubtful: list[tuple[str, Acks]] = []  # with IDs, and nobody knows
 
@@ -415,6 +438,32 @@ class _Reader(_Worker):
                     Delivery(now, self.stream, label, self.name, one.offset, one.text)
                     for one in messages
                 )
+
+
+class _Newcomer(_Worker):
+    """Describes the stream and reads its end, again and again, as a new reader of its node: also of a minority."""
+
+    roams = goes_on = False
+
+    async def work(self, client: Client) -> None:
+        looks = 0
+        while True:
+            looks += 1
+            label = f"{self.name}#{self.lives}.{looks}"
+            end = int((await self.bounded(client.describe(self.stream)))["end"])
+            start = max(0, end - NEWEST)
+            async with await self.bounded(client.subscribe(self.stream, start=start)) as sub:
+                following = start
+                while following < end:  # what is described can be read
+                    messages = await sub.batch(NEWEST, timeout=PATIENCE)
+                    now = time.monotonic()
+                    self.w.counts["read by newcomers"] += len(messages)
+                    self.w.history.add_all(
+                        Delivery(now, self.stream, label, self.name, one.offset, one.text)
+                        for one in messages
+                    )
+                    following = messages[-1].offset + 1
+            await asyncio.sleep(1.0)
 
 
 class _Watcher(_Worker):

@@ -1,0 +1,137 @@
+"""What clients must see of a fault: going on elsewhere while their node is frozen, no error of an orderly restart.
+
+Rules:
+
+1. A fault is judged only where it was alone: in a cluster of three nodes or more, so that the others are a quorum, and
+   with no other fault from `AFTER_S` seconds before it (clients may still be on their way) until it is over.
+2. While a node is frozen for `LONG_FREEZE_S` seconds or longer, each publisher that was connected to it gets a publish
+   through, with IDs and without; each reader without a group gets something that was published after the node froze,
+   and so does each group with a member there, unless the group handed over and is still busy with older messages.
+3. In an orderly restart of one node after the other no publish ends in an error, with an ID or without.
+4. `acks=all` is passed over: it waits while a node is down. So is a publish that an impatient client (less than
+   `PATIENT_S` seconds) gave up at its deadline: a busy machine is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from railgun.testing.jepsen.anomalies import Findings
+from railgun.testing.jepsen.history import Blown, Delivery, Meta, Publish, Record
+
+LONG_FREEZE_S: Final = 8.0
+"""How long a freeze must last to be judged: longer than a client needs to leave a silent node."""
+AFTER_S: Final = 4.0
+CATCH_UP_S: Final = 4.0
+"""How long before the thaw a message must have been acknowledged, to be delivered before the thaw."""
+PATIENT_S: Final = 15.0
+TRIES: Final = 3
+"""Publishes of a kind that show whether the kind works."""
+
+
+def check_faults(records: Sequence[Record], findings: Findings) -> None:
+    """Add to `findings` what clients must not have seen of freezes and rolling restarts."""
+    meta = next((one for one in records if isinstance(one, Meta)), None)
+    blows = [one for one in records if isinstance(one, Blown)]
+    if meta is None or meta.nodes < 3 or not blows:
+        return
+    publishes = [one for one in records if isinstance(one, Publish) and one.acks != "all"]
+    deliveries = [one for one in records if isinstance(one, Delivery)]
+    for blow in blows:
+        if not _alone(blow, blows):
+            continue
+        if blow.fault == "freeze" and blow.end - blow.struck >= LONG_FREEZE_S:
+            _check_freeze(blow, publishes, deliveries, findings)
+        elif blow.fault == "rolling":
+            _check_restart(blow, publishes, meta.patience_s, findings)
+
+
+def _alone(blow: Blown, blows: Sequence[Blown]) -> bool:
+    return all(
+        one is blow or one.settled + AFTER_S < blow.begin or one.begin > blow.settled
+        for one in blows
+    )
+
+
+# ---------------------------------------------------------------- restarts
+
+
+def _check_restart(
+    blow: Blown, publishes: Sequence[Publish], patience_s: float, findings: Findings
+) -> None:
+    for one in publishes:
+        inside = blow.begin <= one.begin and one.end <= blow.settled
+        if not inside or one.outcome == "ok" or not one.code:  # no code: it was ended with the run
+            continue
+        if one.end - one.begin >= patience_s > 0 and patience_s < PATIENT_S:
+            continue
+        how = "with an ID" if one.id is not None else "without an ID"
+        text = f"{one.client} published {one.value!r} {how}, and was told {one.code}"
+        findings.add("restart_error", text, blow, one)
+
+
+# ---------------------------------------------------------------- freezes
+
+
+def _check_freeze(
+    blow: Blown, publishes: Sequence[Publish], deliveries: Sequence[Delivery], findings: Findings
+) -> None:
+    during = [one for one in publishes if blow.struck < one.begin and one.end < blow.end]
+    _check_publishers(blow, publishes, during, findings)
+    awaited = {
+        one.stream for one in during if one.safe and one.end < blow.end - CATCH_UP_S
+    }  # streams that have something new for consumers
+    fresh = {(one.stream, one.value) for one in publishes if one.begin > blow.struck}
+    _check_consumers(blow, deliveries, awaited, fresh, findings)
+
+
+def _check_publishers(
+    blow: Blown, publishes: Sequence[Publish], during: Sequence[Publish], findings: Findings
+) -> None:
+    working = {one.client for one in publishes if one.outcome == "ok" and one.end < blow.begin}
+    for client in sorted(working & set(blow.clients)):
+        own = [one for one in during if one.client == client]
+        where = f"{client}, connected to {', '.join(blow.nodes)} when it froze,"
+        if not any(one.outcome == "ok" for one in own):
+            findings.add("stranded", f"{where} published nothing before the thaw", blow, *own[:3])
+            continue
+        for how, some in (
+            ("with an ID", [one for one in own if one.id is not None]),
+            ("without an ID", [one for one in own if one.id is None]),
+        ):
+            tries = {one.begin for one in some}
+            if len(tries) >= TRIES and not any(one.outcome == "ok" for one in some):
+                text = f"{where} published nothing {how} before the thaw, in {len(tries)} tries"
+                findings.add("stranded", text, blow, *some[:3])
+
+
+def _check_consumers(
+    blow: Blown,
+    deliveries: Sequence[Delivery],
+    awaited: set[str],
+    fresh: set[tuple[str, str]],
+    findings: Findings,
+) -> None:
+    """Judge each reader by itself, and each group as a whole: a group hands over."""
+    judged: dict[tuple[str, str], str] = {}  # stream, and reader or group, of those that were there
+    epochs: dict[tuple[str, str], int] = {}
+    gone_on: set[tuple[str, str]] = set()
+    for one in deliveries:
+        key = (one.stream, f"group {one.group}" if one.group else one.consumer)
+        if one.at < blow.begin:
+            if one.consumer in blow.clients and one.stream in awaited:
+                judged[key] = one.consumer
+            epochs[key] = max(epochs.get(key, 0), one.epoch)
+        elif blow.struck < one.at < blow.end and (
+            (one.stream, one.value) in fresh or (one.exclusive and one.epoch > epochs.get(key, 0))
+        ):
+            gone_on.add(key)
+    for key, consumer in judged.items():
+        if key not in gone_on:
+            stream, who = key
+            text = (
+                f"{who} got nothing new of {stream} before the thaw; "
+                f"{consumer} was connected to {', '.join(blow.nodes)} when it froze"
+            )
+            findings.add("stranded", text, blow)

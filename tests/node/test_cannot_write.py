@@ -1,0 +1,405 @@
+"""A node that cannot write: it says so, another one is master in its place, and readers are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
+from tests.node.running import Running, node, refused, run, take
+
+from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
+from railgun.node import node as node_module
+from railgun.node.disk import NodeDisk
+from railgun.node.errors import LogFailedError, NoSpaceError, StorageError
+from railgun.node.log import LogConfig, StreamLog
+from railgun.testing.disks import Crash
+from railgun.testing.jepsen.shim import Control, Orders, ShimDisk
+from railgun.testing.log_disk import LogDisk
+from railgun.wire.records import build
+
+REFUSALS = [errno.EFBIG, errno.EDQUOT, errno.ENOSPC, errno.EROFS]
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at often."""
+    monkeypatch.setattr(node_module, "CHECK_FILES_S", 0.05)
+
+
+def refusing(disk: LogDisk, number: int) -> None:
+    """Let all writes to this disk fail with an error."""
+
+    def hook(step: str, path: str) -> None:
+        if step == "write":
+            raise OSError(number, os.strerror(number))
+
+    disk.hook = hook
+
+
+def put(log: StreamLog, payload: bytes) -> None:
+    batch = build([payload])
+    log.stamp([batch], 1, 0)
+    log.append([batch])
+    log.sync()
+
+
+# ---------------------------------------------------------------- a log
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_a_log_remembers_a_refused_write_until_such_a_write_works(number: int) -> None:
+    disk = LogDisk()
+    log, _ = StreamLog.open(disk, "orders")
+    put(log, b"first")
+    refusing(disk, number)
+    with pytest.raises(StorageError):
+        put(log, bytes(1000))
+    assert log.refused is not None
+    assert log.failed is None
+    with pytest.raises(StorageError):
+        log.probe()
+    disk.hook = None
+    disk.room = disk.used() + 500  # not enough for what was refused
+    with pytest.raises(NoSpaceError):
+        log.probe()
+    put(log, b"small")
+    assert log.refused is not None
+    disk.room = None
+    log.probe()
+    assert log.refused is None
+    put(log, b"last")
+    log.close()
+    log, found = StreamLog.open(disk, "orders")
+    assert (log.end, found.cut_bytes, found.damage) == (3, 0, None)
+
+
+def test_a_crash_in_the_middle_of_a_probe_leaves_a_whole_log() -> None:
+    for at in range(4):
+        disk = LogDisk(seed=at)
+        log, _ = StreamLog.open(disk, "orders")
+        put(log, b"first")
+        refusing(disk, errno.EFBIG)
+        with pytest.raises(NoSpaceError):
+            put(log, bytes(1000))
+        disk.hook = None
+        disk.crash_at(at)
+        with contextlib.suppress(Crash):
+            log.probe()
+        disk.hook = None
+        disk.lose_power()
+        log, found = StreamLog.open(disk, "orders")
+        assert (log.end, found.damage) == (1, None)
+
+
+def test_an_io_error_ends_a_log() -> None:
+    disk = LogDisk()
+    log, _ = StreamLog.open(disk, "orders")
+    refusing(disk, errno.EIO)
+    with pytest.raises(LogFailedError):
+        put(log, b"first")
+    assert log.failed is not None
+
+
+def test_a_segment_that_cannot_be_made_is_trouble_until_it_can() -> None:
+    disk = LogDisk()
+    log, _ = StreamLog.open(disk, "orders", LogConfig(segment_bytes=100))
+    put(log, b"first")
+
+    def hook(step: str, path: str) -> None:
+        if step == "create":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    disk.hook = hook
+    with pytest.raises(StorageError):
+        put(log, b"second")
+    assert log.refused is not None
+    disk.hook = None
+    log.probe()
+    assert log.refused is None
+    put(log, b"second")
+
+
+def test_nothing_is_acknowledged_into_a_file_that_was_removed(tmp_path: Path) -> None:
+    log, _ = StreamLog.open(NodeDisk(tmp_path), "orders")
+    put(log, b"first")
+    shutil.rmtree(tmp_path / "orders")
+    assert not log.has_file()
+    with pytest.raises(LogFailedError, match="removed"):
+        put(log, b"second")
+    log.close()
+
+
+# ---------------------------------------------------------------- a node that is alone
+
+
+async def health(running: Running) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{running.http_port}/health"
+
+    def ask() -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    return await asyncio.to_thread(ask)
+
+
+async def becomes(running: Running, status: int) -> dict[str, Any]:
+    end = time.monotonic() + DEADLINE
+    while True:
+        code, told = await health(running)
+        if code == status:
+            return told
+        assert time.monotonic() < end, told
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_a_lone_node_that_cannot_write_is_not_healthy_until_it_can(
+    tmp_path: Path, number: int
+) -> None:
+    async def main() -> None:
+        disk = LogDisk()
+        async with node(tmp_path, http_port=0, disk=disk) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish("orders", b"0")
+            assert (await health(running))[0] == 200
+            refusing(disk, number)
+            code = "STORAGE" if number == errno.EROFS else "NO_SPACE"
+            await refused(code, client.publish("orders", b"1"))
+            told = await becomes(running, 503)
+            assert "orders" in told["reasons"]
+            assert (await client.describe("orders"))["trouble"]
+            assert len(await take(await client.subscribe("orders"), 1)) == 1
+            disk.hook = None
+            await becomes(running, 200)  # without anybody who publishes
+            assert not (await client.describe("orders"))["trouble"]
+            assert await client.publish("orders", b"1") == 1
+
+    run(main())
+
+
+def test_a_removed_directory_of_a_stream_is_told_of_and_takes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:
+            client = await running.client()
+            for name in ("orders", "others"):
+                await client.ensure(name)
+                await client.publish(name, b"0")
+            shutil.rmtree(tmp_path / "streams/orders")
+            told = await becomes(running, 503)
+            assert "removed" in told["reasons"]["orders"]
+            await refused("LOG_FAILED", client.publish("orders", b"1"))
+            assert await client.publish("others", b"1") == 1
+
+    run(main())
+
+
+_FULL_DISK = """
+import asyncio, resource, signal, sys
+from pathlib import Path
+from railgun.node.server import Server, ServerConfig
+async def main():
+    server = Server(ServerConfig(Path(sys.argv[1]), port=0, http_port=0))
+    told = await server.start()
+    print(server.port, server.http.port, len(told), flush=True)
+    await asyncio.Event().wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+asyncio.run(main())
+"""
+
+
+def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None:
+    """No byte can be written: the process must not make any file longer."""
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+        for path in tmp_path.rglob("format"):
+            path.unlink()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _FULL_DISK, str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(DEADLINE):
+                port, http_port, told = map(int, (await process.stdout.readline()).split())
+            assert told == 1  # that node.json could not be written
+            assert not (tmp_path / "node.json").exists()
+            client = await connect(f"127.0.0.1:{port}", data=tmp_path)
+            assert len(await take(await client.subscribe("orders"), 10)) == 10
+            await refused("NO_SPACE", client.publish("orders", b"10"))
+            running = Running(tmp_path, http_port)
+            assert "orders" in (await becomes(running, 503))["reasons"]
+            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+            await becomes(running, 200)
+            assert await client.publish("orders", b"10") == 10
+            await client.close()
+        finally:
+            process.kill()
+            await process.communicate()
+
+    run(main(), deadline=3 * DEADLINE)
+
+
+# ---------------------------------------------------------------- in a cluster
+
+
+def shimmed(cluster: Clustered, path: Path) -> dict[str, Control]:
+    """Give all nodes disks that can be told to refuse; by name."""
+    controls = {}
+    for n in range(1, 4):
+        control = controls[f"n{n}"] = Control(None)
+        cluster.disks[f"n{n}"] = ShimDisk(NodeDisk(path / f"n{n}"), control)
+    return controls
+
+
+async def codes(client: Client) -> set[str]:
+    told = await client.admin("cluster", DEADLINE)
+    return {one["code"] for one in told["alarms"]}
+
+
+async def has_alarm(client: Client, code: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while code not in (found := await codes(client)):
+        assert time.monotonic() < end, found
+        await asyncio.sleep(0.05)
+
+
+async def has_no_alarm(client: Client) -> None:
+    end = time.monotonic() + DEADLINE
+    while found := await codes(client):
+        assert time.monotonic() < end, found
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_master_that_cannot_write_gives_way_to_one_that_can(tmp_path: Path, number: int) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            controls[master]._orders = Orders(refuse=number)
+            await retried(lambda: client.publish("orders", b"1", id="1", timeout=5.0))
+            await until(lambda: cluster.master() not in ("", master), "nobody follows")
+            await has_alarm(client, "NODE_TROUBLE")
+            status = await client.admin("cluster", DEADLINE)
+            trouble = {one["name"]: bool(one["trouble"]) for one in status["nodes"]}
+            assert trouble == {name: name == master for name in cluster.servers}
+            controls[master]._orders = Orders()
+            if number == errno.EIO:  # nobody knows what is on that disk
+                await cluster.stop(master)
+                await cluster.start(master)
+            await has_no_alarm(client)
+            await cluster.in_step("orders")
+            assert cluster.copy(master, "orders").copy.end >= 2
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, _ = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            for control in controls.values():
+                control._orders = Orders(refuse=errno.EFBIG)
+            await refused("NO_SPACE", client.publish("orders", b"1", timeout=5.0))
+            await has_alarm(client, "NODE_TROUBLE")
+            for control in controls.values():
+                control._orders = Orders()
+            await has_no_alarm(client)
+            assert await retried(lambda: client.publish("orders", b"1", timeout=5.0)) == 1
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_whose_directory_was_removed_is_nobodys_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            shutil.rmtree(tmp_path / master / "streams")
+            await until(lambda: cluster.master() not in ("", master), "nobody follows")
+            await has_alarm(client, "NODE_TROUBLE")
+            await retried(lambda: client.publish("orders", b"1", timeout=5.0))
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_whose_raft_log_was_removed_takes_no_part(tmp_path: Path) -> None:
+    """Also if nothing is written: it would forget what it promises."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving("orders")
+            late = next(name for name in cluster.servers if name != master)
+            shutil.rmtree(tmp_path / late / "cluster")
+            await until(lambda: cluster.member(late).failed is not None, "it goes on")
+            await has_alarm(client, "RAFT_FAILED")
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_the_lag_of_a_replica_is_what_it_lacks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(100)])
+            await cluster.in_step("orders")
+            silent = next(name for name in cluster.servers if name != master)
+            id = cluster.member(silent).me
+            await cluster.stop(silent)
+            await retried(lambda: client.publish_many("orders", [b"x"] * 7))
+            master = await cluster.ready("orders")
+
+            def lag(region: str = "global") -> int:
+                return int(cluster.member(master).regions.get(region).lags()[id])
+
+            await until(lambda: lag() == 7, lambda: f"it lacks 7, and lags by {lag()}")
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_what_a_master_has_alone_is_lacking_on_the_others(tmp_path: Path) -> None:
+    """Compared with the end of the master, not with what is safe: nothing is, without the others."""
+
+    async def main() -> None:
+        async with clustered(tmp_path, 2) as cluster:
+            client, master = await cluster.serving("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+            await cluster.in_step("orders")
+            (other,) = set(cluster.servers) - {master}
+            copy, id = cluster.copy(master, "orders"), cluster.member(other).me
+            await cluster.kill(other)
+            with pytest.raises((StreamsError, TimeoutError)):  # nobody acknowledges it
+                await client.publish_many("orders", [b"x"] * 5, timeout=1.0)
+            await until(lambda: copy.copy.durable >= 15, "the master has stored them")
+            assert copy.lag(id) == copy.copy.durable - 10 > 0
+
+    run(main(), deadline=4 * DEADLINE)

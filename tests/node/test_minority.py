@@ -1,0 +1,176 @@
+"""A node without a quorum: readers and `describe` are answered by its copy, writes are refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.clustered import DEADLINE, QUICK, Clustered, clustered, until
+from tests.node.running import free_port, node, run, take
+
+from railgun.cli import cluster_view
+from railgun.client.address import Address
+from railgun.client.client import Client, connect
+from railgun.client.errors import NoNodeError, StreamsError
+
+WAIT = 1.0
+
+
+@asynccontextmanager
+async def minority(path: Path, *, again: bool) -> AsyncIterator[tuple[Clustered, Client, str]]:
+    """A node that is alone of three, and a client of it; `again`: it was started anew after the others were lost."""
+    cluster = Clustered(path, 3)
+    for n in range(1, 4):
+        cluster.config(f"n{n}", settings={**QUICK, "master_wait": WAIT})
+    async with clustered(path, cluster=cluster):
+        client, _ = await cluster.serving("orders")
+        await client.publish_many("orders", [b"%d" % n for n in range(10)])
+        await cluster.in_step("orders")
+        left = "n2"
+        for name in ("n1", "n3"):
+            await cluster.kill(name)
+        if again:
+            await cluster.stop(left)
+            await cluster.start(left)
+        mine = await cluster.client(left, timeout=DEADLINE)
+        await until(lambda: cluster.member(left).has_no_quorum, "it is not noticed")
+        yield cluster, mine, left
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
+def test_readers_and_describe_are_answered_by_the_copy(tmp_path: Path, again: bool) -> None:
+    async def main() -> None:
+        async with minority(tmp_path, again=again) as (_, client, _):
+            told = await client.describe("orders")
+            assert told["end"] == 10
+            assert "copy" in told["trouble"]
+            sub = await client.subscribe("orders")
+            assert len(await take(sub, 10)) == 10
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
+def test_a_publish_is_refused_as_not_stored(tmp_path: Path, again: bool) -> None:
+    async def main() -> None:
+        async with minority(tmp_path, again=again) as (cluster, client, left):
+            refused = cluster.servers[left].node.refused
+            for n in range(3):
+                with pytest.raises(StreamsError, match="nothing was stored") as caught:
+                    await client.publish("orders", b"10")
+                assert caught.value.code == "NO_MASTER"
+                # At once: the client asks the other nodes, and comes back, once. It does not try until its deadline.
+                assert refused["NO_MASTER"] <= 2 + n
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_client_leaves_a_node_that_is_cut_off_for_the_majority(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        for n in range(1, 4):
+            cluster.config(f"n{n}", settings={**QUICK, "master_wait": WAIT})
+        async with clustered(tmp_path, cluster=cluster):
+            await cluster.serving("orders")
+            client = await cluster.client("n2", timeout=DEADLINE)
+            await client.publish("orders", b"0")
+            await cluster.member("n2").links.close()  # clients reach it, other nodes do not
+            await until(lambda: cluster.member("n2").has_no_quorum, "it is not noticed")
+            assert await client.publish("orders", b"1") == 1
+            assert client.where[1] != cluster.servers["n2"].port
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
+def test_the_status_says_no_quorum_and_knows_the_nodes(tmp_path: Path, again: bool) -> None:
+    async def main() -> None:
+        async with minority(tmp_path, again=again) as (_, client, _):
+            end = time.monotonic() + DEADLINE
+            while True:  # connections of those that are gone may take a moment to end
+                told: dict[str, Any] = await client.admin("cluster", DEADLINE)
+                if "1 of 3" in (line := cluster_view.headline(told)):
+                    break
+                assert time.monotonic() < end, line
+                await asyncio.sleep(0.05)
+            assert "no quorum" in line
+            assert len(told["nodes"]) == 3
+            assert not told["settled"]
+            (alarm,) = [one for one in told["alarms"] if one["code"] == "NO_LEADER"]
+            assert "no quorum" in alarm["text"]
+            assert "1 of 3 voters" in alarm["text"]
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_new_reader_sees_nothing_that_was_not_safe(tmp_path: Path) -> None:
+    """What only this node had before it was started anew was never acknowledged."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        for n in range(1, 4):
+            cluster.config(f"n{n}", settings={**QUICK, "master_wait": WAIT})
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+            await cluster.in_step("orders")
+            stream = cluster.copy(master, "orders").stream
+            for name in set(cluster.servers) - {master}:
+                await cluster.kill(name)
+            doubtful = asyncio.create_task(client.publish("orders", b"unsafe", timeout=DEADLINE))
+            await until(
+                lambda: stream.log.durable_end == 11 or not stream.acting, "nothing happens"
+            )
+            await cluster.stop(master)
+            doubtful.cancel()
+            await cluster.start(master)
+            mine = await cluster.client(master, timeout=DEADLINE)
+            await until(lambda: cluster.member(master).has_no_quorum, "it is not noticed")
+            assert (await mine.describe("orders"))["end"] <= 10
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+# ---------------------------------------------------------------- node.json of a node that is gone
+
+
+def test_word_of_a_killed_node_is_not_believed_though_its_port_is_taken(tmp_path: Path) -> None:
+    """Another node listens on the port that the killed one had."""
+
+    async def main() -> None:
+        async with node(tmp_path / "other") as other:
+            killed = tmp_path / "killed"
+            killed.mkdir()
+            (killed / "secret").write_text((tmp_path / "other/secret").read_text())
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(killed / "node.sock"))  # the file stays when nobody listens any more
+            for more in ({"socket": str(killed / "node.sock")}, {"pid": 2**22 - 1}):
+                told = {"host": "127.0.0.1", "port": other.port, **more}
+                (killed / "node.json").write_text(json.dumps(told))
+                with pytest.raises(NoNodeError):
+                    await connect(data=killed)
+            client = await connect(data=tmp_path / "other")
+            await client.close()
+
+    run(main())
+
+
+def test_a_node_without_a_local_socket_is_found_by_its_port(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            told = {"host": "127.0.0.1", "port": running.port, "pid": os.getpid()}
+            (tmp_path / "node.json").write_text(json.dumps(told))
+            assert Address.find(data=tmp_path).port == running.port
+            (tmp_path / "node.json").write_text(json.dumps(told | {"port": free_port()}))
+            with pytest.raises(NoNodeError):
+                Address.find(data=tmp_path)
+
+    run(main())
