@@ -9,6 +9,7 @@ import datetime
 import enum
 import math
 import os
+import pickle
 import subprocess
 import sys
 import uuid
@@ -157,18 +158,22 @@ def test_a_mixed_column_is_hashed_as_its_keys_are(column: list[Any]) -> None:
     assert hash_keys(column).tolist() == one_by_one(column)
 
 
+def _without_nan(column: np.ndarray[Any, Any]) -> bool:
+    return bool((column == column).all())
+
+
 number_arrays = st.one_of(
     hnp.integer_dtypes(endianness="?"),
     hnp.unsigned_integer_dtypes(endianness="?"),
     hnp.boolean_dtypes(),
     hnp.floating_dtypes(sizes=(16, 32, 64)),
-).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 20)))
+).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 20)).filter(_without_nan))
 
 
 @quick
 @given(number_arrays)
 @example(np.array([0, 1, MASK], dtype=np.uint64))
-@example(np.array([math.nan, math.inf, -math.inf, -0.0, 0.5]))
+@example(np.array([math.inf, -math.inf, -0.0, 0.5]))
 def test_an_array_of_numbers_is_hashed_as_its_keys_are(column: np.ndarray[Any, Any]) -> None:
     assert hash_keys(column).tolist() == one_by_one(column)
     assert hash_keys(column).tolist() == one_by_one(column.tolist())
@@ -329,7 +334,7 @@ def test_both_folds_of_a_wall_time_are_equal_in_python_and_so_hash_equal() -> No
 DIFFERENT: list[Any] = [
     *("", "a", "a\0", "\0a", "\0", "1", "a" * 8, "a" * 9, "a" * 16),
     *(b"", b"a", b"a\0", b"\0", b"\0\0", b"1"),
-    *(0, 1, -1, 1 << 63, -(1 << 63), 1 << 64, 0.5, -0.5, 1e-300, math.inf, -math.inf, math.nan),
+    *(0, 1, -1, 1 << 63, -(1 << 63), 1 << 64, 0.5, -0.5, 1e-300, math.inf, -math.inf),
     *(1j, 1 + 1j, None, Colour.RED, Colour.GREEN, Access.READ, Access.READ | Access.WRITE),
     *((), (1,), ((1,),), (1, 2), (2, 1), ("a",), ("a", ""), (None,)),
     *(frozenset(), frozenset({1}), frozenset({1, 2}), frozenset({frozenset()})),
@@ -525,6 +530,12 @@ class Account:
     def __stable_key__(self) -> object:
         return ("account", self.number)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Account) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
 
 @dataclass(frozen=True)
 class Word:
@@ -652,6 +663,65 @@ def test_numbers_of_any_length_have_a_hash(key: Any) -> None:
     assert 0 <= key_hash(key) < 1 << 64
     if key == int(key):
         assert key_hash(key) == key_hash(int(key))
+
+
+NAN = math.nan
+NANS: list[Any] = [
+    *(
+        NAN,
+        -NAN,
+        np.float64("nan"),
+        np.float32("nan"),
+        np.float16("nan"),
+        Decimal("NaN"),
+        Decimal("-NaN7"),
+    ),
+    *(complex(NAN, 0), complex(0, NAN), complex(1, NAN), np.complex128(complex(NAN, 1))),
+    *((NAN,), ("a", (1, NAN)), frozenset({NAN}), (Decimal("NaN"), "b"), Point(1, NAN)),
+    *(np.datetime64("NaT"), np.timedelta64("NaT")),
+]
+
+
+@pytest.mark.parametrize("key", NANS, ids=repr)
+def test_what_does_not_equal_itself_is_refused_alone_and_in_columns(key: Any) -> None:
+    for column in ([key], [0.5, key], ["ada", key], [1, key], [(1, 2), key]):
+        with pytest.raises(KeyTypeError, match="cannot be a key"):
+            hash_keys(column)
+    with pytest.raises(KeyTypeError, match="cannot be a key"):
+        key_hash(key)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "O", "M8[us]", "m8[us]"])
+def test_an_array_with_a_value_that_does_not_equal_itself_is_refused(dtype: str) -> None:
+    column = np.array(["NaT" if dtype[0] in "Mm" else NAN], dtype=dtype)
+    with pytest.raises(KeyTypeError, match="cannot be a key"):
+        hash_keys(column)
+
+
+class Unequal:
+    def __stable_key__(self) -> int:
+        return 1
+
+
+def test_a_class_whose_objects_are_never_equal_is_refused() -> None:
+    with pytest.raises(KeyTypeError, match="Give the class __eq__"):
+        key_hash(Unequal())
+
+
+@quick
+@given(st.recursive(keys | st.floats() | st.decimals() | st.complex_numbers(), st.tuples))
+@example(0.0)
+@example(-0.0)
+@example((-0.0, True))
+def test_every_key_equals_itself_after_a_journey_or_is_refused(key: Any) -> None:
+    try:
+        hashed = key_hash(key)
+    except KeyTypeError:
+        return
+    again = pickle.loads(pickle.dumps(key))
+    assert again == key
+    assert {key: "state"}[again] == "state"
+    assert key_hash(again) == hashed == hash_keys([again])[0]
 
 
 def test_a_signalling_nan_is_refused_with_a_typed_error() -> None:

@@ -11,6 +11,29 @@ from railgun.core.lifecycle import GRACE, HASTE, LEAVE, LifecycleError, StaleWor
 from railgun.core.rescale import messages as m
 from railgun.core.snapshots import BACK_OFF
 
+# ---------------------------------------------------------------- rule 8: before the start
+
+
+def test_before_the_start_nothing_is_launched_and_the_size_can_be_changed() -> None:
+    play = Play()
+    play.expect(play.scale(3))
+    play.expect(play.life.tick(0))
+    assert play.shown == "starting"
+    play.expect(play.life.start(0), "launch 0#1", "launch 1#2", "launch 2#3")
+    assert play.life.wanted is None
+
+
+def test_a_flow_that_is_stopped_or_aborted_before_the_start_launches_nobody() -> None:
+    play = Play()
+    play.expect(play.life.stop(0), "told stopping", "told finished")
+    assert play.life.gone
+    play.expect(play.life.start(0))
+    play = Play()
+    play.expect(play.life.abort("no", 0), "told failed")
+    play.expect(play.life.start(0))
+    assert play.life.gone
+
+
 # ---------------------------------------------------------------- rule 1: generations
 
 
@@ -267,7 +290,9 @@ def test_failures_that_are_long_ago_do_not_count() -> None:
 def test_a_failure_while_workers_join_starts_anew_at_the_size_that_was_wanted() -> None:
     play = Play().running()
     play.any(play.scale(3)).any(play.up(2, 3))
-    play.expect(play.down(2, 3), "told restarting", "launch 2#4")
+    play.expect(play.down(2, 3), "told not-rescaled", "told restarting", "launch 2#4")
+    assert "worker 2 is lost" in play.heard[-2].text
+    assert "starts again, on 3 workers" in play.heard[-2].text
     play.any(play.up(2, 4)).ready()
     assert play.life.placement == placement(3)
 
@@ -277,7 +302,7 @@ def test_a_failure_while_workers_leave_starts_anew_without_them() -> None:
     play.any(play.scale(2))
     play.expect(
         play.down(0, 1),
-        *("→2 stop", "told restarting", "launch 0#4"),
+        *("told not-rescaled", "→2 stop", "told restarting", "launch 0#4"),
     )
     play.any(play.up(0, 4)).ready()
     assert play.life.placement == placement(2)

@@ -7,10 +7,11 @@ from tests.core.lifecycle_play import Play, placement, word
 
 from railgun.core import orders as o
 from railgun.core.crew import SECOND
-from railgun.core.lifecycle import GRACE, LEAVE, LifecycleError
+from railgun.core.lifecycle import GRACE, LEAVE, Lifecycle, LifecycleError
 from railgun.core.rescale import messages as m
 from railgun.core.saving import TRIES, Phase, Saving
 from railgun.core.snapshots import BACK_OFF, LONGEST
+from railgun.testing.rewriting import rewritten
 
 EVERY = 10 * SECOND
 UNDER_WAY: tuple[Phase, ...] = ("recording", "saving", "writing")
@@ -197,6 +198,7 @@ def test_a_worker_lost_while_a_snapshot_waits_for_a_rescale_ends_both() -> None:
     play.expect(
         play.down(0, 1),
         *(
+            "told not-rescaled",
             "give up 1: worker 0 is lost: killed",
             "told snapshot-failed",
             "→1 stop",
@@ -248,6 +250,35 @@ def test_a_worker_lost_while_the_last_one_is_published_starts_it_again_from_ther
     for worker in (0, 1):
         play.any(play.report(worker, o.Published(play.life.generation, 2)))
     assert play.state == "finished"
+
+
+def check_an_older_publication() -> None:
+    """The output of snapshot 1 becomes visible when snapshot 2, the last one, is committed already."""
+    play = saver().at("none")
+    play.any(play.stop()).at("publishing", last=True)
+    last = play.life.saving.number
+    assert last == 2
+    for worker in (0, 1):
+        play.any(play.report(worker, o.Published(1, last - 1)))
+    assert play.state == "stopping", "what belongs to the last snapshot is not visible"
+    assert play.life.saving.unpublished == {0, 1}
+    for worker in (0, 1):
+        play.any(play.report(worker, o.Published(1, last)))
+    assert play.state == "finished"
+
+
+def test_that_an_older_snapshot_is_published_says_nothing_of_the_newest() -> None:
+    check_an_older_publication()
+
+
+@pytest.mark.parametrize("instead", ["if True:", "if snapshot <= (self.saving.committed or 0):"])
+def test_a_machine_that_counts_older_publications_is_found(
+    monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    rule = "if snapshot == self.saving.committed:"
+    monkeypatch.setattr(*rewritten(Lifecycle, "reported", (rule, instead)))
+    with pytest.raises(AssertionError, match="not visible"):
+        check_an_older_publication()
 
 
 def test_a_link_lost_during_a_snapshot_ends_it_after_a_moment() -> None:
@@ -432,7 +463,7 @@ def test_who_does_not_hand_over_in_time_is_lost() -> None:
 def test_nobody_owes_who_is_let_go_at_the_end_or_with_a_generation() -> None:
     play = saver(3)
     play.any(play.scale(2))
-    assert word(play.down(0, 1)[0]) == "→2 stop"
+    assert word(play.down(0, 1)[1]) == "→2 stop"
     play = saver(1)
     play.expect(play.life.abort("enough", 0), "told failed", "→0 stop")
     play.expect(play.down(0, 1))

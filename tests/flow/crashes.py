@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from railgun.connectors import files, parquet, staging
+from railgun.core.errors import ProcessEnd
 
 CALLS = ("open", "fdopen", "write", "mkdir", "fsync", "rename", "unlink", "rmdir", "link")
 
 
-class CrashError(BaseException):
+class CrashError(ProcessEnd):
     """The process is gone. Nothing that runs in it may catch this."""
 
 

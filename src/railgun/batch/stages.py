@@ -27,8 +27,9 @@ from railgun.batch.columns import VALUE, as_items, as_order, column_of, hashes_o
 from railgun.batch.errors import BatchError
 from railgun.batch.pieces import KEY, Released
 from railgun.batch.sorting import Sorter
-from railgun.core.errors import KeyTypeError
+from railgun.core.errors import KeyTypeError, pass_interrupt
 from railgun.core.frontier import LAST, MIN
+from railgun.flow.calls import Call
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Setting
@@ -150,8 +151,7 @@ class BatchStage:
         frontier = min(reached.values(), default=MIN)
         for at, operator in enumerate(self.operators.keyed):
             self._phase = 2 * at
-            if isinstance(operator, StatefulSteps):
-                operator.context.frontier = max(operator.context.frontier, frontier)
+            operator.restore(frontier)
             if ends:
                 operator.fire_left()
                 self.flush()
@@ -168,6 +168,8 @@ class BatchStage:
     def _save(self, save: Save) -> None:
         store = SnapshotStore(save.url, save.flow)
         for operator in self.operators.keyed:
+            if operator.reached() > MIN:
+                self.around.told.append({"frontier": operator.step, "at": operator.reached()})
             if len(operator.store):
                 part = self._save_state(store, save, operator)
                 if part is not None:
@@ -195,7 +197,7 @@ class BatchStage:
     def close(self) -> None:
         """Let go of files; what sinks have not prepared is thrown away."""
         for writing in self.operators.writing:
-            writing.writer.close()
+            writing.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -211,6 +213,9 @@ class KeyedStage(BatchStage):
         self._lateness = lateness or 0
         self._singly = bool(self._timely) or _reunites(stage)
         self._reached: dict[Any, int] = {}  # the latest time of each key's records, if it counts
+        for operator in self._timely:
+            # A key's own records tell its time: those of other keys may be in another task.
+            operator.floors = self._reached
 
     def process(self, records: Released) -> None:
         """Work on records, which are in order, and behind all that were worked on before."""
@@ -271,7 +276,6 @@ class KeyedStage(BatchStage):
             for operator in self._timely:
                 if operator.timers.earliest(key) <= at:
                     self._moment = row
-                    operator.context.frontier = at
                     operator.advance_keys([key], at)
                     self.flush()
         self._moment = None
@@ -379,26 +383,24 @@ class SourceStage(BatchStage):
         """Read a part of the source itself, to its end; what is read at once is worked on before the next is read."""
         reading, now = self.reading, self.around.now
         position = None
-        try:
+        with reading.calling("open", part):
             reader = reading.source.open(part, None)
-        except Exception as error:
-            raise reading.failed("open", part, None, error) from error
         try:
             while True:
-                try:
+                with reading.calling("read", part, position):
                     items = reader.read(BATCH, now)
-                except Exception as error:
-                    raise reading.failed("read", part, position, error) from error
-                position = reader.position
-                if items is None:
+                    listed = None if items is None else list(items)
+                    position = reader.position
+                if listed is None:
                     break
-                if len(items):
-                    self.take(list(items))
+                if listed:
+                    self.take(listed)
                     yield
                 else:
                     time.sleep(PAUSE)  # it is on its way
         finally:
-            reader.close()
+            with reading.calling("close", part, position):
+                reader.close()
         reading.states[part] = Part(None, position, reached=self._latest)
 
     def take(self, items: list[Any]) -> None:
@@ -422,13 +424,17 @@ class SourceStage(BatchStage):
 
     def _made_items(self, rows: list[Any], item: Callable[[Any], Any]) -> list[Any]:
         made: list[Any] = []
-        try:
-            made.extend(map(item, rows))
-        except Exception as error:
-            raise BatchError(
-                f"source {self.reading.step!r}: the function that makes items of rows raised "
-                f"{type(error).__name__}: {error} for {rows[len(made)]!r:.300}"
-            ) from error
+        with Call(self.reading.step, item):
+            try:
+                made.extend(map(item, rows))
+                if len(made) < len(rows):
+                    raise StopIteration("raised by the function itself")
+            except BaseException as error:
+                pass_interrupt(error)
+                raise BatchError(
+                    f"source {self.reading.step!r}: the function that makes items of rows raised "
+                    f"{type(error).__name__}: {error} for {rows[len(made)]!r:.300}"
+                ) from error
         return made
 
     def _note(self, times: Times | int) -> None:

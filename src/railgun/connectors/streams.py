@@ -2,12 +2,16 @@
 
 Rules of the source:
 
-1. A part is a stream, by its name; the position is the offset of the next message. So a stream is read by one worker
-   at a time, in order, and moves to another at the cost of a number.
+1. A part is a stream, by its name; the position is the offset of the next message, with the identity of the stream. So
+   a stream is read by one worker at a time, in order, and moves to another at the cost of a number. A stream that was
+   deleted and made anew is another one: that is an error (`missing="skip"`: it is read from its start). Positions of
+   older snapshots are offsets alone, and are taken as they are. A position never moves back within a stream.
 2. Nothing is acked and no group is made: the position is the flow's, saved with its snapshots.
 3. Messages that were deleted before they were read are an error, never passed over in silence (`missing="skip"`: they
    are).
-4. A node that is gone for a while is waited for. The records read ahead stay within bounds.
+4. A node that is gone for a while is waited for, and so is a cluster without a leader or master: whatever fails with a
+   code that may pass (`wire.codes`) is tried again, and `flow.waiting` knows what is waited for. The records read ahead
+   stay within bounds.
 
 Rules of the sink, exactly once:
 
@@ -22,6 +26,10 @@ Rules of the sink, exactly once:
 9. The order of one worker's items is kept. A key that has moved writes by two workers: its items of one snapshot may
    change places around the move.
 
+10. A sink waits as a source does (4). What was sent keeps its order: the client sends it again itself as long as roles
+    change or nodes are gone. Pieces that were refused for another reason that may pass are sent again one by one, if
+    none behind them was stored.
+
 At least once, and in a flow without snapshots, items are published as they come.
 """
 
@@ -33,6 +41,7 @@ import contextlib
 import copy
 import fnmatch
 import hashlib
+import math
 import os
 import re
 import threading
@@ -41,10 +50,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from railgun.client.address import DATA, Address
 from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.nodes import Pauses
+from railgun.client.patience import PAUSES_S, patiently
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError
 from railgun.connectors.files import as_json, encoded
@@ -52,6 +63,7 @@ from railgun.connectors.staging import MODES, Mode
 from railgun.flow.operators.operator import shorten
 from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
+from railgun.flow.waiting import WAITS
 
 if TYPE_CHECKING:
     from railgun.client.subscription import Subscription
@@ -63,7 +75,10 @@ AHEAD: Final = 40_000  # messages read ahead of the flow
 PIECE: Final = 256 << 10  # bytes published at once
 UNDER_WAY: Final = 16  # pieces that are not on disk yet
 TIMEOUT: Final = 30.0
-_PASSING: Final = ("CONNECTION_LOST", "NO_NODE", "DEADLINE", "CLOSED", "NO_SPACE")
+REPLACED: Final = "STREAM_REPLACED"
+LOOK_S: Final = 1.0  # seconds between two looks at why a publish is not answered yet
+T = TypeVar("T")
+_Future: TypeAlias = "concurrent.futures.Future[list[int]]"
 Format = Literal["json", "text", "bytes", "msgpack", "message"]
 
 
@@ -166,9 +181,72 @@ def _named(who: str) -> Iterator[None]:
         yield
     except StreamsError as error:
         cause: Exception = error
-        if error.code in _PASSING and not isinstance(error, OSError):
+        if error.may_pass and not isinstance(error, OSError):
             cause = ConnectionError(str(error))
         raise ConnectorError(f"{who}: {error}") from cause
+
+
+class _Patient:
+    """The calls of a source or sink to its node, each repeated as long as it fails with an error that may pass."""
+
+    def __init__(self, client: SyncClient, who: str) -> None:
+        self.client = client
+        self.who = who
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return patiently(
+                call,
+                waiting=lambda error: WAITS.begin(self.who, str(error), blocks=True),
+                give_up=lambda: self.client.client.closing,
+            )
+        finally:
+            WAITS.end(self.who)
+
+    def admin(self, call: str, **arguments: Any) -> Any:
+        """Do `SyncClient.admin`; only calls that may be done twice."""
+        return self._call(lambda: self.client.admin(call, **arguments))
+
+    def ensure(self, stream: str, **settings: Any) -> dict[str, Any]:
+        """Do `SyncClient.ensure`."""
+        return self._call(lambda: self.client.ensure(stream, **settings))
+
+    def subscribe(self, stream: str, start: int | Literal["start"] = "start") -> SyncSubscription:
+        """Do `SyncClient.subscribe`, without a group."""
+        return self._call(lambda: self.client.subscribe(stream, start=start, prefetch=PREFETCH))
+
+    def records(self, reader: SyncSubscription) -> Records:
+        """Return the next batch of a subscription at which there is one, however long it takes."""
+        while True:
+            try:
+                records = reader.records(LOOK_S)
+            except TimeoutError:
+                why = reader.trouble or f"messages of {reader.stream!r}"
+                WAITS.begin(self.who, why, blocks=True)
+                continue
+            WAITS.end(self.who)
+            return records
+
+    def publish(self, stream: str, payloads: list[bytes], id: bytes) -> None:
+        """Publish messages under one ID, which are stored once, however long it takes."""
+        with contextlib.suppress(DuplicateIdError):
+            self._call(lambda: self.outcome(self.soon(stream, payloads, id)))
+
+    def soon(self, stream: str, payloads: list[bytes], id: bytes | str) -> _Future:
+        """Publish messages under one ID; the client sends them until they are stored or refused."""
+        return self.client.publish_soon(stream, payloads, id=id, timeout=math.inf)
+
+    def outcome(self, future: _Future) -> None:
+        """Wait for a publish, in short calls: a worker that waits for its node is not hanging."""
+        try:
+            while True:
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    future.result(LOOK_S)
+                    return
+                why = self.client.client.trouble or "the node does not answer"
+                WAITS.begin(self.who, why, blocks=True)
+        finally:
+            WAITS.end(self.who)
 
 
 # ---------------------------------------------------------------- the source
@@ -228,7 +306,7 @@ class Streams(Source[Any]):
         if not patterns:
             return plain
         with _named(str(self)), _SHARED.use(self.node) as client:
-            listed = client.admin("list")
+            listed = _Patient(client, str(self)).admin("list")
         found = [
             one["name"]
             for one in listed
@@ -242,8 +320,9 @@ class Streams(Source[Any]):
         """The streams there are, up to where they end."""
         now = copy.copy(self)
         with _named(str(self)), _SHARED.use(self.node) as client:
+            node = _Patient(client, str(self))
             now.ends = {
-                name: client.admin("describe", name=name)["end"] for name in self.partitions()
+                name: node.admin("describe", name=name)["end"] for name in self.partitions()
             }
         now.bounded = True
         return now
@@ -265,49 +344,81 @@ class _Reader(Reader[Any]):
         self._items: Sequence[Any] = ()
         self._row = 0
         self._who = f"Streams({stream!r})"
+        self._waiting = False
+        self._skips = source.missing == "skip"
         with _named(self._who):
             self._client = _SHARED.take(source.node)
         try:
-            at_end = position is None and source.start == "end"
+            offset, self._identity = _parts_of(position)
+            at_end = offset is None and source.start == "end"
             if source.ends is not None:
                 self.end = end = source.ends[stream]
             elif not source.follow or at_end:
                 with _named(self._who):
-                    end = self._client.admin("describe", name=stream)["end"]
+                    node = _Patient(self._client, self._who)
+                    told = node.admin("describe", name=stream)
+                    end = told["end"]
                 self.end = None if source.follow else end
             if at_end:
-                position = end
-            self.position: int | None = position
-            self._feed = _Feed(self._client, stream, position)
+                offset = end
+                self._identity = told.get("identity", "") if source.ends is None else ""
+            self._offset = offset
+            self._feed = _Feed(self._client, stream, offset, self._identity, self._skips)
         except BaseException:
             _SHARED.release(self._client)
             raise
 
+    @property
+    def position(self) -> Any:
+        """Where the reader stands: None before anything was read; the offset alone if the node knows no identity."""
+        if self._offset is None or not self._identity:
+            return self._offset
+        return {"offset": self._offset, "identity": self._identity}
+
     def read(self, most: int, now: int) -> Sequence[Any] | None:
         if self._row == len(self._items):
-            if self.end is not None and (self.position or 0) >= self.end:
+            if self.end is not None and (self._offset or 0) >= self.end:
                 return None
-            records = self._feed.take()
-            if records is None:
+            found = self._feed.take()
+            if found is None:
                 with _named(self._who):
                     self._feed.check()
+                self._waits()
                 return []
-            self._take(records)
+            self._take(*found)
         items = self._items[self._row : self._row + most]
         if self.end is not None:
-            items = items[: self.end - (self.position or 0)]
+            items = items[: self.end - (self._offset or 0)]
         self._row += len(items)
-        self.position = (self.position or 0) + len(items)
+        self._offset = (self._offset or 0) + len(items)
         return items
 
-    def _take(self, records: Records) -> None:
-        expected = self.position
-        if expected is not None and records.base != expected and self.source.missing == "error":
+    def _waits(self) -> None:
+        """Note whether an outage is the reason why nothing comes."""
+        trouble = self._feed.trouble
+        if trouble:
+            WAITS.begin(self._who, trouble)
+        elif self._waiting:
+            WAITS.end(self._who)
+        self._waiting = bool(trouble)
+
+    def _take(self, records: Records, identity: str) -> None:
+        if self._waiting:
+            WAITS.end(self._who)
+            self._waiting = False
+        expected = self._offset
+        replaced = bool(identity and self._identity and identity != self._identity)
+        if expected is not None and records.base < expected and not replaced:
+            raise ConnectorError(
+                f"{self._who}: offset {records.base} came where {expected} was expected, and nothing is read twice. "
+                "If the stream was deleted and made anew, start the flow without its snapshots, or under a new name"
+            )
+        if expected is not None and records.base != expected and not self._skips:
             raise ConnectorError(
                 f"{self._who}: messages {expected} to {records.base - 1} were deleted before the flow read them. Let "
                 "the stream keep more (max_age, max_bytes), or go on without them: Streams(..., missing='skip')"
             )
-        self.position = records.base
+        self._offset, self._identity = records.base, identity
         if self.source.format == "message":
             self._items, self._row = _messages(self.stream, records), 0
             return
@@ -324,65 +435,118 @@ class _Reader(Reader[Any]):
         self._items, self._row = items, 0
 
     def close(self) -> None:
+        WAITS.end(self._who)
         self._feed.close()
         _SHARED.release(self._client)
+
+
+def _parts_of(position: Any) -> tuple[int | None, str]:
+    """Return the offset and the stream's identity of a position; older ones are offsets alone.
+
+    >>> _parts_of({"offset": 7, "identity": "a1"}), _parts_of(7), _parts_of(None)
+    ((7, 'a1'), (7, ''), (None, ''))
+    """
+    if isinstance(position, dict):
+        return int(position["offset"]), str(position.get("identity", ""))
+    return position, ""
 
 
 class _Feed:
     """Reads a stream ahead, in the thread of the client."""
 
-    def __init__(self, client: SyncClient, stream: str, position: int | None) -> None:
+    def __init__(
+        self, client: SyncClient, stream: str, position: int | None, identity: str, skips: bool
+    ) -> None:
         self._client = client
-        self._queue: deque[Records] = deque()
+        self._stream, self._identity, self._skips = stream, identity, skips
+        self._queue: deque[tuple[Records, str]] = deque()
         self._queued = 0
         self._lock = threading.Lock()
         self._room = asyncio.Event()
-        self._work = asyncio.run_coroutine_threadsafe(self._run(stream, position), client.loop)
+        self._subscription: Subscription | None = None
+        self._refusal = ""  # why there is none yet
+        self._work = asyncio.run_coroutine_threadsafe(self._run(position), client.loop)
 
-    async def _run(self, stream: str, position: int | None) -> None:
+    async def _run(self, position: int | None) -> None:
         while True:
-            async with await self._subscribe(stream, position) as sub:
+            async with await self._subscribe(position) as sub:
+                self._subscription, self._identity = sub, sub.identity
                 try:
                     while True:
                         records = await sub.records()
                         position = records.end
-                        await self._add(records)
+                        await self._add(records, sub.identity)
                 except StreamsError as error:
-                    if error.code != "OFFSET_OUT_OF_RANGE":
-                        raise  # else: a reconnect, and what comes next was deleted meanwhile
+                    self._subscription = None
+                    self._refused(
+                        error
+                    )  # else: a reconnect, and what comes next was deleted meanwhile
+                    if error.code == REPLACED:
+                        position, self._identity = None, ""
 
-    async def _subscribe(self, stream: str, position: int | None) -> Subscription:
+    async def _subscribe(self, position: int | None) -> Subscription:
         """From there on; or from what is left, and the reader will see what is missing."""
-        client = self._client.client
+        client, pauses = self._client.client, Pauses(*PAUSES_S)
         start: int | Literal["start"] = "start" if position is None else position
-        try:
-            return await client.subscribe(stream, start=start, prefetch=PREFETCH)
-        except StreamsError as error:
-            if error.code != "OFFSET_OUT_OF_RANGE" or position is None:
-                raise
-            if position > (await client.admin("describe", name=stream))["end"]:
-                raise
-            return await client.subscribe(stream, start="start", prefetch=PREFETCH)
+        while True:
+            try:
+                made = await client.subscribe(
+                    self._stream, start=start, prefetch=PREFETCH, identity=self._identity
+                )
+                self._refusal = ""
+                return made
+            except StreamsError as error:
+                self._refused(error)
+                self._refusal = str(error)
+                if error.code == REPLACED:
+                    start, self._identity = "start", ""
+                    continue
+                if error.code == "OFFSET_OUT_OF_RANGE" and position is not None:
+                    start = await self._first(position, error)
+            await asyncio.sleep(pauses.next())
 
-    async def _add(self, records: Records) -> None:
+    async def _first(self, position: int, error: StreamsError) -> int:
+        """Return the first offset that is left, which is behind `position`; raise `error` if it is not."""
+        try:
+            first = int((await self._client.client.describe(self._stream))["first"])
+        except StreamsError as unknown:
+            self._refused(unknown)
+            return position
+        if first <= position:
+            raise error
+        return first
+
+    def _refused(self, error: StreamsError) -> None:
+        """Raise an error that would come again."""
+        if error.may_pass and not self._client.client.closing:
+            return
+        if error.code != "OFFSET_OUT_OF_RANGE" and not (self._skips and error.code == REPLACED):
+            raise error
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes, if that is for a reason that may pass."""
+        return self._refusal or (self._subscription.trouble if self._subscription else "")
+
+    async def _add(self, records: Records, identity: str) -> None:
         with self._lock:
-            self._queue.append(records)
+            self._queue.append((records, identity))
             self._queued += records.count
             full = self._queued >= AHEAD
         if full:
             self._room.clear()
             await self._room.wait()
 
-    def take(self) -> Records | None:
-        """The next batch, if there is one."""
+    def take(self) -> tuple[Records, str] | None:
+        """The next batch, if there is one, and the identity of its stream."""
         with self._lock:
             if not self._queue:
                 return None
-            records = self._queue.popleft()
+            records, identity = self._queue.popleft()
             was, self._queued = self._queued, self._queued - records.count
         if was >= AHEAD:
             self._client.loop.call_soon_threadsafe(self._room.set)
-        return records
+        return records, identity
 
     def check(self) -> None:
         """Raise what has made an end of it."""
@@ -439,11 +603,12 @@ class StreamSink(TwoPhaseSink[Any]):
         with _named(str(self)):
             client = _SHARED.take(self.node)
             try:
-                client.ensure(self.name, **self.settings)
+                node = _Patient(client, str(self))
+                node.ensure(self.name, **self.settings)
                 exactly = place.transactional and self.mode == "exactly-once"
                 if (
                     exactly
-                    and client.admin("describe", name=self.name)["settings"]["kind"] != "persistent"
+                    and node.admin("describe", name=self.name)["settings"]["kind"] != "persistent"
                 ):
                     raise ConnectorError(
                         f"{self}: the stream is ephemeral and keeps nothing; nothing can be exactly once there. Choose "
@@ -457,18 +622,19 @@ class StreamSink(TwoPhaseSink[Any]):
     def commit(self, token: Token) -> None:
         """Publish what was staged."""
         with _named(f"{self}, commit"), _SHARED.use(self.node) as client:
-            _commit(client, token, suspicious=False)
+            _commit(_Patient(client, f"{self}, commit"), token, suspicious=False)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
         """Publish these, and delete what else older generations have staged."""
         prefix = staged_prefix(flow, step)
         with _named(f"{self}, recovery"), _SHARED.use(self.node) as client:
+            node = _Patient(client, f"{self}, recovery")
             for token in tokens:
-                _commit(client, token, suspicious=True)
-            for one in client.admin("list"):
+                _commit(node, token, suspicious=True)
+            for one in node.admin("list"):
                 found = re.fullmatch(re.escape(prefix) + r"([0-9]+)\..*", one["name"])
                 if found and int(found[1]) < generation:
-                    _delete(client, one["name"])
+                    _delete(node, one["name"])
 
 
 def staged_prefix(flow: str, step: str) -> str:
@@ -478,32 +644,63 @@ def staged_prefix(flow: str, step: str) -> str:
     return f"_staged.{told}.{exact}."
 
 
+class _Piece(NamedTuple):
+    """A piece that was sent."""
+
+    id: str
+    payloads: list[bytes]
+    stored: _Future
+
+
 class _Pieces:
     """Pieces on their way into a stream, in order, each once: the client may send one again by its ID."""
 
-    def __init__(self, client: SyncClient, stream: str, ids: str) -> None:
+    def __init__(self, node: _Patient, stream: str, ids: str) -> None:
         self.stream = stream
         self.count = 0
-        self._client = client
+        self._node = node
         self._ids = ids
-        self._under_way: deque[concurrent.futures.Future[list[int]]] = deque()
+        self._under_way: deque[_Piece] = deque()
         self._number = 0
 
     def add(self, payloads: list[bytes]) -> None:
         """One more."""
         while len(self._under_way) >= UNDER_WAY:
-            self._under_way[0].result()
-            self._under_way.popleft()
-        made = self._client.publish_soon(self.stream, payloads, id=f"{self._ids}/{self._number}")
-        self._under_way.append(made)
+            self._first()
+        id = f"{self._ids}/{self._number}"
+        sent = self._node.soon(self.stream, payloads, id)
+        self._under_way.append(_Piece(id, payloads, sent))
         self._number += 1
         self.count += len(payloads)
 
     def wait(self) -> None:
         """Until all are on disk."""
         while self._under_way:
-            self._under_way[0].result()
+            self._first()
+
+    def _first(self) -> None:
+        """Wait for the first piece under way; it is sent again if it was refused for a reason that may pass."""
+        first = self._under_way[0]
+        try:
+            self._node.outcome(first.stored)
+        except StreamsError as error:
+            if not error.may_pass or any(map(self._is_stored, self._under_way)):
+                raise  # pieces would change their order
+            for piece in self._under_way:
+                self._node.publish(self.stream, piece.payloads, piece.id.encode())
+            self._under_way.clear()
+        else:
             self._under_way.popleft()
+
+    def _is_stored(self, piece: _Piece) -> bool:
+        """Wait for a piece, and return whether it was stored; raise an error that would come again."""
+        try:
+            self._node.outcome(piece.stored)
+        except StreamsError as error:
+            if not error.may_pass:
+                raise
+            return False
+        return True
 
 
 class _Encoding(TwoPhaseWriter[Any]):
@@ -513,6 +710,7 @@ class _Encoding(TwoPhaseWriter[Any]):
         self.sink = sink
         self.client = client
         self.place = place
+        self.node = _Patient(client, f"sink {place.step!r}, {sink}")
         self._encode = _ENCODE[sink.format]
         self._waiting: list[bytes] = []
         self._size = 0
@@ -557,7 +755,7 @@ class _Publishing(_Encoding):
 
     def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
         super().__init__(sink, client, place)
-        self._pieces = _Pieces(client, sink.name, uuid.uuid4().hex)
+        self._pieces = _Pieces(self.node, sink.name, uuid.uuid4().hex)
 
     def pieces(self) -> _Pieces:
         return self._pieces
@@ -592,9 +790,9 @@ class _Staging(_Encoding):
         if self._staged is None:
             prefix = staged_prefix(self.place.flow, self.place.step)
             name = f"{prefix}{self.place.generation}.{uuid.uuid4().hex}"
-            self._since = self.client.admin("describe", name=self.sink.name)["end"]
-            self.client.ensure(name)
-            self._staged = _Pieces(self.client, name, "")
+            self._since = self.node.admin("describe", name=self.sink.name)["end"]
+            self.node.ensure(name)
+            self._staged = _Pieces(self.node, name, "")
         return self._staged
 
     def flush(self) -> None:
@@ -622,36 +820,35 @@ class _Staging(_Encoding):
 
     def close(self) -> None:
         if self._staged is not None and not self._closed:
-            with contextlib.suppress(StreamsError):
-                _delete(self.client, self._staged.stream)
+            with contextlib.suppress(StreamsError):  # else the next generation does it
+                self.client.admin("delete", name=self._staged.stream)
         super().close()
 
 
-def _commit(client: SyncClient, token: Token, suspicious: bool) -> None:
+def _commit(node: _Patient, token: Token, suspicious: bool) -> None:
     """Publish what was staged, unless that was done; `suspicious`: somebody may have begun, long ago."""
     staged, target = token["staged"], token["target"]
     try:
-        box = client.admin("describe", name=target)["settings"]["id_box"]
+        box = node.admin("describe", name=target)["settings"]["id_box"]
         old = suspicious or not 0 <= time.time() - token["time"] < box / 4
-        reader = client.subscribe(staged, prefetch=PREFETCH)
+        reader = node.subscribe(staged)
     except StreamsError as error:
         if error.code == "NO_STREAM" and staged in str(error):
             return  # it was published, and deleted
         raise
     name = _name(staged)
     with reader:
-        known = _known(client, target, token["since"], name) if old else set()
+        known = _known(node, target, token["since"], name) if old else set()
         try:
-            for number, payloads in _pieces(reader, token["count"]):
+            for number, payloads in _pieces(node, reader, token["count"]):
                 id = name + number
                 if id not in known:
-                    with contextlib.suppress(DuplicateIdError):
-                        client.publish_many(target, payloads, id=id)
+                    node.publish(target, payloads, id)
         except StreamsError as error:
             if error.code != "NO_STREAM":
                 raise
             return  # another process was faster, and has deleted it
-    _delete(client, staged)
+    _delete(node, staged)
 
 
 def _name(staged: str) -> bytes:
@@ -659,11 +856,13 @@ def _name(staged: str) -> bytes:
     return staged.rpartition(".")[2].encode()
 
 
-def _pieces(reader: SyncSubscription, count: int) -> Iterator[tuple[bytes, list[bytes]]]:
+def _pieces(
+    node: _Patient, reader: SyncSubscription, count: int
+) -> Iterator[tuple[bytes, list[bytes]]]:
     """What was staged, in the pieces in which it was: each begins with a message that has an ID."""
     number, payloads, at = b"", list[bytes](), 0
     while at < count:
-        records = reader.records(TIMEOUT)
+        records = node.records(reader)
         at = records.end
         for id, payload in zip(records.ids(), records.payloads(), strict=True):
             if id is not None:
@@ -674,24 +873,24 @@ def _pieces(reader: SyncSubscription, count: int) -> Iterator[tuple[bytes, list[
     yield number, payloads
 
 
-def _known(client: SyncClient, target: str, since: int, name: bytes) -> set[bytes]:
+def _known(node: _Patient, target: str, since: int, name: bytes) -> set[bytes]:
     """The IDs that begin so and are in the target."""
-    told = client.admin("describe", name=target)
+    told = node.admin("describe", name=target)
     found: set[bytes] = set()
     at = max(since, told["first"])
     if at < told["end"]:
-        with client.subscribe(target, start=at, prefetch=PREFETCH) as reader:
+        with node.subscribe(target, at) as reader:
             while at < told["end"]:
-                records = reader.records(TIMEOUT)
+                records = node.records(reader)
                 at = records.end
                 if records.has_ids:
                     found.update(id for id in records.ids() if id and id.startswith(name))
     return found
 
 
-def _delete(client: SyncClient, stream: str) -> None:
+def _delete(node: _Patient, stream: str) -> None:
     try:
-        client.admin("delete", name=stream)
+        node.admin("delete", name=stream)
     except StreamsError as error:
         if error.code != "NO_STREAM":
             raise

@@ -7,6 +7,10 @@ The rest of the core knows a key only by its hash. Two promises follow:
    that share a hash simply live together.)
 2. **Stable**: not Python's ``hash()``, which is salted per process for strings.
 
+A key must equal itself after it has travelled or was saved, or its state would not be found again. So NaN (of
+float, complex, Decimal and numpy, also inside of tuples and other keys), NaT, and classes with ``__stable_key__``
+but without ``__eq__`` are refused.
+
 Columns of str, bytes and int are hashed as arrays, with no Python per key. Any other key takes the
 path of `key_hash`: numbers, None, tuples, frozensets, enums, dataclasses, dates, UUIDs, and classes that
 tell their identity with ``__stable_key__``. What fits nowhere is refused with a `KeyTypeError`.
@@ -203,7 +207,15 @@ def _other(key: object) -> int:
     if isinstance(key, type):
         raise _unknown(key)
     if hasattr(key, "__stable_key__"):
-        return key_hash(key.__stable_key__())
+        hashed = key_hash(key.__stable_key__())
+        if type(key).__eq__ is object.__eq__:
+            raise KeyTypeError(
+                f"a {type(key).__qualname__} cannot be a key: it has __stable_key__(), but two of them are never "
+                "equal, so a key would not find its state again after it was saved or moved. "
+                "Give the class __eq__ and __hash__. "
+                f"The key was {_short(key)}"
+            )
+        return hashed
     if type(key).__hash__ is None or (isinstance(key, memoryview) and not key.readonly):
         raise KeyTypeError(
             f"a {type(key).__qualname__} cannot be a key: it can change, so it has no stable hash. "
@@ -255,7 +267,10 @@ def _number(key: float | Decimal | Fraction | complex) -> int:
             return _parts(b"complex", (_number(key.real), _number(key.imag)))
         key = key.real
     if key != key:
-        return _text(OTHER, b"nan")
+        raise KeyTypeError(
+            f"{_short(key)} cannot be a key, nor a part of one: NaN does not equal itself, so it would have a state "
+            "for every time it is seen. Use None, or a string, for what has no value"
+        )
     try:
         over, under = key.as_integer_ratio()
     except OverflowError:

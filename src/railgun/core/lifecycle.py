@@ -12,7 +12,8 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
 4. **Rescales and the end** do not meet: a flow that is through with its sources ends when no rescale is under way.
 5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it, each one a
    little later than the one before; when there are more than `restarts` of them within `window`, the flow has
-   failed, with the last cause.
+   failed, with the last cause. A restart ends the rescale that is under way, which says so (`not-rescaled`), though the
+   next generation has the size that was asked for: keys did not move live.
 6. **New workers that are lost** before they join do not touch the flow: they are launched again, and after more than
    `restarts` of them within `window` the request is given up, and who was launched for it is let go.
 7. **A stop** with snapshots is a last snapshot: the flow goes on from there when it is run again. Without them, or if
@@ -20,7 +21,8 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
    snapshot already; if perhaps not all of that is visible, it starts nevertheless. If a stop cannot be kept (a
    worker is lost while the flow stops, or it is stopped while it starts again, and there are no snapshots), it has
    failed, and says so.
-8. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
+8. **Before the start** nothing is launched: a flow that waits for its cluster can be rescaled, stopped and looked at.
+9. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
 """
@@ -64,7 +66,10 @@ class Lifecycle(Snapshots):
     # ------------------------------------------------------------ what happens
 
     def start(self, now: int) -> list[Order]:
-        """Begin."""
+        """Let workers be launched: those that were asked for meanwhile, if someone has."""
+        self.started = True
+        if self.wanted is not None:
+            self.placement, self.wanted = self.wanted, None
         return self._orders(now)
 
     def expects(self, worker: Worker, incarnation: int) -> bool:
@@ -201,7 +206,7 @@ class Lifecycle(Snapshots):
 
     def _advance(self, now: int) -> bool:
         """Do the next thing that can be done; False if there is none."""
-        if self.over:
+        if self.over or not self.started:
             return False
         if self._hurt is not None and now - self._hurt[0] >= GRACE:
             self._restart(self._hurt[1], now)
@@ -334,6 +339,12 @@ class Lifecycle(Snapshots):
             return
         if self.coordinator is not None and self.coordinator.target is not None:
             self.placement = self.coordinator.target
+            size = len(self.placement.workers)
+            on = f"{size} worker{'s' * (size != 1)}"
+            self._happened(
+                "not-rescaled",
+                f"{why}; the rescale to {on} was interrupted, and the flow starts again, on {on}",
+            )
         was_begun = self.coordinator is not None
         self.coordinator = None
         self._hurt = None

@@ -146,6 +146,8 @@ class Saved:
     error: str = ""
     streams: tuple[tuple[str, dict[str, int]], ...] = ()
     """By step: how far the streams of connectors are here."""
+    frontiers: tuple[tuple[str, int], ...] = ()
+    """By step: how far time had come at the cut, as its records and timers were told."""
 
 
 @dataclass(frozen=True, slots=True)

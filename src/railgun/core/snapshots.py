@@ -51,6 +51,7 @@ class Snapshots:
         self.window = window
         self.saving = saving or Saving(None)
         self.state: State = "starting"
+        self.started = False  # whether workers may be launched
         self.generation = generation
         self.crew = Crew(self._give)
         self.members = self.crew.members

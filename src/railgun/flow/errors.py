@@ -6,6 +6,7 @@ import errno
 from typing import Final
 
 from railgun.core.errors import RailgunError
+from railgun.wire.columns import EncodingError
 
 LASTING: Final = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
@@ -37,6 +38,31 @@ class StepError(RailgunError):
             f"{where} {which}\n{self.cause.rstrip()}\n"
             "To go on without such records give the step on_error='dead_letter'."
         )
+
+
+class UserCodeError(StepError):
+    """Code of a user raised what is no `Exception` outside of any record: in a codec, a key, a close."""
+
+    def __str__(self) -> str:
+        return f"step {self.step!r}: {self.function} raised\n{self.cause.rstrip()}"
+
+
+class UnpicklableStateError(StepError):
+    """The state of a key is of a type that pickle refuses: it could be neither moved nor saved."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: the state of key {self.key} is of type {self.record}, and cannot be pickled: "
+            f"{self.cause}. State moves between workers and is saved, so it is made of what pickle takes: no open "
+            "files, locks, connections or generators."
+        )
+
+
+class UnpicklableRecordError(StepError):
+    """A record is of a type that pickle refuses, and cannot be sent to another worker."""
+
+    def __str__(self) -> str:
+        return f"step {self.step!r}: a record cannot be sent to another worker: {self.cause}"
 
 
 class UpgradeError(StepError):
@@ -79,5 +105,14 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def would_come_again(error: BaseException, saves: bool) -> bool:
-    """Whether to go back would lead to the same error; to the very start, which is not saved, nobody goes for it."""
-    return isinstance(error, StepError) and not (error.passing and saves)
+    """Whether a worker that starts again would fail in the same way: the one place where this is decided.
+
+    `saves`: whether the flow takes snapshots. Without them it would begin anew, which nobody wants for a full disk.
+
+    - What user code raises would come again, but for what comes from outside and may pass (`may_pass`).
+    - So would a value that pickle refuses, and a module that is not there.
+    - A lost connection, a timeout, a file that another process holds, a bug of a moment would not.
+    """
+    if isinstance(error, StepError):
+        return not (error.passing and saves)
+    return isinstance(error, EncodingError | ImportError)

@@ -12,7 +12,7 @@ that items reach without being keyed anew. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -353,6 +353,7 @@ def build(
                 outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
                 source.outs.append(outlet)
                 outlets.append(outlet)
+    _mark_reunions(made.values())
     operators = list(made.values())
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
@@ -364,6 +365,27 @@ def build(
         tuple(outlets),
         errors,
     )
+
+
+def _mark_reunions(operators: Iterable[Operator]) -> None:
+    """Let operators know whose ways part and meet again: they keep the order of a key's records."""
+    reach: dict[int, set[int]] = {}
+
+    def ways_from(operator: Operator) -> list[Operator]:
+        return [operator.yes, operator.no] if isinstance(operator, Branch) else operator.outs
+
+    def reached(operator: Operator) -> set[int]:
+        known = reach.get(id(operator))
+        if known is None:
+            known = {id(operator)}.union(*map(reached, ways_from(operator)))
+            reach[id(operator)] = known
+        return known
+
+    for operator in operators:
+        met: set[int] = set()
+        for way in ways_from(operator):
+            operator.reunites = operator.reunites or not met.isdisjoint(reached(way))
+            met |= reached(way)
 
 
 def _operator(step: Step, setting: Setting, place: Place, made: dict[str, Operator]) -> Operator:

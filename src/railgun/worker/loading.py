@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import compress, groupby
 from operator import attrgetter, not_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
+from railgun.flow.calls import attempt
 from railgun.snapshots.manifest import Part
 from railgun.snapshots.store import SnapshotStore
 
 if TYPE_CHECKING:
     from railgun.snapshots.table import Rows
     from railgun.worker.runtime import Runtime
+
+
+Read = Callable[[], "Rows"]
+"""Reads one file; a driver may call it in another thread."""
+Steps = Generator[Read | None, "Rows | None", None]
 
 
 async def load_parts(
@@ -35,33 +42,59 @@ async def load_parts(
     placement: Placement,
     threads: Executor,
 ) -> None:
-    """Read these files, and put what belongs here into the runtime; files are read by another thread."""
+    """Load `parts` into `runtime` while the event loop keeps running: `threads` reads the files."""
     loop = asyncio.get_running_loop()
     from railgun.snapshots.table import no_collection  # Arrow: only who loads waits for it
 
     with no_collection():
-        for group in by_snapshot(parts):
-            alive = []
-            for part in group:
-                rows = await loop.run_in_executor(
-                    threads, read_mine, runtime, store, part, placement
-                )
-                alive.append((part.step, take_out(runtime, part.step, rows)))
-            for step, rows in alive:
-                runtime.load(step, rows)
-                await asyncio.sleep(0)
-        runtime.loaded()
+        steps = loading_steps(runtime, store, parts, placement)
+        rows: Rows | None = None
+        while (read := _next(steps, rows)) is not False:
+            rows = None
+            if read is not None:
+                rows, error = await loop.run_in_executor(threads, attempt, read)
+                if error is not None:
+                    raise error
+            await asyncio.sleep(0)
         gc.freeze()  # state is here to stay: the collector need not look through it
 
 
 def load_at_once(
     runtime: Runtime, store: SnapshotStore, parts: Sequence[Part], placement: Placement
 ) -> None:
-    """The same, here and now."""
+    """Load `parts` into `runtime` in the calling thread, as simulations do."""
+    steps = loading_steps(runtime, store, parts, placement)
+    rows: Rows | None = None
+    while (read := _next(steps, rows)) is not False:
+        rows = None if read is None else read()
+
+
+def _next(steps: Steps, rows: Rows | None) -> Read | Literal[False] | None:
+    """Send rows to the steps of loading. Return the next file to read, None for a pause, False at the end."""
+    try:
+        return steps.send(rows)
+    except StopIteration:  # never one of user code: a generator makes that a RuntimeError
+        return False
+
+
+def loading_steps(
+    runtime: Runtime, store: SnapshotStore, parts: Sequence[Part], placement: Placement
+) -> Steps:
+    """Yield one file after the other to be read, and put the rows that are sent back into `runtime`.
+
+    A yielded None asks for nothing: the driver may do other work before it goes on. This is the only place that says
+    in which order rows are put in: workers and simulations both run it. All deletions of a snapshot come before all
+    rows of the same snapshot, and older snapshots before newer ones.
+    """
     for group in by_snapshot(parts):
-        read = [(part.step, read_mine(runtime, store, part, placement)) for part in group]
-        for step, rows in [(step, take_out(runtime, step, rows)) for step, rows in read]:
+        alive: list[tuple[str, Rows]] = []
+        for part in group:
+            rows = yield partial(read_mine, runtime, store, part, placement)
+            assert rows is not None
+            alive.append((part.step, take_out(runtime, part.step, rows)))
+        for step, rows in alive:
             runtime.load(step, rows)
+            yield None
     runtime.loaded()
 
 

@@ -22,12 +22,14 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from railgun.core import orders
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.rescale import messages as m
+from railgun.flow.calls import Call, attempt
 from railgun.flow.errors import StepError, would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.errors import SnapshotError
@@ -37,6 +39,7 @@ from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
+from railgun.worker.breadcrumb import Breadcrumb
 from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
@@ -61,7 +64,9 @@ class ControllerGoneError(RailgunError):
 
 def run_worker(spec: WorkerSpec) -> None:
     """Be a worker, until the controller says stop. Raises if it ends in any other way."""
-    asyncio.run(_Process(spec).run())
+    # `asyncio.run` would also make the loop the one that `asyncio.get_event_loop` gives to user code.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(_Process(spec).run())
 
 
 def microseconds() -> int:
@@ -153,17 +158,20 @@ class _Process:
         self.doors: dict[str, Door] = {}  # by step
         self.gate = Gate()
         self.host: str
+        self.breadcrumb: Breadcrumb | None = None
 
     async def run(self) -> None:
         loop = self.loop = asyncio.get_running_loop()
         self.done = loop.create_future()
         keep_memory()
+        self.breadcrumb = Breadcrumb.make()
         host = self.host = _own_address(self.spec.host)
         server = await loop.create_server(self._accept, host, 0)
         port = server.sockets[0].getsockname()[1]
         who = {
             "worker": self.spec.worker, "incarnation": self.spec.incarnation,
             "pid": os.getpid(), "host": host, "port": port, "machine": socket.gethostname(),
+            **(self.breadcrumb.told() if self.breadcrumb is not None else {}),
         }  # fmt: skip
         secret = self.spec.secret
         try:
@@ -193,6 +201,8 @@ class _Process:
                 self.leash.release()
             if self.pulse is not None:
                 self.pulse.stop()
+            if self.breadcrumb is not None:
+                self.breadcrumb.remove()
 
     # ------------------------------------------------------------ the controller
 
@@ -312,12 +322,11 @@ class _Process:
 
     def _stop(self) -> None:
         runtime, self.runtime = self.runtime, None
-        try:
-            if runtime is not None:
-                runtime.close()
-        except Exception as error:  # a sink that cannot be closed keeps nobody here
-            generation = runtime.generation if runtime is not None else 0
-            self._tell(orders.Failed(generation, f"a sink cannot be closed: {error!r}", final=True))
+        if runtime is not None:
+            _, error = attempt(runtime.close)
+            if error is not None:  # a sink that cannot be closed keeps nobody here
+                why = f"a sink cannot be closed: {error!r}"
+                self._tell(orders.Failed(runtime.generation, why, final=True))
         if not self.done.done():
             self.done.set_result(None)
 
@@ -397,6 +406,7 @@ class _Process:
                 tell=self._tell,
                 mark=self._marker(start.generation),
                 keep=gc.freeze,
+                warn=lambda text: self._tell(control.Warned(start.generation, text)),
                 background=self._background(start),
             )
             runtime = Runtime(
@@ -431,9 +441,13 @@ class _Process:
             with self._failing():
                 if start.recover:
                     tokens = list(load.tokens) if start.snapshot is not None else []
-                    await self.loop.run_in_executor(self.threads, runtime.saver.recover, tokens)
+                    recover = partial(runtime.saver.recover, tokens)
+                    _, error = await self.loop.run_in_executor(self.threads, attempt, recover)
+                    if error is not None:
+                        raise error
                 if start.snapshot is not None:
                     assert load.snapshot == start.snapshot
+                    runtime.restore(load.frontiers)
                     await load_parts(
                         runtime,
                         SnapshotStore(*load.store),
@@ -458,13 +472,10 @@ class _Process:
             def done(future: asyncio.Future[Any]) -> None:
                 if self.start is not start or future.cancelled() or self.done.done():
                     return
-                error = future.exception()
                 with self._failing():
-                    if error is not None and not isinstance(error, Exception):
-                        raise error
-                    then(None if error else future.result(), error)
+                    then(*future.result())
 
-            self.loop.run_in_executor(self.threads, work).add_done_callback(done)
+            self.loop.run_in_executor(self.threads, attempt, work).add_done_callback(done)
 
         return background
 
@@ -642,8 +653,7 @@ class _Process:
         generation = self.start.generation if self.start is not None else 0
         if self.runtime is not None:
             runtime, self.runtime = self.runtime, None
-            with contextlib.suppress(Exception):
-                runtime.close()
+            attempt(runtime.close)  # what it raises is told already, or comes of what is
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
@@ -664,10 +674,11 @@ class _Failing(contextlib.AbstractContextManager[None]):
         self.process = process
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self.process.fail(error)
-            return True
-        return False
+        if error is None or isinstance(error, SystemExit | KeyboardInterrupt):
+            return False
+        # An event loop would swallow a `CancelledError`, and the records it stopped would be lost without a word.
+        self.process.fail(error)
+        return True
 
 
 class FlowLoadError(RailgunError):
@@ -676,14 +687,16 @@ class FlowLoadError(RailgunError):
 
 def _load(plan: bytes) -> Plan:
     try:
-        loaded = pickle.loads(plan)
+        with Call("", "unpickle"):  # imports modules of users
+            loaded = pickle.loads(plan)
         adopt_classes()
     except ModuleNotFoundError as error:
         raise FlowLoadError(
             f"the flow needs the module {error.name!r}, which this worker cannot import. "
             "Install it where Spark's workers run, or ship it with the job."
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        pass_interrupt(error)
         raise FlowLoadError(f"the flow cannot be loaded on this worker: {error!r}") from error
     assert isinstance(loaded, Plan)
     return loaded

@@ -5,6 +5,9 @@ one call that never returns is. So a thread looks at the main thread every secon
 user's function as before? If not, it says so to the controller, over a connection of its own, for the loop's is the
 loop's.
 
+A thread that waits for an outage outside to pass (`flow.waiting`) gets on, too. What the sources and sinks wait for is
+told with the pulse, as a line of text whenever it changes; an empty line says that they go on.
+
 A process that is frozen, or holds the interpreter's lock for ever, has no pulse either.
 """
 
@@ -16,15 +19,26 @@ import secrets
 import socket
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from railgun.flow import calls
+from railgun.flow.telling import shorten
+from railgun.flow.waiting import WAITS
 from railgun.wire.hello import NONCE, Dialer, HelloError
 from railgun.worker.spec import WorkerSpec
 
 EVERY: Final = 1.0
 PATIENCE: Final = 10.0
+BEAT: Final = b"\0"
+STUCK: Final = b"\1"
+"""Begins a line that says where the thread is stuck, its newlines as carriage returns: no sign of life."""
+STUCK_EVERY: Final = 5  # looks, from one such line to the next
+STACK: Final = 8  # frames of it that are told
+MOST_STUCK_CHARACTERS: Final = 3000
+MOST_CHARACTERS: Final = 2000  # of what is waited for
 _RAILGUN: Final = str(Path(__file__).resolve().parents[1])
 _OURS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
 
@@ -47,12 +61,35 @@ class Pulse:
         # Without the controller's ear there is no pulse, and the loop's own beats are all there is.
         with contextlib.suppress(OSError, HelloError), self._connect() as connection:
             last: FrameType | None = None
+            told = ""
+            stuck = 0
             while not self._over.wait(self._every):
                 # The frame is kept, so that no later one can have its identity.
                 now = call_under_way(sys._current_frames().get(self._watched))
-                if now is not last:
-                    connection.sendall(b".")
-                last = now
+                waits = WAITS.told()
+                if waits != told:
+                    connection.sendall(" ".join(waits.split())[:MOST_CHARACTERS].encode() + b"\n")
+                elif now is not last or WAITS.blocks(self._watched):
+                    connection.sendall(BEAT)
+                    stuck = 0
+                else:
+                    stuck += 1
+                    if stuck % STUCK_EVERY == 1:
+                        connection.sendall(STUCK + self._where() + b"\n")
+                last, told = now, waits
+
+    def _where(self) -> bytes:
+        """Say in one line which call of user code the watched thread is in, with its stack."""
+        within = calls.running(self._watched)
+        frame = sys._current_frames().get(self._watched)
+        told = ""
+        if within:
+            call = within[-1]
+            told = (
+                f"it is in step {call.step!r}, function {call.name}, for {shorten(call.record)}\n"
+            )
+        told += "".join(traceback.format_stack(frame)[-STACK:])
+        return told.strip().replace("\n", "\r")[:MOST_STUCK_CHARACTERS].encode()
 
     def _connect(self) -> socket.socket:
         spec = self._spec

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 from railgun.core import orders
 from railgun.core.frontier import MIN
 from railgun.core.placement import Placement, Worker
+from railgun.core.read_size import ReadSize
 from railgun.core.rescale import messages as m
 from railgun.core.rescale.distributor import Distributor
+from railgun.flow.calls import attempt
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Setting
 from railgun.flow.operators.reading import BATCH
@@ -46,7 +48,6 @@ FEW: Final = 256  # records; when sources bring fewer, they are read again after
 FEW_MOVING: Final = 500  # records read at once while keys move: what is behind must not wait long
 RESTLESS: Final = 3_000_000  # µs
 LINGER: Final = 2_000  # µs
-LONG: Final = 50_000  # µs for the records read at once, where this is in our hands
 COUNT_EVERY: Final = 2.0  # a piece of counting keys is done in one part of the time of this many
 MOVE_EVERY: Final = 5.0  # and a piece of moving them, if each who gives keys has one who takes them
 FLUSH: Final = 1_000_000  # µs between two flushes of sinks
@@ -55,12 +56,7 @@ IDLE: Final = (0.001, 0.016)  # seconds to wait when there is nothing to do: at 
 
 def at_once(work: Work, then: Then) -> None:
     """Do it here and now."""
-    try:
-        result = work()
-    except Exception as error:
-        then(None, error)
-    else:
-        then(result, None)
+    then(*attempt(work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +79,8 @@ class Outside:
     """Say that what goes to the driver from a stage's step from now on is not part of a snapshot."""
     keep: Callable[[], None] = lambda: None
     """What is in memory now is here to stay: the collector need not look through it."""
+    warn: Callable[[str], None] = lambda text: None
+    """Tell people of something that may be wrong."""
     background: Callable[[Work, Then], None] = at_once
     """Do something in another thread, then call the second function here with its result, or what it raised."""
 
@@ -147,7 +145,7 @@ class Runtime:
         self._by_name = {runner.stage.name: runner for runner in self.stages}
         self.work = 0  # goes up whenever something was done
         self._idle = IDLE[0]
-        self._most = BATCH  # records to read at once
+        self._read_size = ReadSize(BATCH)
         self._moved = MIN
         self._next_read = now
         self._next_step = now
@@ -186,6 +184,13 @@ class Runtime:
         for operator in self.keyed():
             if operator.step == step:
                 operator.load(rows)
+
+    def restore(self, frontiers: Iterable[tuple[str, int]]) -> None:
+        """Let time have come as far as a snapshot says, by step, before the first record is worked on."""
+        saved = dict(frontiers)
+        for operator in self.keyed():
+            if operator.step in saved:
+                operator.restore(saved[operator.step])
 
     def loaded(self) -> None:
         """All that was saved is in."""
@@ -264,7 +269,7 @@ class Runtime:
         if now < self._next_read:
             return (self._next_read - now) / 1_000_000
         rows, began = 0, self.outside.clock()
-        most = min(self._most, FEW_MOVING) if self.restless else self._most
+        most = min(self._read_size.next, FEW_MOVING) if self.restless else self._read_size.next
         for runner in self.sources:
             reading = runner.operators.reading
             assert reading is not None
@@ -280,7 +285,7 @@ class Runtime:
         self.work += rows
         if rows:
             self.flush_outlets()
-            self._adapt(rows, most, self.outside.clock() - began)
+            self._read_size.record(rows, most, self.outside.clock() - began)
         if rows >= min(FEW, most):
             return 0.0
         if rows:
@@ -289,13 +294,6 @@ class Runtime:
             return LINGER / 1_000_000
         self._idle, delay = min(2 * self._idle, IDLE[1]), self._idle
         return delay
-
-    def _adapt(self, rows: int, most: int, took: int) -> None:
-        """Where functions are slow, read less at once: links and orders wait for what is being done."""
-        if took > LONG:
-            self._most = max(1, min(self._most, rows) * LONG // took)
-        elif rows >= most and took < LONG // 4:
-            self._most = min(BATCH, 2 * self._most)
 
     def flush_outlets(self) -> bool:
         """Hand on what waits between stages, from the first to the last; False if nothing does."""

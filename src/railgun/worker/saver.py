@@ -16,12 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from railgun.core import orders
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, pass_interrupt
+from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
+from railgun.flow.calls import SinkCall
 from railgun.flow.operators.receiving import Receiving
 from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.manifest import Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
+from railgun.wire.columns import EncodingError
 
 if TYPE_CHECKING:
     from railgun.flow.operators.changes import Changes
@@ -49,6 +52,7 @@ class _Save:
     trouble: str = ""
     writing: bool = False
     streams: list[tuple[str, dict[str, int]]] = field(default_factory=list)
+    frontiers: list[tuple[str, int]] = field(default_factory=list)
 
 
 class Saver:
@@ -97,6 +101,8 @@ class Saver:
             assert operator.changes is not None
             table = self.new_table(operator.step, operator.setting.version)
             operator.changes.cut(table, save.full)
+            if operator.reached(anywhere=True) > MIN:
+                save.frontiers.append((operator.step, operator.reached(anywhere=True)))
             save.tables.append((runner.stage.name, table, operator.changes))
         if isinstance(runner.operators.reading, Receiving):
             receiving = runner.operators.reading
@@ -127,6 +133,8 @@ class Saver:
             if changes.saving:
                 try:
                     changes.step()
+                except EncodingError:
+                    raise  # it could not be moved either, nor saved the next time: the flow fails
                 except RailgunError as error:
                     changes.give_up()
                     save.trouble = save.trouble or f"step {table.step!r}: {error}"
@@ -143,7 +151,8 @@ class Saver:
         try:
             tables = [(stage, table) for stage, table, _ in save.tables if table.rows]
             return tokens, [self._write_table(save.snapshot, *table) for table in tables], ""
-        except Exception as error:
+        except BaseException as error:
+            pass_interrupt(error)
             return tokens, [], str(error) or repr(error)
 
     def _write_table(self, snapshot: int, stage: str, table: TableWriter) -> Part:
@@ -171,6 +180,7 @@ class Saver:
                 tuple(save.phases.items()),
                 save.trouble or trouble,
                 tuple(save.streams),
+                tuple(save.frontiers),
             )
         )
 
@@ -205,13 +215,16 @@ class Saver:
         sinks = self._sinks()
         for token in tokens:
             if token.step in sinks:
-                sinks[token.step].commit(token.token)
+                sink = sinks[token.step]
+                with SinkCall(token.step, sink, "commit"):
+                    sink.commit(token.token)
 
     def recover(self, tokens: list[SinkPart]) -> None:
         """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
         for step, sink in self._sinks().items():
             mine = [token.token for token in tokens if token.step == step]
-            sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
+            with SinkCall(step, sink, "recover"):
+                sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
 
     def _sinks(self) -> dict[str, TwoPhaseSink[Any]]:
         return {

@@ -7,6 +7,7 @@ done in pieces, by `step`, between which records flow.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +26,11 @@ from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.order import Order
-from railgun.flow.operators.keyed import Keyed, Leaving
+from railgun.flow.errors import UnpicklableRecordError
+from railgun.flow.operators.keyed import LOOKED_AT, Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
+from railgun.snapshots.fit import other_keys, other_parts
+from railgun.wire.columns import EncodingError
 from railgun.wire.rows import RowBatch
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ CHUNK_BYTES: Final = 64 << 10
 CHUNK_TIME: Final = 800  # µs
 FEWEST: Final = 50  # keys at least at once, unless they are large
 _PART: Final = struct.Struct("<I")
-_SENT: Final = struct.Struct("<q")
+_SENT: Final = struct.Struct("<qq")  # when, and how far time had come for these keys
 
 
 class StageRunner:
@@ -66,6 +70,9 @@ class StageRunner:
         self._events: deque[m.Event] = deque()
         self._busy = False
         self.leaving = Leaving()
+        # Operators whose keys and states nobody has looked at yet; parts of a source that were saved.
+        self._unseen = [op for op in operators.keyed if type(op).packed is Keyed.packed]
+        self._compares_parts = True
         self._census: Iterator[tuple[list[Any], tuple[Keyed, ...]]] | None = None
         self._counted: tuple[Keyed, ...] = ()  # operators whose keys have all been noted
 
@@ -94,7 +101,10 @@ class StageRunner:
                 assert isinstance(batch, RowBatch)
                 self._process(batch)
             case m.Send(to, message):
-                self.runtime.send(to, self.stage.index, message)
+                try:
+                    self.runtime.send(to, self.stage.index, message)
+                except EncodingError as error:
+                    raise UnpicklableRecordError(self.stage.name, "", "", "", str(error)) from error
             case m.Interrogate():
                 self._start_census()
             case m.Collect(parts, frontier, turns):
@@ -134,6 +144,25 @@ class StageRunner:
         if isinstance(self.distributor.phase, Interrogate | Collect):
             self._note_new(batch)
         self.operators.heads[batch.port].push(batch)
+        if self._unseen:
+            self._look_at_first(batch)
+
+    def _look_at_first(self, batch: RowBatch) -> None:
+        """Look at the first keys and states of each step: are they as in the snapshot, and can they be pickled?
+
+        Raises `UnpicklableStateError`: what fails at the first snapshot or rescale had better fail now.
+        """
+        keys = batch.keys or []
+        for operator in list(self._unseen):
+            key = next((key for key in keys if key in operator.states), None)
+            if key is None:
+                continue
+            self._unseen.remove(operator)
+            operator.check_state(key, operator.states[key])
+            told = other_keys(operator.step, operator.loaded_keys, keys[:LOOKED_AT])
+            operator.loaded_keys = []
+            if told:
+                self.runtime.outside.warn(told)
 
     def flush_outlets(self) -> bool:
         """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
@@ -185,10 +214,18 @@ class StageRunner:
         if self.distributor.local == MAX:
             return
         reading.now = now
-        fresh = [part for part in reading.source.partitions() if part not in self.listed]
+        with reading.calling("partitions"):
+            fresh = [part for part in reading.source.partitions() if part not in self.listed]
+            batch = RowBatch.keyed(fresh, [None] * len(fresh), now)
         if fresh:
             self.listed.update(dict.fromkeys(fresh))
-            self.handle(m.Local(RowBatch.keyed(fresh, [None] * len(fresh), now)))
+            self.handle(m.Local(batch))
+        if self._compares_parts:
+            self._compares_parts = False
+            unfinished = [part for part in reading.loaded_keys if not reading.is_finished(part)]
+            told = other_parts(reading.step, unfinished, self.listed)
+            if told:
+                self.runtime.outside.warn(told)
         self.end_listing(MAX if reading.source.bounded else LAST)
 
     def end_listing(self, frontier: int = MAX) -> None:
@@ -312,9 +349,12 @@ class StageRunner:
 
     def _collect(self, keys: list[Any], frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""
-        parts = [_SENT.pack(self.runtime.outside.clock())]
         for operator in self.operators.keyed:
             operator.advance_keys(keys, frontier, self.latest)
+        reached = max((operator.reached() for operator in self.operators.keyed), default=MIN)
+        if frontier < LAST:
+            reached = max(reached, frontier)
+        parts = [_SENT.pack(self.runtime.outside.clock(), reached)]
         for operator in self.operators.keyed:
             part = operator.collect(keys)
             parts += [_PART.pack(len(part)), part]
@@ -324,13 +364,15 @@ class StageRunner:
 
     def _take(self, state: bytes) -> None:
         view = memoryview(state)
-        (sent,) = _SENT.unpack_from(view)
+        sent, reached = _SENT.unpack_from(view)
         at = _SENT.size
         most = 0
         for operator in self.operators.keyed:
             (length,) = _PART.unpack_from(view, at)
             at += _PART.size
-            most = max(most, len(operator.take(view[at : at + length])))
+            keys = operator.take(view[at : at + length])
+            operator.restore_keys(keys, reached)
+            most = max(most, len(keys))
             at += length
         self.runtime.outside.keep()
         self.taken_keys += most
@@ -344,12 +386,13 @@ class StageRunner:
         return max((len(operator.store) for operator in self.operators.keyed), default=0)
 
     def close(self) -> None:
-        """Let go of files and sockets."""
-        if self.operators.reading is not None:
-            self.operators.reading.close()
-        for writing in self.operators.writing:
-            writing.flush()
-            writing.writer.close()
+        """Let go of files and sockets; a source or sink that raises keeps no other."""
+        with contextlib.ExitStack() as closing:  # the last one that is named is the first to go
+            for writing in reversed(self.operators.writing):
+                closing.callback(writing.close)
+                closing.callback(writing.flush)
+            if self.operators.reading is not None:
+                closing.callback(self.operators.reading.close)
 
 
 def _has_state(key: Any, operators: Iterable[Keyed]) -> bool:

@@ -13,12 +13,14 @@ Rules:
 3. What is decided waits in a queue of its flow and step. Trouble with one does not stop others.
 4. A committed transaction is remembered, so that a commit may come again. Of each step the last `KEPT` are.
 5. The journal is written anew when it has become long, by whatever.
-6. A directory belongs to a target. It does not take another one while something waits in it for the first.
+6. The directory has a format file. One of a later version is refused, and nothing is changed.
+7. A directory belongs to a target. It does not take another one while something waits in it for the first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 import uuid
@@ -32,7 +34,16 @@ from railgun.connector.sinks.journal import Journal
 from railgun.connector.sinks.staged import Absent, Log
 from railgun.connector.sinks.targets import Records
 from railgun.connectors.staging import sync_directory
+from railgun.core.errors import LaterVersionError
+from railgun.snapshots.formats import (
+    FORMAT_FILE,
+    Format,
+    OtherFormatError,
+    read_format_file,
+)
 
+SINK_FORMAT: Final = Format("railgun sink", 1)
+"""Of the directory of a sink."""
 KEPT: Final = 50_000
 DAY: Final = 86_400.0
 _LINES: Final = 20_000  # until it is written anew; more if it has to be long
@@ -108,6 +119,7 @@ class Ledger:
     def open(self) -> list[str]:
         """Read what is there; what there is to tell of it."""
         told: list[str] = []
+        format_due = self._check_format()
         self._staged.mkdir(parents=True, exist_ok=True)
         sync_directory(self.directory.parent)
         sync_directory(self.directory)
@@ -121,6 +133,8 @@ class Ledger:
             self.sink = self.sink or uuid.uuid4().hex
             self._rewrite()
             self.sweep()
+            if format_due:
+                self._write_format()
         except BaseException:
             self._journal.close()
             raise
@@ -133,6 +147,22 @@ class Ledger:
             if self._spent:
                 self._rewrite()
         self._journal.close()
+
+    def _check_format(self) -> bool:
+        """Refuse a directory of a later version; return whether its format file has to be written."""
+        try:
+            return SINK_FORMAT.needs_writing(read_format_file(self.directory), str(self.directory))
+        except (LaterVersionError, OtherFormatError) as error:
+            raise SinkError(error.code, str(error)) from error
+
+    def _write_format(self) -> None:
+        new = self.directory / f"{FORMAT_FILE}.new"
+        with new.open("wb") as file:
+            file.write(SINK_FORMAT.dump())
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.directory / FORMAT_FILE)
+        sync_directory(self.directory)
 
     def _replay(self, entry: dict[str, Any]) -> None:
         match entry:
@@ -153,7 +183,9 @@ class Ledger:
                 self.sink = sink
             case _:
                 raise SinkError(
-                    "BAD_JOURNAL", f"{self._journal.path} has an entry that makes no sense: {entry}"
+                    "LATER_VERSION",
+                    f"{self._journal.path} has an entry that this version of Railgun does not know: {entry}. Start the "
+                    "sink with the version that wrote it, or a later one",
                 )
 
     def _read_logs(self) -> None:

@@ -22,6 +22,7 @@ from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.hashing import hash_keys
+from railgun.flow.calls import Call
 
 if TYPE_CHECKING:
     from railgun.flow.operators.keyed import Keyed
@@ -110,7 +111,8 @@ class Changes:
         saved = operator.saved(keys, states)
         timers = operator.timers.of(keys) if operator.timers else None
         ended = [key in operator.ended for key in keys] if operator.ended else None
-        table.add(hash_keys(keys), keys, saved, timers, ended, deleted)
+        with Call(operator.step, "pickle"):
+            table.add(hash_keys(keys), keys, saved, timers, ended, deleted)
 
     def settle(self, committed: bool) -> None:
         """The snapshot counts from now on; or it does not, and what it was to save is still to be saved."""

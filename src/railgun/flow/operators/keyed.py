@@ -16,22 +16,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from railgun.core.errors import ProtocolError
+from railgun.core.errors import ProtocolError, pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.order import Order, Turns
-from railgun.flow.errors import UpgradeError
+from railgun.flow.calls import Call
+from railgun.flow.errors import UnpicklableStateError, UpgradeError
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
+from railgun.flow.operators.sharing import Sharing, shares
 from railgun.flow.operators.timers import Timers
 from railgun.state.store import MemoryStore, blocks
-from railgun.wire.columns import DecodingError, decode_column, encode_column
+from railgun.wire.columns import DecodingError, EncodingError, decode_column, encode_column
 from railgun.wire.pickling import dumps
 
 if TYPE_CHECKING:
     from railgun.snapshots.table import Rows
 
 BLOCK: Final = 2_048
+LOOKED_AT: Final = 100  # keys of a saved file whose types are compared with those of records
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
@@ -113,6 +116,36 @@ class Keyed(Operator):
         self.timers = Timers()
         self.ended: set[Any] = set()
         self.changes: Changes | None = None  # if snapshots are taken
+        self.loaded_keys: list[Any] = []  # some of those that were in the snapshot
+        self.sharing = Sharing()
+
+    # ------------------------------------------------------------ results and state
+
+    def taking(self, results: list[Any]) -> Callable[[Any], None]:
+        """Return the function that takes a result to `results`; where they are checked, one that remembers it."""
+        if not self.sharing.strict:
+            return results.append
+
+        def take(result: Any) -> None:
+            results.append(result)
+            self.sharing.note(result)
+
+        return take
+
+    def check_results(
+        self,
+        function: Callable[..., Any],
+        keys: Sequence[Any],
+        results: list[Any],
+        state: Any,
+        last: Any,
+    ) -> None:
+        """Look for results of a batch that share objects with states; `state` and `last` are of its last call."""
+        sharing = self.sharing
+        if sharing.strict:
+            sharing.compare(self.step, function, keys, results)
+        elif not sharing.watching and shares(state, last):
+            sharing.found_late(self.step, function, keys, results)
 
     # ------------------------------------------------------------ snapshots
 
@@ -149,6 +182,7 @@ class Keyed(Operator):
     def load(self, rows: Rows) -> None:
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
         keys, states = rows.keys, rows.states
+        self.loaded_keys += keys[:LOOKED_AT]
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
         self._put(keys, states)
@@ -164,13 +198,17 @@ class Keyed(Operator):
         self, upgrade: Callable[[Any], Any], keys: list[Any], states: list[Any]
     ) -> list[Any]:
         made: list[Any] = []
-        try:
-            made.extend(map(upgrade, states))
-        except Exception as error:
-            at = len(made)
-            raise UpgradeError(
-                self.step, name_of(upgrade), shorten(keys[at]), shorten(states[at]), tell(error)
-            ) from error
+        with Call(self.step, upgrade):
+            try:
+                made.extend(map(upgrade, states))
+                if len(made) < len(states):
+                    raise StopIteration("raised by the function itself")
+            except BaseException as error:
+                pass_interrupt(error)
+                at = len(made)
+                raise UpgradeError(
+                    self.step, name_of(upgrade), shorten(keys[at]), shorten(states[at]), tell(error)
+                ) from error
         return made
 
     def _put(self, keys: list[Any], states: list[Any]) -> None:
@@ -189,6 +227,19 @@ class Keyed(Operator):
                 self.states[key] = self.unpacked(key, state)
 
     # ------------------------------------------------------------ time
+
+    def reached(self, anywhere: bool = False) -> int:
+        """Return how far time has come, as records and timers of this step were told; `MIN`: nobody was told.
+
+        `anywhere`: for any key, also if it was told so on another worker.
+        """
+        return MIN
+
+    def restore(self, frontier: int) -> None:
+        """Let time have come this far for every key, before the first record: a snapshot says so."""
+
+    def restore_keys(self, keys: Collection[Any], frontier: int) -> None:
+        """Let time have come this far for these keys, which have come from a worker that was told so."""
 
     def advance(self, frontier: int) -> None:
         """Time has come so far: fire what is due."""
@@ -226,9 +277,33 @@ class Keyed(Operator):
         timers = self.timers.leave(keys)
         ended = [key for key in keys if key in self.ended] if self.ended else []
         self.ended.difference_update(ended)
-        names, saved = encode_column(keys), encode_column(states)
-        extra = dumps((timers, ended, changed)) if timers or ended or changed else b""
+        with Call(self.step, "pickle"):
+            names, saved = encode_column(keys), self._encoded(keys, states)
+            extra = dumps((timers, ended, changed)) if timers or ended or changed else b""
         return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
+
+    def _encoded(self, keys: list[Any], states: list[Any]) -> bytes:
+        """Encode the states of these keys; raise `UnpicklableStateError` for the first that pickle refuses."""
+        try:
+            return encode_column(states)
+        except EncodingError:
+            for key, state in zip(keys, states, strict=True):
+                self.check_state(key, state)
+            raise
+
+    def check_state(self, key: Any, state: Any) -> None:
+        """Raise `UnpicklableStateError` if pickle refuses a state."""
+        try:
+            dumps(state)
+        except BaseException as error:
+            pass_interrupt(error)
+            raise UnpicklableStateError(
+                self.step,
+                "",
+                shorten(key),
+                type(state).__qualname__,
+                f"{type(error).__name__}: {error}",
+            ) from error
 
     def take(self, data: memoryview) -> list[Any]:
         """Put state from another worker in; the keys it is of."""
@@ -237,9 +312,10 @@ class Keyed(Operator):
         except struct.error as error:
             raise DecodingError(f"the state of keys cannot be read: {error}") from error
         at = _HEAD.size
-        keys = decode_column(data[at : at + named], rows)
-        at += named
-        states = decode_column(data[at : at + saved], rows)
+        with Call(self.step, "unpickle"):
+            keys = decode_column(data[at : at + named], rows)
+            at += named
+            states = decode_column(data[at : at + saved], rows)
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
         if self.changes is not None:

@@ -5,18 +5,21 @@ Operators of a stage call each other synchronously: when `push` returns, nothing
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from railgun.core.errors import RailgunError
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.core.errors import pass_interrupt, represent
+from railgun.flow.calls import RecordCalls
 from railgun.flow.errors import StepError
+from railgun.flow.telling import name_of as name_of
+from railgun.flow.telling import shorten as shorten
+from railgun.flow.telling import tell as tell
 from railgun.state.store import KeyStore
 from railgun.wire.rows import RowBatch
-
-SHOWN: Final = 500
-PLACES: Final = 200  # of which tracebacks are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Operator:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.outs: list[Operator] = []
+        self.reunites = False
+        """Whether ways part here that meet again in the stage."""
 
     @property
     def step(self) -> str:
@@ -68,9 +73,11 @@ class Operator:
 
     def emit(self, batch: RowBatch) -> None:
         """Hand a batch to all that follow."""
-        if len(batch.values):
+        if not len(batch.values):
+            return
+        for part in in_rounds(batch) if self.reunites else (batch,):
             for out in self.outs:
-                out.push(batch)
+                out.push(part)
 
     # ------------------------------------------------------------ users' functions that raise
 
@@ -88,24 +95,21 @@ class Operator:
         the user's function, which is blamed, if `function` stands around it.
         """
         left = iter(batch.values if values is None else values)
-        results: list[Any] = []
-        failed: list[int] = []
-        while len(results) + len(failed) < len(batch):
-            try:
-                results.extend(map(function, left))
-                if len(results) + len(failed) == len(batch):
-                    break
-                # To `extend` this was the end of the values.
-                error: Exception = StopIteration("raised by the function itself")
-            except Exception as raised:
-                error = raised
-            row = len(results) + len(failed)
-            self.raised(user or function, batch, row, error)
-            failed.append(row)
-        return results, failed
+        with RecordCalls(self, user or function, batch) as call:
+            results = call.results
+            while not call.over:
+                try:
+                    results.extend(map(function, left))
+                    if call.over:
+                        break
+                    # To `extend` this was the end of the values.
+                    raise StopIteration("raised by the function itself")
+                except BaseException as error:
+                    call.raised(error)
+        return results, call.failed_rows
 
     def raised(
-        self, function: Callable[..., Any], batch: RowBatch, row: int, error: Exception
+        self, function: Callable[..., Any], batch: RowBatch, row: int, error: BaseException
     ) -> None:
         """A user's function raised for this row: to the dead letters with it, or stop."""
         key = None if batch.keys is None else batch.keys[row]
@@ -113,9 +117,10 @@ class Operator:
         self.raised_for(function, key, batch.values[row], time, error)
 
     def raised_for(
-        self, function: Callable[..., Any], key: Any, record: Any, time: int, error: Exception
+        self, function: Callable[..., Any], key: Any, record: Any, time: int, error: BaseException
     ) -> None:
         """As `raised`, for a record that is not in a batch."""
+        pass_interrupt(error)
         setting = self.setting
         told = tell(error)
         if setting.on_error == "stop" or setting.dead_letter is None:
@@ -124,55 +129,49 @@ class Operator:
                 setting.step, name_of(function), shown_key, shorten(record), told
             ) from error
         setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
-        setting.dead_letter(DeadLetter(setting.step, key, record, time, repr(error), told))
+        setting.dead_letter(DeadLetter(setting.step, key, record, time, represent(error), told))
+
+
+def in_rounds(batch: RowBatch) -> Iterator[RowBatch]:
+    """Divide a batch of which all records go several ways that meet again, so that a part has a key at most once."""
+    rounds = None if batch.keys is None else round_of(batch)
+    if rounds is None or not rounds.any():
+        yield batch
+        return
+    yield from map(batch.take, rows_by_round(rounds))
+
+
+def rows_by_round(rounds: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return the rows of each part, as `round_of` numbers them, in order."""
+    order = np.argsort(rounds, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(rounds[order])) + 1)
+
+
+def round_of(batch: RowBatch, ways: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+    """Return in which part of a batch with keys each row is to be pushed, where ways part that meet again.
+
+    What is pushed goes all of one way, then all of the other. To keep the order of each key's records a part has, of
+    each key, one record; or, if each record goes one of two `ways`, the records until that changes. Keys with one hash
+    count as one.
+    """
+    # In a batch run hashes are not known, but records of one key come one by one: those of one origin are of one key.
+    keys = batch.hashes if batch.origin is None else batch.origin
+    order = np.argsort(keys, kind="stable")
+    sorted_keys = keys[order]
+    first = np.ones(len(order), dtype=bool)  # of a key
+    first[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    turns = ~first
+    if ways is not None:
+        turns[1:] &= ways[order][1:] != ways[order][:-1]
+    counted = np.cumsum(turns)
+    starts = np.flatnonzero(first)
+    since = np.repeat(counted[starts], np.diff(np.append(starts, len(order))))
+    rounds = np.empty(len(order), dtype=np.intp)
+    rounds[order] = counted - since
+    return rounds
 
 
 def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
     """The values but for some rows."""
     gone = set(failed)
     return [value for row, value in enumerate(values) if row not in gone]
-
-
-def tell(error: Exception) -> str:
-    """An exception in a message: with its traceback, unless it says all there is to say."""
-    if isinstance(error, RailgunError) and not isinstance(error, StepError):
-        return f"{type(error).__name__}: {error}"
-    hidden = error.__suppress_context__ or error.__context__ is None
-    if error.__cause__ is not None or not hidden or isinstance(error, BaseExceptionGroup):
-        return "".join(traceback.format_exception(error, limit=-8))
-    return _way_to(error) + "".join(traceback.format_exception_only(error))
-
-
-_ways: dict[tuple[Any, ...], str] = {}
-
-
-def _way_to(error: Exception) -> str:
-    """Where it was raised: mostly at one place, for thousands of records, so that is worked out once."""
-    place: list[Any] = []
-    at = error.__traceback__
-    while at is not None:
-        code = at.tb_frame.f_code
-        place += code.co_filename, code.co_name, at.tb_lineno, at.tb_lasti
-        at = at.tb_next
-    known = tuple(place[-32:])  # of eight frames
-    found = _ways.get(known)
-    if found is None:
-        if len(_ways) >= PLACES:
-            _ways.clear()
-        lines = traceback.format_tb(error.__traceback__, limit=-8)
-        found = _ways[known] = "".join(["Traceback (most recent call last):\n", *lines])
-    return found
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in a message."""
-    return getattr(function, "__qualname__", None) or type(function).__name__
-
-
-def shorten(value: Any) -> str:
-    """A value in a message."""
-    try:
-        told = repr(value)
-    except Exception:
-        told = f"<{type(value).__name__} that has no repr>"
-    return told if len(told) <= SHOWN else told[:SHOWN] + "…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
-from railgun.flow.errors import SourceError, may_pass
+from railgun.flow.calls import SourceCall
 from railgun.flow.operators.keyed import Keyed
-from railgun.flow.operators.operator import Setting, shorten, tell
+from railgun.flow.operators.operator import Setting, shorten
 from railgun.flow.operators.stateless import kept
 from railgun.flow.source import Reader, Source
 from railgun.wire.rows import RowBatch, Times
@@ -69,18 +70,13 @@ class Reading(Keyed):
 
     def _open(self, partition: Any, position: Any) -> Part:
         self.active.append(partition)
-        try:
+        with self.calling("open", partition, position):
             reader = self.source.open(partition, position)
-        except Exception as error:
-            raise self.failed("open", partition, position, error) from error
         return Part(reader, position, heard=self.now)
 
-    def failed(self, what: str, partition: Any, position: Any, error: Exception) -> SourceError:
-        """The source raised: what to raise instead."""
-        where = f"{type(self.source).__name__}.{what}"
-        failed = SourceError(self.step, where, shorten(partition), shorten(position), tell(error))
-        failed.passing = may_pass(error)
-        return failed
+    def calling(self, what: str, partition: Any = None, position: Any = None) -> SourceCall:
+        """Return the context in which a method of the source or of a reader is called; it raises a `SourceError`."""
+        return SourceCall(self.step, self.source, what, partition, position)
 
     def read(self, now: int, most: int = BATCH) -> int:
         """Let the parts read in turn, until there are enough records; how many there are."""
@@ -92,18 +88,16 @@ class Reading(Keyed):
             self.active.rotate(-1)
             part = self.states[partition]
             self.touch([partition])
-            try:
+            with self.calling("read", partition, part.position):
                 items = part.reader.read(most - rows, now)
-            except Exception as error:
-                raise self.failed("read", partition, part.position, error) from error
-            part.position = part.reader.position
-            if items is None:
+                listed = items if items is None or isinstance(items, list) else list(items)
+                part.position = part.reader.position
+            if listed is None:
                 self._finish(partition, part)
-            elif len(items):
+            elif listed:
                 self.woke = self.woke or part.heard <= now - self.clock.idle_after
                 part.heard = now
-                rows += len(items)
-                listed = items if isinstance(items, list) else list(items)
+                rows += len(listed)
                 if self.clock.time is None:
                     together.append(listed)
                 else:
@@ -141,10 +135,15 @@ class Reading(Keyed):
 
     def _finish(self, partition: Any, part: Part) -> None:
         part.finished = True
-        if part.reader is not None:
-            part.reader.close()
-        part.reader = None
         self.active.remove(partition)
+        self._close(partition, part)
+
+    def _close(self, partition: Any, part: Part) -> None:
+        """Let go of a reader."""
+        reader, part.reader = part.reader, None
+        if reader is not None:
+            with self.calling("close", partition, part.position):
+                reader.close()
 
     def bound(self, now: int, listed: int) -> int:
         """The earliest time this worker may emit at; `listed` is the frontier of the lister."""
@@ -158,6 +157,11 @@ class Reading(Keyed):
         waiting = (self.states[partition] for partition in self.active)
         return min((part.reached for part in waiting if part.heard > idle), default=LAST)
 
+    def is_finished(self, partition: Any) -> bool:
+        """Whether a part was read to its end, or is not here."""
+        part = self.states.get(partition)
+        return part is None or part.finished
+
     def leave(self) -> None:
         """This worker is to leave: its parts move away, as keys do."""
 
@@ -168,10 +172,9 @@ class Reading(Keyed):
 
     def close(self) -> None:
         """Let go of all readers."""
-        for part in self.states.values():
-            if part.reader is not None:
-                part.reader.close()
-                part.reader = None
+        with contextlib.ExitStack() as closing:  # one that raises keeps no other
+            for partition, part in self.states.items():
+                closing.callback(self._close, partition, part)
 
     def end_keys(self, latest: int = MIN) -> None:
         """All parts have been read."""
@@ -189,8 +192,8 @@ class Reading(Keyed):
     def packed(self, key: Any, state: Part) -> Any:
         """Position and time travel; the reader stays behind."""
         if state.reader is not None:
-            state.reader.close()
             self.active.remove(key)
+            self._close(key, state)
         return state.position, state.finished, state.reached
 
     def unpacked(self, key: Any, state: Any) -> Part:

@@ -17,9 +17,11 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from railgun.core.errors import pass_interrupt
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.core.sources.messages import FromTable, SessionError
 from railgun.core.sources.table import Table
+from railgun.flow.calls import Call
 from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
 from railgun.flow.source import Pushed
@@ -202,13 +204,15 @@ class Receiving(Reading):
         count = len(pushed.payloads)
         rest, fault = pushed, None
         while len(items) + len(bad) < count:
-            error: Exception = StopIteration("raised by the function itself")
-            try:
-                self.pushed.items(stream, rest, items)
-                if len(items) + len(bad) == count:
-                    break
-            except Exception as raised:
-                error = raised
+            error: BaseException = StopIteration("raised by the function itself")
+            with Call(self.step, self.pushed.items):
+                try:
+                    self.pushed.items(stream, rest, items)
+                    if len(items) + len(bad) == count:
+                        break
+                except BaseException as raised:
+                    pass_interrupt(raised)
+                    error = raised
             row = len(items) + len(bad)
             payload = pushed.payloads[row]
             fault = self._fault(stream, pushed, row, "cannot be decoded", payload, error)
@@ -241,13 +245,15 @@ class Receiving(Reading):
         left = iter(items)
         end = None
         while len(times) + len(bad) < len(items):
-            error: Exception = StopIteration("raised by the function itself")
-            try:
-                times.extend(map(self._time_of, left))
-                if len(times) + len(bad) == len(items):
-                    break
-            except Exception as raised:
-                error = raised
+            error: BaseException = StopIteration("raised by the function itself")
+            with Call(self.step, function):
+                try:
+                    times.extend(map(self._time_of, left))
+                    if len(times) + len(bad) == len(items):
+                        break
+                except BaseException as raised:
+                    pass_interrupt(raised)
+                    error = raised
             at = len(times) + len(bad)
             row = int(rows[at])
             fault = self._fault(stream, pushed, row, "has no time", items[at], error)
@@ -265,7 +271,7 @@ class Receiving(Reading):
         row: int,
         what: str,
         record: Any,
-        error: Exception,
+        error: BaseException,
     ) -> SessionError | None:
         """What its session is told of a message that cannot be; None if such go to the dead letters."""
         if self.setting.on_error != "stop" and self.setting.dead_letter is not None:

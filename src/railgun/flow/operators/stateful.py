@@ -17,15 +17,17 @@ The class-based one sees everything: each item with its key, time and port, time
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
+from railgun.flow.calls import RecordCalls, TimerCalls
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
+from railgun.flow.operators.sharing import copied
 from railgun.flow.operators.stateless import kept, spread
 from railgun.state.store import blocks
 from railgun.wire.rows import RowBatch
@@ -72,28 +74,33 @@ class StatefulMap(Keyed):
         self.store.fetch(batch.keys)
         function, initial, states = self.function, self.initial, self.states
         get = states.get
-        results: list[Any] = []
-        append = results.append
-        failed: list[int] = []
         rows = zip(batch.keys, batch.values, strict=True)
-        while True:
-            try:
-                for key, value in rows:
-                    state = get(key, _NONE_YET)
-                    if state is _NONE_YET:
-                        state = initial()
-                    state, result = function(state, value)
-                    if state is FORGET:
-                        states.pop(key, None)
-                    else:
-                        states[key] = state
-                    append(result)
-                break
-            except Exception as error:
-                row = len(results) + len(failed)
-                self.raised(function, batch, row, error)
-                failed.append(row)
-        self.emit(kept(batch, failed).with_values(results))
+        called = self._call_apart if self.sharing.watching else function
+        with RecordCalls(self, function, batch) as call:
+            append = self.taking(call.results)
+            while not call.over:
+                try:
+                    for key, value in rows:
+                        state = get(key, _NONE_YET)
+                        if state is _NONE_YET:
+                            state = initial()
+                        state, result = called(state, value)
+                        if state is FORGET:
+                            states.pop(key, None)
+                        else:
+                            states[key] = state
+                        append(result)
+                except BaseException as error:
+                    call.raised(error)
+            left = kept(batch, call.failed_rows)
+            if call.results:
+                last = get(_keys(left)[-1])
+                self.check_results(function, _keys(left), call.results, last, call.results[-1])
+        self.emit(left.with_values(call.results))
+
+    def _call_apart(self, state: Any, item: Any) -> tuple[Any, Any]:
+        state, result = self.function(state, item)
+        return state, self.sharing.apart(state, result)
 
 
 class Reduce(Keyed):
@@ -109,27 +116,41 @@ class Reduce(Keyed):
         self.touch(batch.keys)
         self.store.fetch(batch.keys)
         function, states = self.function, self.states
-        results: list[Any] = []
-        append = results.append
-        failed: list[int] = []
         rows = zip(batch.keys, batch.values, strict=True)
-        while True:
-            try:
-                for key, value in rows:
-                    try:
-                        so_far = states[key]
-                    except KeyError:
-                        pass
-                    else:
-                        value = function(so_far, value)
-                    states[key] = value
-                    append(value)
-                break
-            except Exception as error:
-                row = len(results) + len(failed)
-                self.raised(function, batch, row, error)
-                failed.append(row)
-        self.emit(kept(batch, failed).with_values(results))
+        before = states.get(batch.keys[-1])
+        called: Callable[[Any, Any], Any] = function
+        first: Callable[[Any], Any] | None = None
+        with RecordCalls(self, function, batch) as call:
+            append = self.taking(call.results)
+            if (
+                self.sharing.watching
+            ):  # the function may change what it is given, also a key's first item
+                called, first = self._call_watched, copied
+                append = _appending_copies(call.results)
+            while not call.over:
+                try:
+                    for key, value in rows:
+                        try:
+                            so_far = states[key]
+                        except KeyError:
+                            if first is not None:
+                                value = first(value)
+                        else:
+                            value = called(so_far, value)
+                        states[key] = value
+                        append(value)
+                except BaseException as error:
+                    call.raised(error)
+            left = kept(batch, call.failed_rows)
+            if call.results:
+                self.check_results(function, _keys(left), call.results, before, call.results[-1])
+        self.emit(left.with_values(call.results))
+
+    def _call_watched(self, so_far: Any, item: Any) -> Any:
+        """Call the function, and find out whether it makes something new or changes what it is given."""
+        value = self.function(so_far, item)
+        self.sharing.learn(so_far, value)
+        return value
 
 
 class Context(Generic[K, S]):
@@ -192,6 +213,9 @@ class StatefulSteps(Keyed):
         super().__init__(setting)
         self.logic = logic
         self.context: Context[Any, Any] = Context(self)
+        self.floors: dict[Any, int] = {}
+        """By key: the frontier that a key was told elsewhere, until time has come that far here."""
+        self._highest = MIN  # of the floors
 
     def push(self, batch: RowBatch) -> None:
         """Call `on_item` for every row."""
@@ -202,30 +226,47 @@ class StatefulSteps(Keyed):
             self.context, self.states, self.logic.on_item, self.logic.initial,
         )  # fmt: skip
         context.port = batch.port
+        frontier = context.frontier
+        floor = self.floors.get if self.floors else None
         get = states.get
-        results: list[Sequence[Any]] = []
-        append = results.append
-        failed: list[int] = []
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        while True:
-            try:
-                for key, value, time in rows:
-                    context.key, context.time = key, time
-                    state = get(key, _NONE_YET)
-                    context.state = initial() if state is _NONE_YET else state
-                    made = on_item(value, context)
-                    # A list is copied: it may be one that changes with the next item, the state for example.
-                    made = () if made is None else made if type(made) is tuple else list(made)
-                    self._keep(key)
-                    append(made)
-                break
-            except Exception as error:
-                row = len(results) + len(failed)
-                self.raised(on_item, batch, row, error)
-                failed.append(row)
-                if context.key not in states:
-                    self.timers.forget(context.key)  # as if the key had not been seen
-        self.emit(spread(kept(batch, failed), results))
+        apart = self._apart if self.sharing.watching else None
+        with RecordCalls(self, on_item, batch) as call:
+            append = self.taking(call.results)
+            while not call.over:
+                try:
+                    for key, value, time in rows:
+                        context.key, context.time = key, time
+                        if floor is not None:
+                            context.frontier = max(frontier, floor(key, frontier))
+                        state = get(key, _NONE_YET)
+                        context.state = initial() if state is _NONE_YET else state
+                        made = on_item(value, context)
+                        # A list is copied: it may be one that changes with the next item, the state for example.
+                        made = () if made is None else made if type(made) is tuple else list(made)
+                        if apart is not None:
+                            made = apart(made)
+                        self._keep(key)
+                        append(made)
+                except BaseException as error:
+                    call.raised(error)
+                    if context.key not in states:
+                        self.timers.forget(context.key)  # as if the key had not been seen
+            left = kept(batch, call.failed_rows)
+            if call.results:
+                last = get(_keys(left)[-1])
+                self.check_results(
+                    on_item, _keys(left), call.results, last, tuple(call.results[-1])
+                )
+        context.frontier = frontier
+        self.emit(spread(left, call.results))
+
+    def _apart(self, made: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a call, as copies if they share anything with the state that stays."""
+        if not made or self.context.state is FORGET:
+            return made
+        kept_apart: Sequence[Any] = self.sharing.apart(self.context.state, tuple(made))
+        return kept_apart
 
     def _keep(self, key: Any) -> None:
         state = self.context.state
@@ -237,11 +278,29 @@ class StatefulSteps(Keyed):
 
     # ------------------------------------------------------------ time
 
+    def reached(self, anywhere: bool = False) -> int:
+        """Return how far time has come, as records and timers of this step were told."""
+        return max(self.context.frontier, self._highest) if anywhere else self.context.frontier
+
+    def restore(self, frontier: int) -> None:
+        """Let time have come this far for every key."""
+        self.context.frontier = max(self.context.frontier, frontier)
+
+    def restore_keys(self, keys: Collection[Any], frontier: int) -> None:
+        """Let time have come this far for these keys."""
+        if frontier > self.context.frontier:
+            get = self.floors.get
+            self.floors.update((key, max(frontier, get(key, frontier))) for key in keys)
+            self._highest = max(self._highest, frontier)
+
     def advance(self, frontier: int) -> None:
         """Fire all timers that are due, in order of time."""
         if frontier == LAST:
             return  # no time that anything happens at, but the moment before the end, which fires what is left
-        self.context.frontier = frontier
+        # After a load the workers tell each other anew how far time has come, from its minimum on.
+        frontier = self.context.frontier = max(frontier, self.context.frontier)
+        if self.floors and self._highest <= frontier:
+            self.floors = {}
         soon = partial(self.timers.soon, frontier, PIECE) if self.store.spilled else None
         self._call(self.logic.on_timer, self.timers.due(frontier), soon)
 
@@ -294,7 +353,16 @@ class StatefulSteps(Keyed):
 
         `soon` tells the keys that are likely to follow, so that they are fetched together; None: all are fetched.
         """
-        context, states = self.context, self.states
+        with TimerCalls(self.step, function, self.context):
+            self._call_all(function, calls, soon)
+
+    def _call_all(
+        self,
+        function: Callable[[Context[Any, Any]], Iterable[Any] | None],
+        calls: Iterable[tuple[Any, int]],
+        soon: Callable[[], list[Any]] | None,
+    ) -> None:
+        context, states, frontier = self.context, self.states, self.context.frontier
         fetched: set[Any] = set()
         keys: list[Any] = []
         values: list[Any] = []
@@ -308,11 +376,16 @@ class StatefulSteps(Keyed):
             if state is _NONE_YET:
                 continue
             context.key, context.time, context.state, context.port = key, at, state, 0
+            context.frontier = max(frontier, at, self.floors.get(key, MIN))
             try:
                 made = list(function(context) or ())
-            except Exception as error:
+                if self.sharing.watching:
+                    made = list(self._apart(made))
+            except BaseException as error:
                 self.raised_for(function, key, None, at, error)
                 continue
+            finally:
+                context.frontier = frontier
             self._keep(key)
             keys += [key] * len(made)
             values += made
@@ -322,6 +395,15 @@ class StatefulSteps(Keyed):
                 keys, values, times = [], [], []
         if values:
             self.emit(_timed(keys, values, times))
+
+
+def _keys(batch: RowBatch) -> Sequence[Any]:
+    assert batch.keys is not None
+    return batch.keys
+
+
+def _appending_copies(results: list[Any]) -> Callable[[Any], None]:
+    return lambda result: results.append(copied(result))
 
 
 def _timed(keys: list[Any], values: list[Any], times: list[int]) -> RowBatch:

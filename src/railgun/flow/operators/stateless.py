@@ -7,9 +7,12 @@ from itertools import chain, compress, repeat
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import key_hash
-from railgun.flow.operators.operator import Operator, Setting, without
+from railgun.flow.calls import Call
+from railgun.flow.operators.operator import Operator, Setting, round_of, rows_by_round, without
 from railgun.wire.rows import RowBatch, joined_times
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once
@@ -81,15 +84,16 @@ class MapBatches(Operator):
 
     def push(self, batch: RowBatch) -> None:
         """Apply the function to all rows at once."""
-        try:
-            results = list(self.function(batch.values.copy()))
-            if self.keyed and len(results) != len(batch):
-                raise ValueError(
-                    f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
-                )
-        except Exception as error:
-            self.raised_for(self.function, None, batch.values, _latest(batch), error)
-            return
+        with Call(self.step, self.function):
+            try:
+                results = list(self.function(batch.values.copy()))
+                if self.keyed and len(results) != len(batch):
+                    raise ValueError(
+                        f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
+                    )
+            except BaseException as error:
+                self.raised_for(self.function, None, batch.values, _latest(batch), error)
+                return
         if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
@@ -124,11 +128,18 @@ class Branch(Filter):
         """Split the rows."""
         left, answers = self.asked(batch)
         said = np.array(answers, dtype=bool)
+        if not self.reunites or left.keys is None or not len(left):
+            self._part(left, said)
+            return
+        for rows in rows_by_round(round_of(left, said)):
+            self._part(left if len(rows) == len(left) else left.take(rows), said[rows])
+
+    def _part(self, batch: RowBatch, said: NDArray[np.bool_]) -> None:
         for way, mask in ((self.yes, said), (self.no, ~said)):
             if mask.all():
-                way.emit(left)
+                way.emit(batch)
             elif mask.any():
-                way.emit(left.take(np.flatnonzero(mask)))
+                way.emit(batch.take(np.flatnonzero(mask)))
 
 
 class Pass(Operator):
@@ -193,12 +204,14 @@ class KeyBy(Operator):
             keys = [key for some, _, _ in waiting for key in some]
             values = [value for _, some, _ in waiting for value in some]
             left = joined([batch for _, _, batch in waiting])
-        try:
-            batch = RowBatch.keyed(keys, values, left.times, self.port)
-            batch.origin = left.origin
-        except Exception:  # also what a `__stable_key__` may raise
-            before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
-            batch = self._hashable(keys, values, left, before)
+        with Call(self.step, self.key):
+            try:
+                batch = RowBatch.keyed(keys, values, left.times, self.port)
+                batch.origin = left.origin
+            except BaseException as error:  # also what a `__stable_key__` may raise
+                pass_interrupt(error)
+                before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
+                batch = self._hashable(keys, values, left, before)
         if len(batch):
             self.deliver(batch)
         return True
@@ -216,7 +229,7 @@ class KeyBy(Operator):
             try:
                 key_hash(key)
                 rows.append(row)
-            except Exception as error:
+            except BaseException as error:
                 self.raised(self.key, items, row, error)
         none = np.zeros(len(keys), dtype=np.uint64)
         whole = RowBatch(values, left.times, keys, none, self.port, left.origin)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from railgun.flow.errors import SinkError, may_pass
-from railgun.flow.operators.operator import Operator, Setting, shorten, tell
+from railgun.flow.calls import SinkCall
+from railgun.flow.operators.operator import Operator, Setting, shorten
 from railgun.flow.sink import Place, Sink, Token, TwoPhaseWriter, Writer
 from railgun.wire.rows import RowBatch
 
@@ -18,10 +18,8 @@ class Writing(Operator):
     def __init__(self, setting: Setting, sink: Sink[Any], place: Place) -> None:
         super().__init__(setting)
         self.sink = sink
-        try:
+        with self.calling("open"):
             self.writer: Writer[object] = sink.open(place)
-        except Exception as error:
-            raise self._failed("open", error) from error
         self.records = 0
         self.dirty = False
 
@@ -31,10 +29,8 @@ class Writing(Operator):
 
     def write(self, items: Sequence[object]) -> None:
         """Write items, at least one."""
-        try:
+        with self.calling("write", items):
             self.writer.write(items)
-        except Exception as error:
-            raise self._failed("write", error, shorten(items[0])) from error
         self.records += len(items)
         self.dirty = True
 
@@ -42,10 +38,17 @@ class Writing(Operator):
         """Let others see what was written, or if it waits for a snapshot, send it on its way."""
         if self.dirty:
             self.dirty = False
-            try:
+            with self.calling("flush"):
                 self.writer.flush()
-            except Exception as error:
-                raise self._failed("flush", error) from error
+
+    def close(self) -> None:
+        """Let go of the writer; what it has not prepared, if it prepares, is thrown away."""
+        with self.calling("close"):
+            self.writer.close()
+
+    def calling(self, what: str, items: Sequence[object] = ()) -> SinkCall:
+        """Return the context in which a method of the sink or its writer is called; it raises a `SinkError`."""
+        return SinkCall(self.step, self.sink, what, items)
 
     def prepare(self, snapshot: int) -> Token | None:
         """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one."""
@@ -60,26 +63,15 @@ class Writing(Operator):
             self.flush()
             return lambda: None
         self.dirty = False
-        try:
+        with self.calling("prepare"):
             rest = self.writer.cut(snapshot)
-        except Exception as error:
-            raise self._failed("prepare", error) from error
         return lambda: self._token(rest)
 
     def _token(self, rest: Callable[[], Token | None]) -> Token | None:
-        try:
+        with self.calling("prepare"):
             token = rest()
-        except Exception as error:
-            raise self._failed("prepare", error) from error
-        try:
-            json.dumps(token, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            what = TypeError(f"the token {shorten(token)} is not JSON: {error}")
-            raise self._failed("prepare", what) from error
+            try:
+                json.dumps(token, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise TypeError(f"the token {shorten(token)} is not JSON: {error}") from None
         return token
-
-    def _failed(self, what: str, error: Exception, record: str = "") -> SinkError:
-        where = f"{type(self.sink).__name__}.{what}"
-        failed = SinkError(self.step, where, "", record, tell(error))
-        failed.passing = may_pass(error)
-        return failed

@@ -1,0 +1,152 @@
+"""How many records to read from the sources at once, learned from how long reads take.
+
+While a user's functions run, links and orders wait, so a read (the records and everything that is done with them before
+control returns) should take about `TARGET_US`. The time of a read is modelled as `wait + each * records`:
+
+- `each` is what a smaller read saves. A function that computes something for every record is all `each`.
+- `wait` is what no size shortens: a call of a service, one query for a whole batch. Reading less at once does not make
+  such a call shorter, it only makes more of them.
+
+Rules:
+
+1. A read may take `TARGET_US`, or twice its `wait` if that is longer. So a flow of slow records keeps to about
+   `TARGET_US`, and a flow that waits asks for as many records at a time as it can.
+2. A read that takes longer shrinks the next one in proportion, counting only the time that falls with the size. Where
+   most of the time is `wait`, which is noisy, it takes a median of reads that is longer, or one `DRASTIC` times.
+3. A full read whose records take less than a quarter of the time they may take makes the next one larger, at most
+   twice as large.
+4. `wait` is estimated by comparing reads of two sizes of which one is at least twice the other. Where the larger one
+   takes less than `FLAT` times as long, all of it is `wait`. Estimating too much makes reads somewhat longer;
+   estimating too little makes them smaller and smaller, so in doubt it is `wait`.
+5. While the size is below the largest, a read is halved from time to time, to be compared with the others (a single
+   record is doubled): soon after a read was shrunk, and then less and less often. A halved read is never longer.
+
+Times are noisy, so medians of a few reads are compared, and an estimate counts only in part. Nothing here reads a
+clock: the driver measures and calls `record`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+TARGET_US: Final = 50_000
+MEMORY: Final = 64
+"""Reads after which a measurement is forgotten; and between two halved reads at most."""
+FIRST_PROBE: Final = 2
+"""Reads after a shrunk one until a read is halved; each time it is twice as many."""
+SAMPLES: Final = 5
+"""Reads of about one size that a median is made of."""
+FLAT: Final = 1.5
+DRASTIC: Final = 8
+TRUST: Final = 0.4
+"""Weight of a new estimate of `wait` against those before it."""
+
+
+class _Read(NamedTuple):
+    number: int
+    rows: int
+    took_us: int
+
+
+class ReadSize:
+    """The number of records to read at once; see the rules above.
+
+    >>> size = ReadSize(largest=5_000)
+    >>> size.next
+    5000
+    >>> size.record(rows=5_000, asked=5_000, took_us=500_000)  # 100 µs a record
+    >>> size.next
+    500
+    """
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.size = largest
+        self.wait_us = 0.0
+        """The part of a read's time that no size shortens."""
+        self._reads: dict[int, deque[_Read]] = {}  # by the power of two of their rows
+        self._number = 0
+        self._interval = FIRST_PROBE  # reads between two that are halved
+        self._next_probe = 0
+        self._probing = False
+
+    @property
+    def next(self) -> int:
+        """How many records to ask for in the next read."""
+        if self._probing:
+            return self.size // 2 if self.size > 1 else 2
+        return self.size
+
+    @property
+    def limit_us(self) -> float:
+        """How long a read may take."""
+        return max(TARGET_US, 2 * self.wait_us)
+
+    def record(self, rows: int, asked: int, took_us: int) -> None:
+        """Learn from a read: it was asked for `asked` records, brought `rows` (at least one), and took `took_us`."""
+        took_us = max(0, took_us)
+        full = rows >= asked
+        if took_us <= TARGET_US and (self.size == self.largest or not full):
+            return  # as large and as short as it should be: nothing to learn
+        self._number += 1
+        probed, self._probing = self._probing, False
+        usual_us = self._compare(_Read(self._number, rows, took_us))
+        varying_us = took_us - self.wait_us
+        may_vary_us = self.limit_us - self.wait_us
+        if took_us > self.limit_us:
+            is_waiting = self.limit_us > TARGET_US
+            is_noise = usual_us <= self.limit_us and took_us <= DRASTIC * self.limit_us
+            if not (is_waiting and is_noise):
+                self._shrink(max(1, int(min(self.size, rows) * may_vary_us / varying_us)))
+        elif full and not probed and varying_us < may_vary_us / 4:
+            self._grow(took_us)
+        if full and self._number >= self._next_probe and self.size < self.largest:
+            self._probing = True
+            self._interval = min(MEMORY, 2 * self._interval)
+            self._next_probe = self._number + self._interval
+
+    def _grow(self, took_us: int) -> None:
+        times = 2.0
+        if self.limit_us == TARGET_US:
+            # If all of the time was for records, the larger read must not take too long either.
+            times = min(times, 0.8 * TARGET_US / max(1, took_us))
+        self.size = min(self.largest, max(self.size + 1, int(times * self.size)))
+
+    def _shrink(self, size: int) -> None:
+        if 2 * size <= self.size:
+            self._interval = FIRST_PROBE
+            self._next_probe = self._number + self._interval
+        self.size = size
+
+    def _compare(self, read: _Read) -> int:
+        """Estimate `wait_us` from the reads of this size and the last ones of another size; return the usual time."""
+        same = self._reads.setdefault(read.rows.bit_length(), deque(maxlen=SAMPLES))
+        same.append(read)
+        here = self._median(same)
+        others = [
+            reads
+            for reads in self._reads.values()
+            if read.number - reads[-1].number <= MEMORY
+            and (reads[-1].rows >= 2 * read.rows or read.rows >= 2 * reads[-1].rows)
+        ]
+        if others:
+            there = self._median(max(others, key=lambda reads: reads[-1].number))
+            estimate = _wait_us(*sorted((here, there), key=lambda found: found.rows))
+        else:
+            estimate = min(self.wait_us, here.took_us)
+        self.wait_us += TRUST * (estimate - self.wait_us)
+        return here.took_us
+
+    def _median(self, reads: deque[_Read]) -> _Read:
+        recent = [read for read in reads if self._number - read.number <= MEMORY]
+        recent.sort(key=lambda read: read.took_us)
+        return recent[(len(recent) - 1) // 2]
+
+
+def _wait_us(small: _Read, large: _Read) -> float:
+    """What a read of no records would take, if time grows with the records as between these two."""
+    if large.took_us < FLAT * small.took_us or large.rows == small.rows:
+        return min(small.took_us, large.took_us)
+    each_us = (large.took_us - small.took_us) / (large.rows - small.rows)
+    return max(0.0, small.took_us - each_us * small.rows)

@@ -1,0 +1,185 @@
+"""Results that share objects with the state: kept apart, so that a later change of the state does not change them.
+
+A function that ends in `return state, state` emits its state itself. The next record of the key changes it, and with
+it every result that was emitted and not yet encoded: they all show the last state. Rules:
+
+1. The first `CHECKED` calls of a step are looked at. If a result shares a mutable object with the state, the step is
+   *sharing*, and from this call on its results are copied as they are made. So what is emitted is what was returned.
+2. Sharing is no mistake in itself: a function may make a new state each time and return that. So the flow goes on.
+3. Later one call of each batch is looked at. A step that turns out to be sharing only then fails the flow by name, if
+   the same key had several records in this batch: it cannot be told any more what the earlier results were.
+4. Where results must not be copied but checked (`FlowTester`), each is compared with what it was when it was returned;
+   one that has changed is an error that says how to mend the function.
+
+Steps with states that cannot change (numbers, text) pay for the look at a type, once a batch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import pickle
+import types
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from itertools import islice
+from typing import Any, Final
+
+from railgun.flow.errors import StepError
+from railgun.flow.telling import name_of, shorten
+from railgun.wire.pickling import dumps
+
+CHECKED: Final = 1_000
+DEPTH: Final = 3
+WIDTH: Final = 64
+"""Elements of a container that are looked at."""
+_ATOMS: Final = frozenset({
+    int, float, complex, bool, str, bytes, type(None), range, type, types.FunctionType,
+    types.BuiltinFunctionType, types.ModuleType, datetime.datetime, datetime.date, datetime.time,
+    datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
+})  # fmt: skip
+
+
+class SharedStateError(StepError):
+    """A result changed after it was returned, because it shares an object with the state of its key."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a result that shares an object with the state of key "
+            f"{self.key}, and changed it with a later record: it is {self.record} now. {self.cause}"
+            "Return a copy instead, for example `return state, copy.deepcopy(state)`."
+        )
+
+
+class Sharing:
+    """Keeps the results of one step apart from its states."""
+
+    __slots__ = ("_keys", "_seen", "copying", "left", "strict")
+
+    def __init__(self) -> None:
+        self.left = CHECKED
+        self.copying = False
+        self.strict = False
+        self._seen: deque[tuple[Any, bytes]] = deque(maxlen=CHECKED)  # results, and as they were
+        self._keys: dict[int, Any] = {}  # of results that were seen, by their identity
+
+    @property
+    def watching(self) -> bool:
+        """Whether each call is to be looked at."""
+        return not self.strict and (self.copying or self.left > 0)
+
+    def learn(self, state: Any, result: Any) -> None:
+        """Look at a call that was given or left `state`, and returned `result`."""
+        if not self.copying:
+            self.left -= 1
+            self.copying = shares(state, result)
+
+    def apart(self, state: Any, result: Any) -> Any:
+        """Return `result`, of a call that left `state`, or a copy of it if the step is sharing."""
+        self.learn(state, result)
+        return copied(result) if self.copying else result
+
+    def found_late(
+        self,
+        step: str,
+        function: Callable[..., Any],
+        keys: Sequence[Any],
+        results: list[Any],
+    ) -> None:
+        """Copy the results of a batch, now that its step is known to be sharing.
+
+        Raises `SharedStateError` if there are several of one key, so that the earlier ones may have changed already.
+        """
+        self.copying = True
+        later: set[Any] = set()
+        for row in range(len(results) - 1, -1, -1):
+            if keys[row] in later and any(_changeable(results[row], DEPTH)):
+                why = "Another record of this key has come, so what was returned is not known any more. "
+                told = shorten(keys[row]), shorten(results[row]), why
+                raise SharedStateError(step, name_of(function), *told)
+            results[row] = copied(results[row])
+            later.add(keys[row])
+
+    # ------------------------------------------------------------ strictly
+
+    def note(self, result: Any) -> None:
+        """Remember what a result is when it is returned."""
+        if type(result) not in _ATOMS:
+            data = _bytes(result)
+            if data is not None:
+                self._seen.append((result, data))
+
+    def compare(
+        self, step: str, function: Callable[..., Any], keys: Iterable[Any], results: Iterable[Any]
+    ) -> None:
+        """Raise `SharedStateError` if a result that was noted changed; these are the last ones, and their keys."""
+        if not self._seen:
+            return
+        seen = {id(result) for result, _ in self._seen}
+        self._keys = {number: key for number, key in self._keys.items() if number in seen}
+        self._keys.update(zip(map(id, results), keys, strict=True))
+        for result, data in self._seen:
+            if _bytes(result) != data and not _equal(pickle.loads(data), result):
+                was = f"It was {shorten(pickle.loads(data))}. "
+                told = shorten(self._keys.get(id(result))), shorten(result), was
+                raise SharedStateError(step, name_of(function), *told)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy that shares nothing that can change."""
+    return value if type(value) in _ATOMS else deepcopy(value)
+
+
+def shares(state: Any, result: Any) -> bool:
+    """Whether the two have an object in common that can change, not too deep inside.
+
+    >>> state = {"n": [1]}
+    >>> shares(state, state), shares(state, ("key", state)), shares(state, {"copied": state["n"]})
+    (True, True, True)
+    >>> shares(state, {"n": [1]}), shares(1, 1), shares((1, "a"), (1, "a"))
+    (False, False, False)
+    """
+    if type(state) in _ATOMS or type(result) in _ATOMS:
+        return False
+    inside = {id(part) for part in _changeable(state, DEPTH)}
+    return bool(inside) and any(id(part) in inside for part in _changeable(result, DEPTH))
+
+
+def _changeable(value: Any, depth: int) -> Iterator[Any]:
+    """The objects in a value that can change."""
+    kind = type(value)
+    if kind in _ATOMS or isinstance(value, enum.Enum | type):
+        return
+    parts: Iterable[Any]
+    if isinstance(value, tuple | frozenset):
+        parts = value
+    elif isinstance(value, dict):
+        yield value
+        parts = value.values()
+    elif isinstance(value, list | set | deque):
+        yield value
+        parts = value
+    else:
+        yield value
+        parts = getattr(value, "__dict__", {}).values()
+    if depth > 1:
+        for part in islice(parts, WIDTH):
+            yield from _changeable(part, depth - 1)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:
+        return False
+
+
+def _bytes(value: Any) -> bytes | None:
+    try:
+        return dumps(value)
+    except Exception:
+        return None

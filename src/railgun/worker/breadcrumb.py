@@ -1,0 +1,161 @@
+"""The breadcrumb: which user code a worker was in when its process ended (`os._exit`, a segfault, a kill).
+
+A worker keeps a small file, mapped into its memory, in the temporary directory of its machine. Every call of user code
+is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch. What is
+in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it crashes
+(`faulthandler`). The controller reads the file if it is on the same machine, and deletes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, Any, Final
+
+from railgun.flow import calls
+from railgun.snapshots.processes import Process
+
+PREFIX: Final = "railgun-worker-"
+DEPTH: Final = 8  # calls inside of calls that are noted
+NOTE_BYTES: Final = 500
+_SLOT: Final = NOTE_BYTES + 2
+SIZE: Final = 1 + DEPTH * _SLOT
+MOST_STACK_BYTES: Final = 4_000
+MOST_KNOWN: Final = 10_000  # functions whose names are remembered
+_PLAIN: Final = frozenset({int, float, bool, type(None)})
+
+
+class Breadcrumb:
+    """The file of this process."""
+
+    def __init__(self) -> None:
+        number, self.path = tempfile.mkstemp(prefix=PREFIX)
+        self._file: IO[bytes] = os.fdopen(number, "r+b", buffering=0)
+        self._file.truncate(SIZE)
+        self._file.seek(SIZE)
+        self._memory = mmap.mmap(number, SIZE)
+        self._thread = threading.get_ident()
+        with contextlib.suppress(RuntimeError, ValueError, OSError):
+            faulthandler.enable(self._file, all_threads=False)
+        calls.observer = self
+
+    @staticmethod
+    def make() -> Breadcrumb | None:
+        """Make the file of this process; None if there is no place for it, which is no reason not to work."""
+        try:
+            return Breadcrumb()
+        except OSError:
+            return None
+
+    def told(self) -> dict[str, str]:
+        """Say where the file is, and on which machine."""
+        here = Process.this()
+        return {"breadcrumb": self.path, "boot_id": here.boot_id, "host_name": here.host}
+
+    def entered(self, call: calls.Call, depth: int) -> None:
+        """Note that a call of user code begins, the innermost of so many."""
+        if depth > DEPTH or threading.get_ident() != self._thread:
+            return
+        try:
+            note = describe(call).encode("utf-8", "replace")[:NOTE_BYTES]
+        except Exception:  # of a function or a sequence of the user's that is none
+            note = f"step {call.step!r}".encode()
+        at = 1 + (depth - 1) * _SLOT
+        self._memory[at : at + 2 + len(note)] = len(note).to_bytes(2, "little") + note
+        self._memory[0] = depth
+
+    def left(self, depth: int) -> None:
+        """Note that so many calls are left."""
+        if threading.get_ident() == self._thread:
+            self._memory[0] = min(depth, DEPTH)
+
+    def remove(self) -> None:
+        """End in good order: nobody will ask."""
+        if calls.observer is self:
+            calls.observer = None
+        faulthandler.disable()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        self._memory.close()
+        self._file.close()
+
+
+def read(who: dict[str, Any]) -> str:
+    """Return what the breadcrumb of a worker says, if it is on this machine, and delete it; else nothing."""
+    path, here = who.get("breadcrumb"), Process.this()
+    if not isinstance(path, str) or who.get("boot_id") != here.boot_id:
+        return ""
+    if who.get("host_name") != here.host or not Path(path).name.startswith(PREFIX):
+        return ""
+    try:
+        data = Path(path).read_bytes()
+        os.unlink(path)
+    except OSError:
+        return ""
+    depth = min(data[0], DEPTH) if data else 0
+    notes = []
+    for number in range(depth):
+        slot = data[1 + number * _SLOT :]
+        length = int.from_bytes(slot[:2], "little")
+        notes.append(slot[2 : 2 + length].decode("utf-8", "replace"))
+    stack = data[SIZE:][:MOST_STACK_BYTES].decode("utf-8", "replace").strip()
+    told = f"it was in {notes[-1]}" if notes else ""
+    return f"{told}\n{stack}".strip() if stack else told
+
+
+def describe(call: calls.Call) -> str:
+    """Name the step, the function and the first record of a call that begins."""
+    where = _where(call)
+    if isinstance(call, calls.RecordCalls):
+        values = call.batch.values
+        return f"{where}, in a batch of {len(values)} records that begins with {glimpse(values[0])}"
+    if isinstance(call, calls.SourceCall):
+        return f"{where}, part {glimpse(call.part)} at position {glimpse(call.position)}"
+    if isinstance(call, calls.SinkCall) and len(call.items):
+        return f"{where}, with {len(call.items)} items that begin with {glimpse(call.items[0])}"
+    return where
+
+
+_known: dict[tuple[str, int], str] = {}
+_kept: list[Any] = []
+
+
+def _where(call: calls.Call) -> str:
+    """Name the step and the function; this is worked out once for each."""
+    known = (call.step, id(call.function))
+    found = _known.get(known)
+    if found is None:
+        if len(_known) > MOST_KNOWN:
+            _known.clear()
+            _kept.clear()
+        # The function is kept, so that no other one can have its identity.
+        _kept.append(call.function)
+        found = _known[known] = f"step {call.step!r}, function {call.name}"
+    return found
+
+
+def glimpse(value: Any) -> str:
+    """Show the beginning of a value, quickly, and without calling code of users.
+
+    >>> glimpse(("ada", 1, 2)), glimpse({"a": [1]}), glimpse(object()), glimpse("x" * 100) == repr("x" * 80) + "…"
+    ("('ada', 1, …)", "{'a': <list>, …}", '<object>', True)
+    """
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return f"({', '.join(map(_scalar, value[:2]))}{', …' if len(value) > 2 else ''})"
+    if kind is dict and value:
+        name, first = next(iter(value.items()))
+        return f"{{{_scalar(name)}: {_scalar(first)}, …}}"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value) if len(value) <= 80 else f"{value[:80]!r}…"
+    return repr(value) if kind in _PLAIN else f"<{kind.__name__}>"

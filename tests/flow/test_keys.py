@@ -1,0 +1,54 @@
+"""Keys of flows: a key finds its state again, wherever it was, or is refused where it is made."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from railgun import Collect, Flow, Items, StepError
+from railgun.testing.flow_tester import FlowTester
+
+ODD: list[Any] = [math.nan, ("a", math.nan), Decimal("NaN")]
+
+
+def counting(**options: Any) -> Flow:
+    flow = Flow("counting", **options)
+    nothing: list[Any] = []
+    keyed = flow.source(Items(nothing), name="in").key_by(lambda item: item, name="by itself")
+    keyed.stateful_map(lambda n, item: (n + 1, n + 1), int, name="count").sink(
+        Collect(), name="out"
+    )
+    return flow
+
+
+@pytest.mark.parametrize("key", ODD, ids=repr)
+def test_a_key_that_does_not_equal_itself_stops_the_flow_by_name(key: Any) -> None:
+    tester = FlowTester(counting(), feed=["in"])
+    with pytest.raises(StepError, match="cannot be a key, nor a part of one") as caught:
+        tester.feed("in", [1.5, key])
+    assert caught.value.step == "by itself"
+
+
+@pytest.mark.parametrize("key", ODD, ids=repr)
+def test_such_keys_are_dead_letters_and_no_states_multiply(key: Any) -> None:
+    flow = counting(dead_letters=Collect(), on_error="dead_letter")
+    tester = FlowTester(flow, feed=["in"], snapshots=True)
+    tester.feed("in", [1.5, key, 1.5])
+    tester.snapshot()
+    tester.crash(0)
+    tester.feed("in", [key, 1.5])
+    assert tester.state("count") == {1.5: 3}
+    assert [letter.error[:12] for letter in tester.dead_letters] == ["KeyTypeError"] * 2
+
+
+def test_equal_keys_of_different_types_are_one_key_everywhere() -> None:
+    tester = FlowTester(counting(), workers=3, feed=["in"], snapshots=True)
+    tester.feed("in", [0.0, -0.0, 0, False, 1, True, 1.0, Decimal(1), (1, -0.0), (True, 0)])
+    tester.snapshot()
+    tester.crash(1)
+    tester.rescale(2)
+    tester.feed("in", [-0.0, True, (1.0, False)])
+    assert tester.state("count") == {0: 5, 1: 5, (1, 0): 3}

@@ -1,0 +1,227 @@
+"""Functions that return their state as the result, or a part of it, and change it with the next record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from railgun import FORGET, Collect, Flow, Items, Stateful
+from railgun.flow.flow import KeyedStream
+from railgun.flow.operators.sharing import CHECKED, SharedStateError
+from railgun.testing import FlowTester
+
+Steps = Callable[[KeyedStream[int, Any]], Any]
+
+
+class _State:
+    def __init__(self) -> None:
+        self.count = 0
+        self.items: list[int] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _State) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def grow(state: list[int], n: int) -> tuple[list[int], list[int]]:
+    state.append(n)
+    return state, state
+
+
+def grow_in_pair(state: list[int], n: int) -> tuple[list[int], tuple[str, list[int]]]:
+    state.append(n)
+    return state, ("seen", state)
+
+
+def grow_part(state: dict[str, list[int]], n: int) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    state.setdefault("items", []).append(n)
+    return state, {"n": n, "items": state["items"]}
+
+
+def grow_object(state: _State, n: int) -> tuple[_State, _State]:
+    state.count += 1
+    state.items.append(n)
+    return state, state
+
+
+def add_to(total: dict[str, int], item: dict[str, int]) -> dict[str, int]:
+    total["n"] += item["n"]
+    return total
+
+
+class Growing(Stateful[int, int, list[int], list[int]]):
+    def initial(self) -> list[int]:
+        return []
+
+    def on_item(self, item: int, context: Any) -> Iterable[list[int]]:
+        context.state.append(item)
+        return [context.state]
+
+
+class OnTimer(Stateful[int, int, list[int], list[int]]):
+    def initial(self) -> list[int]:
+        return []
+
+    def on_item(self, item: int, context: Any) -> Iterable[list[int]]:
+        context.set_timer(context.time + 1 + item)
+        return ()
+
+    def on_timer(self, context: Any) -> Iterator[list[int]]:
+        context.state.append(len(context.state))
+        yield context.state
+
+
+MISTAKES: dict[str, Steps] = {
+    "the state": lambda keyed: keyed.stateful_map(grow, initial=list, name="step"),
+    "in a tuple": lambda keyed: keyed.stateful_map(grow_in_pair, initial=list, name="step"),
+    "a part": lambda keyed: keyed.stateful_map(grow_part, initial=dict, name="step"),
+    "an object": lambda keyed: keyed.stateful_map(grow_object, initial=_State, name="step"),
+    "on_item": lambda keyed: keyed.stateful(Growing(), name="step"),
+    "reduce": lambda keyed: keyed.map(lambda n: {"n": n}).reduce(add_to, name="step"),
+}
+
+
+def one_worker(steps: Steps, *, strict: bool) -> FlowTester:
+    """One worker that has all records of two keys; not strict, it does what workers do live."""
+    flow = Flow("sharing")
+    numbers: Any = flow.source(Items([]), name="numbers")
+    steps(numbers.key_by(lambda n: n % 2)).sink(Collect(), name="out")
+    tester = FlowTester(flow, workers=1, feed=["numbers"])
+    tester.world.strict = strict
+    for runtime in tester.runtimes.values():
+        for operator in runtime.keyed():
+            operator.sharing.strict = strict
+    return tester
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_tester_finds_results_that_change_later(mistake: str) -> None:
+    tester = one_worker(MISTAKES[mistake], strict=True)
+    with pytest.raises(SharedStateError, match=r"'step'.* key [01],.*copy") as found:
+        tester.feed("numbers", range(6))
+    assert found.value.step == "step"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_tester_finds_results_that_change_with_a_later_batch(mistake: str) -> None:
+    tester = one_worker(MISTAKES[mistake], strict=True)
+    tester.feed("numbers", [0, 1])
+    with pytest.raises(SharedStateError):
+        tester.feed("numbers", [2])
+
+
+def expected(mistake: str, records: int) -> list[Any]:
+    """What each call returned, at the moment it did."""
+    made = []
+    for key in (0, 1):
+        seen: list[int] = []
+        for n in range(key, records, 2):
+            seen = [*seen, n]
+            state = _State()
+            state.count, state.items = len(seen), seen
+            made.append({
+                "the state": seen, "in a tuple": ("seen", seen), "a part": {"n": n, "items": seen},
+                "an object": state, "on_item": seen, "reduce": {"n": sum(seen)},
+            }[mistake])  # fmt: skip
+    return made
+
+
+def ordered(results: Iterable[Any]) -> list[str]:
+    return sorted(repr(vars(r) if isinstance(r, _State) else r) for r in results)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_live_each_result_is_what_the_function_returned(mistake: str) -> None:
+    tester = one_worker(MISTAKES[mistake], strict=False)
+    tester.feed("numbers", range(40))
+    tester.feed("numbers", range(40, 60))
+    assert ordered(tester.collected("out")) == ordered(expected(mistake, 60))
+
+
+def test_live_results_of_timers_are_what_was_returned() -> None:
+    tester = one_worker(lambda keyed: keyed.stateful(OnTimer(), name="step"), strict=False)
+    tester.feed("numbers", range(0, 8, 2))
+    tester.advance(10.0)
+    tester.finish()
+    assert ordered(tester.collected("out")) == ordered([list(range(n)) for n in range(1, 5)])
+
+
+def test_live_a_reduce_does_not_change_the_items_that_others_got() -> None:
+    flow = Flow("two-ways")
+    numbers: Any = flow.source(Items([]), name="numbers")
+    keyed = numbers.map(lambda n: {"n": n}).key_by(lambda item: 0)
+    keyed.reduce(add_to, name="step").sink(Collect(), name="totals")
+    keyed.map(lambda item: item["n"]).sink(Collect(), name="items")
+    tester = FlowTester(flow, workers=1, feed=["numbers"])
+    for operator in tester.runtimes[0].keyed():
+        operator.sharing.strict = False
+    tester.feed("numbers", [1, 2, 3])
+    assert tester.collected("items") == [1, 2, 3]
+    assert tester.collected("totals") == [{"n": 1}, {"n": 3}, {"n": 6}]
+
+
+# ---------------------------------------------------------------- what is no mistake
+
+
+def anew(state: dict[str, int], n: int) -> tuple[dict[str, int], dict[str, int]]:
+    state = {**state, "n": state.get("n", 0) + n}
+    return state, state
+
+
+def as_copy(state: list[int], n: int) -> tuple[list[int], list[int]]:
+    state.append(n)
+    return state, copy.deepcopy(state)
+
+
+def at_last(state: list[int], n: int) -> tuple[Any, Any]:
+    state.append(n)
+    return (FORGET, state) if len(state) == 2 else (state, None)
+
+
+RIGHT: dict[str, Steps] = {
+    "a new state each time": lambda keyed: keyed.stateful_map(anew, initial=dict),
+    "a copy": lambda keyed: keyed.stateful_map(as_copy, initial=list),
+    "a state that is forgotten": lambda keyed: keyed.stateful_map(at_last, initial=list),
+    "numbers": lambda keyed: keyed.stateful_map(lambda s, n: (s + n, s + n), initial=int),
+    "the larger one": lambda keyed: keyed.map(lambda n: {"n": n}).reduce(
+        lambda a, b: a if a["n"] > b["n"] else b
+    ),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("right", RIGHT)
+def test_what_does_not_change_later_is_no_mistake(right: str, strict: bool) -> None:
+    tester = one_worker(RIGHT[right], strict=strict)
+    tester.feed("numbers", range(20))
+    for n in range(20, 26):
+        tester.feed("numbers", [n])
+    assert len(tester.collected("out")) == 26
+
+
+def late(state: list[int], n: int) -> tuple[list[int], Any]:
+    state.append(n)
+    return state, (state if len(state) > CHECKED else None)
+
+
+def test_a_step_that_begins_to_share_later_fails_by_name() -> None:
+    tester = one_worker(
+        lambda keyed: keyed.stateful_map(late, initial=list, name="step"), strict=False
+    )
+    tester.feed("numbers", [0] * CHECKED)
+    with pytest.raises(SharedStateError, match=r"'step'.* key 0,"):
+        tester.feed("numbers", [0] * 10)
+
+
+def test_a_step_that_begins_to_share_later_is_copied_while_that_is_possible() -> None:
+    tester = one_worker(
+        lambda keyed: keyed.stateful_map(late, initial=list, name="step"), strict=False
+    )
+    tester.feed("numbers", [0] * CHECKED)
+    for _ in range(3):
+        tester.feed("numbers", [0])
+    assert [len(r) for r in tester.collected("out")[CHECKED:]] == [CHECKED + n for n in (1, 2, 3)]
