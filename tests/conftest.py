@@ -1,14 +1,25 @@
-"""How the tests are shared out to processes (`./run test`): those that need Spark to one, the others by file."""
+"""How the tests are shared out to processes, and which of them are slow (`./run test`, `./run test --all`)."""
 
 from __future__ import annotations
 
 import pytest
 
+# Each takes tens of seconds: clusters of processes that are treated badly, servers of others, a Spark cluster.
+SLOW_FILES = {
+    *("test_bench.py", "test_chaos.py", "test_discovery_servers.py", "test_jepsen_single.py"),
+    *("test_operations.py", "test_standalone.py", "test_table_promises.py"),
+}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The largest group first, so that both processes are at work to the end."""
+    """Mark slow tests, and share all out: those that need Spark to one process, the others by file.
+
+    The largest group comes first, so that both processes are at work to the end.
+    """
     for item in items:
+        if item.get_closest_marker("simulation") or item.path.name in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
         group = "spark" if item.get_closest_marker("spark") else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)

@@ -27,7 +27,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -92,7 +91,7 @@ def run(
     by_value: Iterable[ModuleType] = (),
     watch: Callable[[Event], None] | None = None,
 ) -> Job:
-    """Start a flow; returns when its workers are being launched.
+    """Start a flow; returns when its workers are being launched. Others find it, and can rescale or stop it, before.
 
     `master` is a Spark master's URL (default: local mode, inside this program), `spark` a session there is already,
     `conf` goes over Spark's settings. `snapshots` is where they are kept (a directory, or a URL that pyarrow opens), or
@@ -138,11 +137,13 @@ def run(
                 _begin_with(initial_state, plan, snapshots, job_name)
             keeper = Storekeeper(plan, snapshots, job_name)
             stack.callback(keeper.close)
-        if launcher is None:
-            launcher, host = _on_spark(stack, job_name, workers, master, spark, conf)
-            settings = replace(settings, host=host)
+        below = stack.enter_context(
+            ExitStack()
+        )  # what is started later, and ends after the controller
         controller = Controller(plan, shipped, launcher, workers, settings, job_name, keeper)
         stack.callback(controller.close)
+        if keeper is not None:
+            controller.when_over(keeper.release)
         controller.open()
         if watch is not None:
             controller.watch(watch)
@@ -150,9 +151,13 @@ def run(
         if http:
             assert isinstance(registry, Registry)
             api = _serve(stack, controller, registry, port, token)
-        job = Job(controller, api, stack.pop_all())
-    controller.begin()
-    return job
+        host = None
+        if (
+            launcher is None
+        ):  # to start Spark takes a while: by then others can see the job, and talk to it
+            launcher, host = _on_spark(below, job_name, workers, master, spark, conf)
+        controller.begin(launcher, host)
+        return Job(controller, api, stack.pop_all())
 
 
 def _begin_with(
@@ -211,6 +216,7 @@ def _serve(
     entry = Entry.of_this_process(controller.name, api.url, token)
     registry.add(entry)
     stack.callback(registry.remove, entry)
+    controller.when_over(lambda: registry.end(entry))
     return api
 
 
@@ -245,7 +251,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and no process is left."""
+        """Whether it has ended: no process is left, and another job may have its snapshots and its name."""
         return self._controller.over
 
     def status(self) -> dict[str, Any]:
@@ -263,11 +269,14 @@ class Job:
     def scale(self, workers: int, *, wait: bool = False, timeout: float | None = None) -> None:
         """Ask for this number of workers; with `wait` it returns when the rescale is over.
 
-        A request that has not begun is replaced by the next one. Raises `NotRescaledError` if it does not come about.
+        A request that has not begun is replaced by the next one. Raises `WorkersError` for a number that cannot be,
+        also for more workers than a local master has slots; and with `wait` `NotRescaledError` if the rescale does not
+        come about: also if the flow failed and started again instead, at whatever size.
         """
+        after = self._controller.last_event
         self._controller.scale(workers)
         if wait:
-            self._await_size(workers, timeout)
+            self._await_size(workers, timeout, after)
 
     def pin(self, key: Any, worker: int) -> None:
         """Give a key to a worker, whatever its hash says."""
@@ -356,7 +365,8 @@ class Job:
         with self._changed:
             self._changed.notify_all()
 
-    def _await_size(self, workers: int, timeout: float | None) -> None:
+    def _await_size(self, workers: int, timeout: float | None, after: int) -> None:
+        """Wait for the rescale that was asked for after an event; raise if it did not come about."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status = self.status()
@@ -369,10 +379,11 @@ class Job:
                 self._changed.wait(left)  # looks once a second, should it have missed a word
         if status["state"] == "failed":
             raise FlowFailedError(status["cause"])
+        ends = [e for e in self.events(after) if e.kind in ("rescaled", "not-rescaled")]
+        if ends and ends[-1].kind == "not-rescaled":
+            raise NotRescaledError(ends[-1].text)
         if status["size"] != workers:
-            told = [event.text for event in self.events() if event.kind == "not-rescaled"]
-            why = told[-1] if told else f"the flow is {status['state']} on {status['size']} workers"
-            raise NotRescaledError(why)
+            raise NotRescaledError(f"the flow is {status['state']} on {status['size']} workers")
 
 
 _LEFT: weakref.WeakSet[Job] = weakref.WeakSet()

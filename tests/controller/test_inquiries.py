@@ -114,7 +114,7 @@ def test_state_by_http(job: Job, api: Http) -> None:
         ("GET", "/state?step=order&key=nobody", None, 404, "no-key"),
         ("GET", "/state?step=order&key=%227%22", None, 404, "no-key"),
         ("GET", "/state?step=order&key=", None, 404, "no-key"),
-        ("GET", "/state?step=order&key=NaN", None, 404, "no-key"),
+        ("GET", "/state?step=order&key=NaN", None, 400, "bad-request"),
         ("GET", "/state?step=order&key=null", None, 404, "no-key"),
         ("GET", "/state?step=order&key=%5B%22a%22,1%5D", None, 404, "no-key"),
         ("GET", "/state?step=order&key=%22%5Cud800%22", None, 404, "no-key"),

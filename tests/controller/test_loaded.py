@@ -26,6 +26,9 @@ class Nowhere:
     def __init__(self) -> None:
         self.launched: list[WorkerSpec] = []
         self.cancelled: list[WorkerSpec] = []
+        self.waiting = False
+
+    def refuse(self, workers: int) -> None: ...
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
         self.launched.append(spec)
@@ -34,7 +37,7 @@ class Nowhere:
         self.cancelled.append(spec)
 
     def pending(self, spec: WorkerSpec) -> bool:
-        return False
+        return self.waiting
 
     def close(self) -> None: ...
 
@@ -68,7 +71,7 @@ def test_when_a_flow_starts_again_a_port_that_is_taken_is_no_end(controller: Con
     assert second is not first
     controller._loaded(0, second, TAKEN)
     assert controller.lifecycle.state == "starting"
-    assert controller._launcher.cancelled == [second.spec]  # type: ignore[attr-defined]
+    assert controller.launcher.cancelled == [second.spec]  # type: ignore[attr-defined]
     for hour in range(1, 10):
         controller._seen.pop((0, second.spec.incarnation), None)
         controller._obey(controller.lifecycle.tick(module._now() + hour * 60 * 10**6))
@@ -113,3 +116,18 @@ def test_snapshots_that_are_wanted_do_not_follow_each_other_at_once(
     controller._loop.run_until_complete(ask(10))
     assert not taken
     assert controller._hastening is not None  # it will be, later
+
+
+def test_workers_that_wait_for_slots_of_the_cluster_are_an_event_told_once(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLOTS_WITHIN_S", 0.0)
+    launcher: Any = controller._launcher
+    controller._look_for_slots()
+    assert not any(event.kind == "waiting-for-slots" for event in controller._events)
+    launcher.waiting = True
+    controller._look_for_slots()
+    controller._look_for_slots()
+    told = [event.text for event in controller._events if event.kind == "waiting-for-slots"]
+    assert len(told) == 1
+    assert "worker 0 waits for a slot" in told[0]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from tests.controller.flows import counting, running, started
 
-from railgun.client.registry import Entry, JobRunsError, Registry, RegistryError, birth_of
+from railgun.client.registry import Entry, JobRunsError, Registry, RegistryError
+from railgun.snapshots.processes import birth_of
 
 
 @pytest.fixture
@@ -94,6 +95,19 @@ def test_a_job_on_another_machine_is_left_alone(registry: Registry, url: str) ->
     assert registry.find("words") == entry
     with pytest.raises(JobRunsError, match="on elsewhere"):
         registry.add(Entry.of_this_process("words", url, "other"))
+
+
+def test_a_job_in_another_container_of_the_same_name_is_left_alone(
+    registry: Registry, url: str
+) -> None:
+    entry = Entry.of_this_process("words", url, "secret")
+    if not entry.namespace:
+        pytest.skip("this system does not tell namespaces apart")
+    there = replace(entry, namespace="pid:[4026532999]", birth="1")
+    registry.add(there)
+    assert registry.find("words") == there
+    with pytest.raises(JobRunsError):
+        registry.add(entry)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "words"}', '{"surprise": 1}'])

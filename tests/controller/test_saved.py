@@ -85,8 +85,8 @@ def test_a_job_begins_with_the_latest_or_with_what_is_asked_for(copy: Path, save
         ({"begin": -1}, "not '-1'"),
         ({"begin": "9" * 30}, "a snapshot has a number"),
         ({"begin": 2, "allow_older": True}, "not both"),
-        ({"begin": 2, "fresh": True}, "--fresh loads nothing"),
-        ({"fresh": True, "drop": frozenset(["order"])}, "--fresh loads nothing"),
+        ({"begin": 2, "fresh": True}, "fresh=True loads nothing"),
+        ({"fresh": True, "drop": frozenset(["order"])}, "fresh=True loads nothing"),
         ({"every": 0}, "more than 0"),
         ({"every": float("nan")}, "more than 0"),
         ({"keep": 0}, "at least one"),
@@ -118,13 +118,13 @@ def test_what_is_not_there_is_told_with_what_is(copy: Path, tmp_path: Path) -> N
 
 def test_a_damaged_snapshot_is_refused_with_the_ways_out(copy: Path) -> None:
     spoil(copy, 3)
-    with pytest.raises(DamagedError, match=r"worker-\d.*--allow-older.*--fresh"):
+    with pytest.raises(DamagedError, match=r"worker-\d.*allow_older=True.*fresh=True"):
         begun(copy)
-    with pytest.raises(DamagedError, match=r"another than snapshot 3 \(--from\)"):
+    with pytest.raises(DamagedError, match=r"another than snapshot 3 \(begin="):
         begun(copy, begin=3)
     assert begun(copy, allow_older=True) == 2
     spoil(copy, 1)
-    with pytest.raises(DamagedError, match="--fresh"):
+    with pytest.raises(DamagedError, match="fresh=True"):
         begun(copy, allow_older=True)
     assert begun(copy, fresh=True) is None
 
@@ -147,7 +147,7 @@ def renamed(step: str) -> Flow:
 
 
 def test_a_step_that_is_gone_is_refused_with_the_ways_out(copy: Path) -> None:
-    with pytest.raises(DoesNotFitError, match="--rename order=NAME, or --drop-state order"):
+    with pytest.raises(DoesNotFitError, match="rename=\\{'order': NAME\\}, or drop=\\{'order'\\}"):
         begun(copy, renamed("sorted"))
     assert begun(copy, renamed("sorted"), rename={"order": "sorted"}) == 3
     assert begun(copy, renamed("sorted"), drop=frozenset(["order"])) == 3
@@ -178,7 +178,7 @@ def test_a_flow_that_has_come_to_its_end_says_so_and_can_begin_afresh(tmp_path: 
         with started(flow, snapshots=chosen) as job:
             assert job.wait(flows.DEADLINE)
             assert flows.check_whole(job) == 1000
-        with pytest.raises(FinishedError, match=r"nothing left to do.*--fresh"):
+        with pytest.raises(FinishedError, match=r"nothing left to do.*fresh=True"):
             begun(tmp_path, flow)
     numbers = [one["snapshot"] for one in told_attempts(SnapshotStore(str(tmp_path), "short"))]
     assert numbers == [2, 1]

@@ -543,7 +543,7 @@ def test_steps_are_renamed_upgraded_and_dropped_by_name_only(tmp_path: Path) -> 
         committed(job, 2)
         assert job.stop(timeout=flows.DEADLINE)
     for text in (
-        r"'tally' has state.*--rename tally=NAME.*--drop-state tally",
+        r"'tally' has state.*rename=\{'tally': NAME\}.*drop=\{'tally'\}",
         r"'more'.*'largest'.*'shown'",
     ):
         with (

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from railgun.testing import snapshot_mutants
 from railgun.testing.crashes import Job, simulate
+from railgun.testing.rewriting import StaleMutantError, rewritten
 from railgun.testing.saving_mutants import MUTANTS
 
 KEPT = [
@@ -70,3 +72,12 @@ def test_same_seed_same_story_under_any_hash_seed() -> None:
         for hash_seed in ("0", "1", "4242")
     }
     assert len(answers) == 1
+
+
+def test_every_mutant_of_the_drivers_around_snapshots_still_applies() -> None:
+    assert all(mutant.changes for mutant in snapshot_mutants.MUTANTS.values())
+
+
+def test_a_mutant_whose_text_is_gone_says_so() -> None:
+    with pytest.raises(StaleMutantError, match="has 0 times the text 'no such text'"):
+        rewritten(Job, "run", ("no such text", ""))

@@ -40,8 +40,8 @@ def refused(*args: Any, **named: Any) -> str:
 def test_every_step_without_a_place_is_told_and_what_to_do() -> None:
     told = refused(snapshot(A, B), [StepInfo("c", "reduce", 1)], {}, [])
     assert "step 'a' has state in the snapshot, and no place in the flow" in told
-    assert "--rename a=NAME, or --drop-state a" in told
-    assert "--rename b=NAME, or --drop-state b" in told
+    assert "rename={'a': NAME}, or drop={'a'}" in told
+    assert "rename={'b': NAME}, or drop={'b'}" in told
     assert "(steps of the flow without state in the snapshot: 'c')" in told
 
 
@@ -82,7 +82,7 @@ def test_slips_of_the_pen_are_refused() -> None:
     assert "the flow has no step 'x' with state; it has 'a'" in refused(
         snapshot(A), [A], {"a": "x"}, []
     )
-    assert "--drop-state x: the snapshot has no step 'x'" in refused(snapshot(A), [A], {}, ["x"])
+    assert "drop={'x'}: the snapshot has no step 'x'" in refused(snapshot(A), [A], {}, ["x"])
     assert "both renamed and dropped" in refused(snapshot(A), [A], {"a": "a"}, ["a"])
     other = StepInfo("b", "reduce", 1)
     assert "steps 'a', 'b' would all go to step 'b'" in refused(

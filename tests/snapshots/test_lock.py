@@ -15,6 +15,7 @@ import pytest
 from railgun.snapshots.disk import ArrowDisk, Disk, LocalDisk
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import Owner
+from railgun.snapshots.processes import FIRST_NAMESPACE
 
 HOLD = """
 import sys
@@ -110,6 +111,42 @@ def test_of_a_process_on_another_host_nothing_is_known(tmp_path: Path) -> None:
 def test_a_number_that_another_process_has_now_is_recognised(tmp_path: Path) -> None:
     disk = ArrowDisk(tmp_path.as_uri())
     disk.write("lock", dataclasses.replace(Owner.me(), birth="1").as_bytes())
+    disk.lock("lock").release()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"machine_id": "0" * 32},
+        {"boot_id": "another kernel", "namespace": "pid:[4026532999]"},
+        {"namespace": "pid:[4026532999]"},
+        {"machine_id": "", "boot_id": "", "namespace": ""},  # of an older version
+    ],
+    ids=["machine", "kernel", "namespace", "unknown"],
+)
+def test_of_a_process_in_another_container_of_the_same_name_nothing_is_known(
+    tmp_path: Path, other: dict[str, str]
+) -> None:
+    disk = ArrowDisk(tmp_path.as_uri())
+    mine = Owner.me()
+    if not mine.boot_id:
+        pytest.skip("this system does not tell its kernel apart from others")
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    there = dataclasses.replace(mine, pid=gone.pid, birth="1", **other)  # type: ignore[arg-type]
+    disk.write("lock", there.as_bytes())
+    with pytest.raises(LockedError, match=r"If you know that it is gone, delete file:"):
+        disk.lock("lock")
+    assert disk.holder("lock") is not None
+
+
+def test_a_process_from_before_the_machine_was_started_again_is_gone(tmp_path: Path) -> None:
+    mine = Owner.me()
+    if not mine.machine_id or mine.namespace != FIRST_NAMESPACE:
+        pytest.skip("in a container a restart cannot be told from another machine")
+    disk = ArrowDisk(tmp_path.as_uri())
+    before = dataclasses.replace(mine, boot_id="before")
+    disk.write("lock", before.as_bytes())
     disk.lock("lock").release()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 import subprocess
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from railgun.snapshots.disk import ArrowDisk, Disk, LocalDisk
+from railgun.snapshots import disk as disk_module
+from railgun.snapshots.disk import ArrowDisk, Disk, LocalDisk, disk_error
 from railgun.snapshots.errors import (
     DamagedError,
+    DiskError,
     DoesNotFitError,
     FormatError,
     FullDiskError,
@@ -22,10 +25,12 @@ from railgun.snapshots.errors import (
     MissingError,
     ReadOnlyError,
     SnapshotError,
+    UndecidedError,
 )
 from railgun.snapshots.manifest import Manifest, Part, seal
 from railgun.snapshots.store import ATTEMPTS_KEPT, Run, SnapshotStore, encode_name
-from railgun.testing.disks import SimulatedDisk
+from railgun.testing.disks import SimulatedDisk, Step
+from railgun.testing.rewriting import rewritten
 
 MAKERS: dict[str, Callable[[Path], Disk]] = {
     "local": LocalDisk,
@@ -328,6 +333,91 @@ def test_what_cannot_be_written_can_be_read() -> None:
     assert reader.attempts()[0].state == "committed"
     with pytest.raises(ReadOnlyError, match="Let this user write there, or use another directory"):
         part(reader, 2)
+
+
+@pytest.mark.parametrize("step", ["rename", "sync directory", "done"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_commit_that_raises_does_not_count_even_after_a_power_cut(step: str, seed: int) -> None:
+    check_a_commit_that_raises(step, seed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "old"),
+    [
+        ("_take_back", 'self.disk.sync(self._at("manifests"))'),
+        ("_take_back", "self.disk.delete(path)"),
+        ("commit", "self._take_back(manifest.snapshot, error)"),
+    ],
+)
+def test_a_store_that_does_not_take_it_back_is_found(
+    monkeypatch: pytest.MonkeyPatch, rule: str, old: str
+) -> None:
+    monkeypatch.setattr(*rewritten(SnapshotStore, rule, (old, "pass")))
+
+    def eight_times() -> None:
+        for seed in range(8):
+            check_a_commit_that_raises("done", seed)
+
+    with pytest.raises(AssertionError):
+        eight_times()
+
+
+def check_a_commit_that_raises(step: str, seed: int) -> None:
+    disk = SimulatedDisk(seed)
+    store = driver(disk)
+    take(store, 1)
+    store.begun(2, full=True, why="")
+    made = manifest(2, part(store, 2))
+    disk.hook = failing(step)
+    with pytest.raises(DiskError, match="Input/output error"):
+        store.commit(made)
+    disk.hook = None
+    assert not store.has(2)
+    disk.lose_power()
+    newest = driver(disk).latest()
+    assert newest is not None
+    assert newest.snapshot == 1
+
+
+def test_a_manifest_that_cannot_be_taken_back_is_undecided_until_it_is() -> None:
+    disk = SimulatedDisk()
+    store = driver(disk)
+    store.begun(1, full=True, why="")
+    made = manifest(1, part(store, 1))
+    disk.hook = failing("done", "delete")
+    with pytest.raises(UndecidedError, match="could not be taken back"):
+        store.commit(made)
+    with pytest.raises(UndecidedError):
+        store.take_back(1)
+    disk.hook = None
+    store.take_back(1)
+    disk.lose_power()
+    assert driver(disk).latest() is None
+
+
+def failing(*steps: str) -> Callable[[Step, str], None]:
+    """A hook by which these steps of manifests fail, each time."""
+
+    def hook(step: Step, path: str) -> None:
+        if step in steps and "/manifests/" in path:
+            raise disk_error("write", path, OSError(errno.EIO, os.strerror(errno.EIO)))
+
+    return hook
+
+
+def test_a_directory_that_went_with_its_last_file_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory above is synced instead: a power cut must not bring both back."""
+    synced: list[Path] = []
+    monkeypatch.setattr(disk_module, "_sync", synced.append)
+    disk = LocalDisk(tmp_path)
+    disk.write("demo/manifests/1.json", b"{}")
+    disk.write("demo/run.json", b"{}")
+    synced.clear()
+    disk.delete("demo/manifests/1.json")
+    disk.sync("demo/manifests")
+    assert synced == [tmp_path / "demo"]
 
 
 def test_a_record_that_cannot_be_written_does_not_undo_a_commit() -> None:

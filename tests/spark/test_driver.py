@@ -80,6 +80,51 @@ time.sleep(600)
 """
 
 
+TWICE = """
+import json, sys, threading, time, urllib.request
+from pathlib import Path
+from pyspark import SparkContext
+from railgun import Collect, Flow, Generate, run
+from railgun.client.registry import Registry
+
+here = Path(sys.argv[1])
+registry = Registry(here / "jobs")
+
+def flow():
+    made = Flow("cell")
+    made.source(Generate(lambda index, chance: index, rate=1000), name="numbers").sink(Collect(), name="out")
+    return made
+
+def ask(entry, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {entry.token}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(entry.url + path, data, headers), timeout=60) as answer:
+        return json.load(answer)
+
+def look():
+    while (entry := registry.find("cell")) is None:
+        time.sleep(0.01)
+    before = SparkContext._active_spark_context is None
+    print(ask(entry, "/status")["state"], "before Spark" if before else "too late", flush=True)
+    ask(entry, "/scale", {"workers": 3})
+
+def runs(job):
+    while job.status()["state"] != "running":
+        time.sleep(0.05)
+    return job
+
+threading.Thread(target=look).start()
+first = runs(run(flow(), 2, snapshots=here / "snapshots", registry=registry))
+print(first.status()["size"], "workers", flush=True)
+first.stop()
+second = runs(run(flow(), 2, snapshots=here / "snapshots", registry=registry))
+first.close()
+print(second.snapshot(timeout=120) > 0, second.status()["state"], registry.find("cell").url == second.url, flush=True)
+second.close()
+print("stopped" if SparkContext._active_spark_context is None else "left", registry.find("cell"), flush=True)
+"""
+
+
 def driver(program: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, directory],
@@ -163,3 +208,18 @@ def test_what_is_sent_to_the_whole_group_stops_the_flow_with_a_last_snapshot(
     assert "stopping: a last snapshot" in out
     assert "finished: stopped; everything is saved, in snapshot 1" in out
     assert (err, process.returncode) == ("", 0)
+
+
+@pytest.mark.spark
+def test_a_job_is_seen_while_spark_starts_and_the_same_cell_can_be_run_twice(
+    tmp_path: Path,
+) -> None:
+    with driver(TWICE, tmp_path) as process:
+        out, err = process.communicate(timeout=300)
+    assert out.splitlines() == [
+        "starting before Spark",
+        "3 workers",
+        "True running True",
+        "stopped None",
+    ], err
+    assert process.returncode == 0

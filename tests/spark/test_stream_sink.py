@@ -20,7 +20,8 @@ from pyspark.sql.types import StructType
 
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.node.node import time_of_day
+from railgun.node import persistent
+from railgun.node.clock import steady_us, time_of_day
 from railgun.spark.session import SparkSession
 from railgun.spark.streams import commit
 from railgun.spark.streams.commit import Target, journal_name
@@ -486,7 +487,7 @@ def test_a_little_micro_batch_is_published_wholly_or_not_at_all(
 
 
 def test_one_whose_messages_were_deleted_since_is_in_doubt(
-    client: SyncClient, clock: Clock, cut: Any
+    client: SyncClient, clock: Clock, cut: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, target = Report(client, "doubt"), Target(client, "doubt", PATIENCE)
     cut(1)
@@ -495,6 +496,8 @@ def test_one_whose_messages_were_deleted_since_is_in_doubt(
     cut(None)
     client.admin("purge", name="doubt")
     clock.ahead += 3_600 * SECOND
+    # An hour passes: IDs are remembered by the steady clock.
+    monkeypatch.setattr(persistent, "steady_us", lambda: steady_us() + 3_600 * SECOND)
     with pytest.raises(InDoubtError, match="was begun and not finished"):
         target.commit_batch("q", 0, [report.little(0, texts(0, 5))])
     client.admin("delete", name=journal_name("q", "doubt"))

@@ -200,6 +200,9 @@ def test_messages_deleted_between_plan_and_task_are_an_error_or_passed_over(
     client.ensure("vanishing")
     with pytest.raises(StreamSourceError, match="deleted and made anew since"):
         list(reader.read(parts[0]))
+    client.publish_many("vanishing", ["x"] * 60)
+    with pytest.raises(StreamSourceError, match="STREAM_REPLACED"):
+        list(reader.read(parts[0]))
 
 
 @pytest.mark.parametrize(
@@ -434,7 +437,7 @@ def test_a_query_goes_on_from_its_checkpoint_and_reads_every_message_once(
         10,
     ]
     assert query.lastProgress is not None
-    assert json.loads(query.lastProgress.sources[0].endOffset or "") == {"endless": 170}
+    assert json.loads(query.lastProgress.sources[0].endOffset or "")["endless"] == 170
     query.stop()
     client.publish_many("endless", numbers(170, 200))
     query = run(found, checkpoint, out)
@@ -484,7 +487,7 @@ def test_a_query_begins_where_it_is_told_and_takes_no_end(
     client.publish_many("begun", numbers(0, 10))
     for start, offset in (("start", 0), ("end", 10), ("8", 8)):
         planner = Planner(reading, "begun", start=start)
-        assert planner.reader.initialOffset() == {"begun": offset}
+        assert dict(planner.reader.initialOffset())["begun"] == offset
         planner.reader.stop()
     with pytest.raises(BadOptionError, match="a query has no end, but option end is 9"):
         Planner(reading, "begun", end="9")
@@ -497,7 +500,7 @@ def test_a_micro_batch_takes_what_it_may(reading: Reading, client: SyncClient) -
     assert [planner.latest(at) for at in (0, 4, 8, 10)] == [4, 8, 10, 10]
     assert planner.latest(0, ReadAllAvailable()) == 10
     assert planner.latest(0, ReadMaxRows(7)) == 7
-    assert planner.reader.reportLatestOffset() == {"limited": 10}
+    assert dict(planner.reader.reportLatestOffset() or {})["limited"] == 10
     assert planner.rows(2, 9) == numbers(2, 9)
     assert planner.rows(9, 9) == []
     assert isinstance(planner.reader, SupportsTriggerAvailableNow)
@@ -523,12 +526,18 @@ def test_a_query_tells_when_messages_are_gone_or_the_stream_is_another(
     assert lenient.rows(3, 10) == []
     with pytest.raises(StreamSourceError, match="the checkpoint is of other"):
         strict.reader.latestOffset({"other": 3}, ReadAllAvailable())
+    before = dict(strict.reader.reportLatestOffset() or {})
     client.admin("delete", name="lossy")
     client.ensure("lossy")
     with pytest.raises(StreamSourceError, match="read up to 20, but the stream ends at 0"):
         strict.latest(20)
     with pytest.raises(StreamSourceError, match="there are messages up to 20, but the stream ends"):
         strict.rows(10, 20)
+    client.publish_many("lossy", numbers(0, 60))
+    with pytest.raises(StreamSourceError, match="STREAM_REPLACED"):
+        strict.reader.latestOffset(before, ReadAllAvailable())
+    with pytest.raises(StreamSourceError, match="STREAM_REPLACED"):
+        strict.reader.partitions(before, {**before, "lossy": 30})
     strict.reader.stop()
     lenient.reader.stop()
 

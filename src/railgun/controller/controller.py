@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from railgun.controller.inquiries import Inquiries
@@ -41,12 +41,16 @@ from railgun.wire import control
 from railgun.wire.columns import DecodingError
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.hello import HelloError
+from railgun.worker import breadcrumb
+from railgun.worker.pulse import BEAT, MOST_CHARACTERS, MOST_STUCK_CHARACTERS, STUCK
 from railgun.worker.spec import WorkerSpec
 
 TICK: Final = 0.1
 APART: Final = 1.0  # seconds between snapshots that are taken because somebody waits for one
 REMEMBERED: Final = 200  # events
-STUCK: Final = "frozen, or in a function that does not return"
+SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is told of
+SLOTS_EVERY_S: Final = 1.0  # between two looks at whether workers wait for slots
+HUNG: Final = "frozen, or in a function that does not return"
 R = TypeVar("R")
 
 
@@ -98,9 +102,18 @@ class Seen:
     spec: WorkerSpec
     connection: Connection | None = None
     pulse: Connection | None = None
+    unread: bytes = b""
+    """The beginning of a line of its pulse."""
+    waits: str = ""
+    """What its sources and sinks wait for; empty: nothing."""
     messages: Messages = field(default_factory=Messages)
     who: dict[str, Any] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
+    launched: float = field(default_factory=time.monotonic)
+    stuck: str = ""
+    """Where its thread is, if it has been in one call for a while."""
+    told_waiting: bool = False
+    """Whether people were told that it waits for a slot."""
     given_up: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     doors: dict[str, o.Address] = field(default_factory=dict)
@@ -114,7 +127,7 @@ class Controller:
         self,
         plan: Plan,
         plan_bytes: bytes,
-        launcher: Launcher,
+        launcher: Launcher | None,
         workers: int,
         settings: Settings | None = None,
         name: str = "",
@@ -150,9 +163,13 @@ class Controller:
         self._watchers: list[Callable[[Event], None]] = []
         self._port = 0
         self._server: asyncio.Server | None = None
+        self._slots_seen = 0.0
+        self._warned: set[str] = set()
         self._hastened = 0.0  # when a snapshot was last taken because somebody waited
         self._hastening: asyncio.TimerHandle | None = None
         self._over = threading.Event()
+        self._endings: list[Callable[[], None]] = []
+        self._ending = False
         self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._connections: set[Connection] = set()
@@ -163,22 +180,45 @@ class Controller:
     # ------------------------------------------------------------ for the program
 
     def open(self) -> None:
-        """Listen for workers."""
+        """Start the controller's thread: from now on it answers questions and takes requests."""
         self._thread.start()
+
+    def begin(self, launcher: Launcher | None = None, host: str | None = None) -> None:
+        """Listen for workers, and launch them.
+
+        `launcher` and `host` (where workers reach this program) take the place of those it was made with: who needs
+        long to start a cluster opens the controller before. Raises `ListenError`.
+        """
+        self._launcher = launcher or self._launcher
+        if host is not None:
+            self.settings = replace(self.settings, host=host)
         self.call(self._listen())
+        self._do(self._start)
 
-    def begin(self) -> None:
-        """Launch the workers."""
-        self._do(lambda: self.lifecycle.start(_now()))
+    def _start(self) -> list[o.Order]:
+        life = self.lifecycle
+        if life.wanted is not None:  # asked for before anybody knew how many slots there are
+            try:
+                self.launcher.refuse(len(life.wanted.workers))
+            except RailgunError as error:
+                life.wanted = None
+                self._happened("not-rescaled", f"{error}; the flow starts as it was to")
+        return life.start(_now())
 
-    def start(self) -> None:
-        """Listen for workers, and launch them."""
-        self.open()
-        self.begin()
+    def when_over(self, ending: Callable[[], None]) -> None:
+        """Call this, in a thread of its own, when the flow is over and no process is left; `wait` waits for it."""
+        self._endings.append(ending)
 
     def scale(self, workers: int) -> None:
         """Ask for this number of workers; returns when the request is taken."""
         check_workers(workers, self.settings.most_workers)
+        if (
+            self._launcher is not None
+        ):  # if it is not there yet, it looks at the number when it comes
+            try:
+                self._launcher.refuse(workers)
+            except RailgunError as error:
+                raise WorkersError(str(error)) from error
         self._do(lambda: self._scale(range(workers)))
 
     def pin(self, key: Any, worker: Worker) -> None:
@@ -223,8 +263,14 @@ class Controller:
         self._do(lambda: self.lifecycle.abort(why, _now()))
 
     @property
+    def launcher(self) -> Launcher:
+        """What starts and ends workers; there is one when workers are launched."""
+        assert self._launcher is not None
+        return self._launcher
+
+    @property
     def over(self) -> bool:
-        """Whether it has ended, and no process is left."""
+        """Whether it has ended, no process is left, and its snapshots and its name are free for another job."""
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -263,12 +309,14 @@ class Controller:
                 if not self._over.is_set():
                     self.abort("the program that started it ends")
                     self._over.wait(5)
-                self._launcher.close()
+                if self._launcher is not None:
+                    self._launcher.close()
                 self._over.wait(5)
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(5)
             else:
-                self._launcher.close()
+                if self._launcher is not None:
+                    self._launcher.close()
                 self._loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
@@ -339,10 +387,36 @@ class Controller:
             silent = now - seen.heard
             if seen.connection is not None:
                 if silent > self.settings.hang_after:
-                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({STUCK})")
+                    where = f": {seen.stuck}" if seen.stuck else ""
+                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({HUNG}){where}")
             elif silent > self.settings.start_within and self._is_late(seen):
                 self._give_up(seen, f"it did not call within {silent:.0f} s")
+        if now >= self._slots_seen + SLOTS_EVERY_S:
+            self._slots_seen = now
+            self._look_for_slots()
         self._obey(self.lifecycle.tick(_now()))
+
+    def _look_for_slots(self) -> None:
+        """Tell people, once, which workers have waited for a slot of the cluster for a while."""
+        long_ago = time.monotonic() - SLOTS_WITHIN_S
+        waiting = [
+            seen
+            for seen in self._seen.values()
+            if not seen.told_waiting
+            and not seen.who
+            and not seen.given_up
+            and seen.launched <= long_ago
+            and self.launcher.pending(seen.spec)
+        ]
+        for seen in waiting:
+            seen.told_waiting = True
+        if waiting:
+            numbers = sorted(seen.spec.worker for seen in waiting)
+            who = f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            wait = "wait for slots" if len(numbers) > 1 else "waits for a slot"
+            self._happened(
+                "waiting-for-slots", f"{who} {wait}: the cluster has no room for more tasks now"
+            )
 
     def _until_due(self) -> float:
         """Seconds until the machine is to hear that time has passed; a snapshot begins when it is time for it."""
@@ -355,7 +429,7 @@ class Controller:
         """Whether it should have called: it never has, and does not wait for a slot."""
         if seen.who or seen.given_up:
             return False
-        if self._launcher.pending(seen.spec):
+        if self.launcher.pending(seen.spec):
             seen.heard = time.monotonic()
             return False
         return True
@@ -367,7 +441,14 @@ class Controller:
         if connection is not None:
             connection.close()
         self._cancel(seen.spec)
+        why = self._with_breadcrumb(seen, why)
         self._obey(self.lifecycle.down(seen.spec.worker, seen.spec.incarnation, why, _now()))
+
+    def _with_breadcrumb(self, seen: Seen, why: str) -> str:
+        """Add which user code a worker was in when it was lost, unless `why` says where the worker hung."""
+        found = breadcrumb.read(seen.who)
+        is_said = bool(seen.stuck) and seen.stuck in why
+        return f"{why}; {found}" if found and not is_said else why
 
     def _scale(self, workers: Sequence[Worker]) -> list[o.Order]:
         return self.lifecycle.scale(self._goal().resized(workers), _now())
@@ -394,8 +475,20 @@ class Controller:
                     self._happened(kind, text)
                 case o.Record() | o.Write() | o.GiveUp():
                     self._ledger.keep(order, self._soon, _now)
-        if self.lifecycle.gone and not self._over.is_set():
-            self._over.set()
+        if self.lifecycle.gone and not self._ending:
+            self._ending = True
+            threading.Thread(target=self._end, name=f"railgun-{self.name}-end", daemon=True).start()
+
+    def _end(self) -> None:
+        """Let go of what others may have when the flow is over; then it is."""
+        for ending in self._endings:
+            try:
+                ending()
+            except Exception as error:
+                told = f"cannot let go of something at the end: {error}"
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._happened, "trouble", told)
+        self._over.set()
 
     def _soon(self, then: Callable[[], list[o.Order]]) -> None:
         """From any thread: let the machine hear of something, and do what it wants."""
@@ -417,13 +510,13 @@ class Controller:
         )
         self._seen[worker, incarnation] = Seen(spec)
         try:
-            self._launcher.launch(spec, self._process_ended)
+            self.launcher.launch(spec, self._process_ended)
         except Exception as error:
             self._process_ended(spec, f"it cannot be launched: {error}")
 
     def _cancel(self, spec: WorkerSpec) -> None:
         try:
-            self._launcher.cancel(spec)
+            self.launcher.cancel(spec)
         except Exception as error:
             self._happened("trouble", f"worker {spec.worker} cannot be ended by force: {error}")
 
@@ -434,8 +527,10 @@ class Controller:
             self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
 
     def _down(self, worker: Worker, incarnation: int, why: str) -> None:
-        if self._seen.pop((worker, incarnation), None) is not None:
+        seen = self._seen.pop((worker, incarnation), None)
+        if seen is not None:
             self.inquiries.lost(worker)
+            why = self._with_breadcrumb(seen, why)
         self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
@@ -503,14 +598,33 @@ class Controller:
         seen = self._seen.get((worker, incarnation))
         if seen is None or connection not in (seen.connection, seen.pulse):
             return
-        seen.heard = time.monotonic()
         if connection is seen.pulse:
+            self._felt(worker, seen, data)
             return
+        seen.heard = time.monotonic()
         try:
             for message in seen.messages.feed(data):
                 self._hear(worker, seen, message)
         except (DecodingError, RailgunError) as error:
             connection.close(error)
+
+    def _felt(self, worker: Worker, seen: Seen, data: bytes) -> None:
+        """Take the pulse of a worker: beats, and lines of what its sources and sinks wait for (`worker.pulse`)."""
+        if BEAT in data:
+            seen.heard, seen.stuck = time.monotonic(), ""
+        *lines, rest = (seen.unread + data.replace(BEAT, b"")).split(b"\n")
+        seen.unread = rest[-4 * (MOST_CHARACTERS + MOST_STUCK_CHARACTERS) :]
+        for line in lines:
+            if line.startswith(STUCK):
+                seen.stuck = line[1:].decode(errors="replace").replace("\r", "\n")
+                continue
+            seen.heard = time.monotonic()
+            waits = line.decode(errors="replace")
+            if waits:
+                self._happened("waiting", f"worker {worker} waits for {waits}")
+            elif seen.waits:
+                self._happened("goes-on", f"worker {worker} goes on")
+            seen.waits = waits
 
     def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
         match message:
@@ -528,6 +642,10 @@ class Controller:
                     self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
             case control.Found():
                 self.inquiries.answered(message)
+            case control.Warned(_, text):
+                if text not in self._warned:  # other workers may see the same
+                    self._warned.add(text)
+                    self._happened("warning", text)
             case _:
                 report = self._ledger.heard(worker, message)
                 if report is None:
@@ -658,6 +776,7 @@ class Controller:
                     "worker": worker,
                     "incarnation": member.incarnation,
                     "state": self._state_of(member, seen),
+                    "waits": seen.waits if seen else "",
                     "pid": seen.who.get("pid") if seen else None,
                     "machine": seen.who.get("machine") if seen else None,
                     **(seen.metrics if seen else {}),
@@ -690,7 +809,7 @@ class Controller:
         if member.leaving:
             return "leaving"
         if member.address is None:
-            pending = seen is not None and self._launcher.pending(seen.spec)
+            pending = seen is not None and self.launcher.pending(seen.spec)
             return "pending" if pending else "starting"
         if member.ended:
             return "ended"

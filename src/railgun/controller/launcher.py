@@ -13,6 +13,10 @@ Ended = Callable[[WorkerSpec, str | None], None]
 class Launcher(Protocol):
     """Starts and ends worker processes; the controller owns when."""
 
+    def refuse(self, workers: int) -> None:
+        """Raise a `RailgunError` if so many workers can never run at a time; a cluster may grow."""
+        ...
+
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
         """Start a worker.
 

@@ -20,18 +20,21 @@ from typing import Any, Final
 
 from railgun.controller.saved import NoSnapshotsError, absolute, find_store, told_attempts
 from railgun.core import orders as o
+from railgun.core.errors import pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
 from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
+from railgun.snapshots.choices import ALLOW_OLDER, BEGIN, DROP, FRESH, RENAME
 from railgun.snapshots.disk import Disk
-from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError
+from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError, UndecidedError
 from railgun.snapshots.fit import fit
 from railgun.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo, seal, unseal
 from railgun.snapshots.store import SnapshotStore, encode_name
 from railgun.wire import control
 
 GENERATIONS: Final = 100  # that a job may use until it asks again
+UNDECIDED_S: Final = 1.0  # between two attempts to take a manifest back
 EVERY: Final = 10.0
 KEEP: Final = 3
 FOR_EVER: Final = 1e10  # seconds
@@ -67,11 +70,11 @@ class Snapshots:
             raise ChoiceError(f"at least one snapshot is kept, not {self.keep!r}")
         if self.fresh and (self.begin is not None or self.allow_older or self.rename or self.drop):
             raise ChoiceError(
-                "--fresh loads nothing, so it goes with none of --from, --allow-older, --rename, --drop-state"
+                f"{FRESH()} loads nothing, so it goes with none of {BEGIN()}, {ALLOW_OLDER()}, {RENAME()}, {DROP()}"
             )
         _, number = where_to_begin(self.begin)
         if number is not None and self.allow_older:
-            raise ChoiceError(f"either snapshot {number}, or --allow-older: not both")
+            raise ChoiceError(f"either snapshot {number}, or {ALLOW_OLDER()}: not both")
 
 
 def where_to_begin(told: str | int | None) -> tuple[str | None, int | None]:
@@ -178,7 +181,7 @@ class Storekeeper:
         if found.finished:
             raise FinishedError(
                 f"{self.flow!r} has come to its end, in snapshot {found.snapshot}: there is nothing left to do. "
-                f"To do it all again: --fresh{self._publish(found)}"
+                f"To do it all again: {FRESH()}{self._publish(found)}"
             )
         can_upgrade = [step.name for step in self.steps if step.version > 1]
         names = fit(
@@ -187,7 +190,10 @@ class Storekeeper:
         parts = [replace(p, step=names[p.step]) for p in found.parts if p.step in names]
         sinks = [replace(s, step=names[s.step]) for s in found.sinks if s.step in names]
         streams = {names[step]: told for step, told in found.streams.items() if step in names}
-        return replace(found, parts=tuple(parts), sinks=tuple(sinks), streams=streams)
+        frontiers = {names[step]: at for step, at in found.frontiers.items() if step in names}
+        return replace(
+            found, parts=tuple(parts), sinks=tuple(sinks), streams=streams, frontiers=frontiers
+        )
 
     def _load(self, number: int | None) -> Manifest | None:
         if number is None:
@@ -202,10 +208,10 @@ class Storekeeper:
 
     def _way_out(self, number: int | None) -> str:
         if number is not None:
-            return f"Begin with another than snapshot {number} (--from), or afresh (--fresh)."
+            return f"Begin with another than snapshot {number} ({BEGIN()}), or afresh ({FRESH()})."
         if self.chosen.allow_older:
-            return "Begin afresh (--fresh)."
-        return "To begin with an older one: --allow-older. To begin anew: --fresh."
+            return f"Begin afresh ({FRESH()})."
+        return f"To begin with an older one: {ALLOW_OLDER()}. To begin anew: {FRESH()}."
 
     def _keep_newest(self) -> Manifest | None:
         """The latest snapshot that this job, or an earlier one, has not gone on from: it is kept."""
@@ -229,7 +235,8 @@ class Storekeeper:
                 sink = sinks.get(part.step)
                 if isinstance(sink, TwoPhaseSink):
                     sink.commit(part.token)
-        except Exception as error:
+        except BaseException as error:
+            pass_interrupt(error)
             return f". Not all of its output can be made visible, though: {error}"
         return ""
 
@@ -263,7 +270,8 @@ class Storekeeper:
         if manifest is None:
             return None
         where = (self._source_url, self.source.flow)
-        return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, where)
+        frontiers = tuple(manifest.frontiers.items())
+        return control.Load(manifest.snapshot, manifest.parts, manifest.sinks, where, frontiers)
 
     # ------------------------------------------------------------ what the machine wants
 
@@ -291,7 +299,36 @@ class Storekeeper:
             with contextlib.suppress(SnapshotError):  # what is too much is dropped the next time
                 self.store.clean(self.chosen.keep)
 
-        self._do(commit, then)
+        def run() -> None:
+            try:
+                commit()
+            except UndecidedError as error:
+                self._decide(order.snapshot, str(error), then)
+            except Exception as error:
+                then(str(error) or repr(error))
+            else:
+                then("")
+
+        self.submit(run)
+
+    def _decide(self, snapshot: int, why: str, then: Callable[[str], None]) -> None:
+        """Take a manifest back, however often that fails; call `then` with `why` when it is gone for good.
+
+        Until then the snapshot is being written, as far as the machine knows, and nobody goes back to an older one.
+        """
+
+        def take_back() -> None:
+            time.sleep(UNDECIDED_S)
+            try:
+                self.store.take_back(snapshot)
+            except UndecidedError:
+                self._decide(snapshot, why, then)
+            except Exception as error:
+                then(str(error) or repr(error))
+            else:
+                then(why)
+
+        self.submit(take_back)
 
     def written(self) -> None:
         """The manifest counts."""
@@ -310,6 +347,11 @@ class Storekeeper:
             name: max(dict(report.phases).get(name, 0.0) for report in reports)
             for name in {name for report in reports for name, _ in report.phases}
         }
+        # All workers have heard the same before their cuts; who is through with it first is right for all.
+        frontiers: dict[str, int] = {}
+        for report in reports:
+            for step, at in report.frontiers:
+                frontiers[step] = max(at, frontiers.get(step, at))
         return Manifest(
             format=FORMAT,
             flow=self.flow,
@@ -324,6 +366,7 @@ class Storekeeper:
             sinks=tuple(tokens.values()),
             steps=self.steps,
             phases=phases,
+            frontiers=frontiers,
         )
 
     def orphans(self) -> tuple[Any, ...]:
@@ -340,7 +383,8 @@ class Storekeeper:
         def run() -> None:
             try:
                 work()
-            except Exception as error:
+            except BaseException as error:
+                pass_interrupt(error)
                 then(str(error) or repr(error))
             else:
                 then("")
@@ -382,8 +426,12 @@ class Storekeeper:
             done.set_result(told_attempts(self.store))
             return done
 
+    def release(self) -> None:
+        """Let another job have the store, when all that is being written to it is written."""
+        self._thread.submit(self.store.release).result()
+
     def close(self) -> None:
-        """Let go of the store."""
+        """Let go of the store, and end the thread."""
         self._thread.shutdown(wait=True)
         self.store.release()
 

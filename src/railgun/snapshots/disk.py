@@ -226,6 +226,8 @@ class LocalDisk:
     def sync(self, path: str) -> None:
         """What is seen in this directory now, is there for good."""
         directory = self._at(path)
+        while directory != self.root and not directory.exists():
+            directory = directory.parent  # it was deleted with its last file: that is to stay so
         with _typed("sync", directory), contextlib.suppress(FileNotFoundError):
             _sync(directory)
 

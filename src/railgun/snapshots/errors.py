@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import LaterVersionError, RailgunError
+from railgun.wire import columns
 
 
 class SnapshotError(RailgunError):
@@ -21,6 +22,10 @@ class ReadOnlyError(DiskError):
     """A file cannot be written where it should be: this user may not, or nobody may."""
 
 
+class UndecidedError(SnapshotError):
+    """A manifest could not be written, and could not be taken back either: it may be there after a power cut."""
+
+
 class MissingError(DiskError):
     """A file is not there."""
 
@@ -29,7 +34,7 @@ class DamagedError(SnapshotError):
     """A file is not what was written: cut off, changed, or gone though something names it."""
 
 
-class FormatError(SnapshotError):
+class FormatError(SnapshotError, LaterVersionError):
     """A file was written by a newer Railgun, in a format this one does not know."""
 
 
@@ -38,7 +43,11 @@ class LockedError(SnapshotError):
 
 
 class EncodingError(SnapshotError):
-    """A key or a state cannot be saved: pickle refuses it."""
+    """A key or a state cannot be saved."""
+
+
+class UnpicklableError(EncodingError, columns.EncodingError):
+    """A key or a state cannot be saved: pickle refuses it, and would again."""
 
 
 class DecodingError(SnapshotError):

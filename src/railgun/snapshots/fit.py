@@ -9,14 +9,19 @@ Rules:
 3. What state means is the step's matter: it goes only to a step of the same kind. A newer version of state than the
    flow knows is refused; an older one is brought up by the step's `upgrade(state, from_version)`, called once for each
    version between, and refused if the step has none.
-4. A name that is given and leads nowhere is a slip of the pen, and refused. All that is wrong is told at once.
+4. Keys of another type than those in the snapshot find none of its state, and parts that a source does not have any
+   more cannot be read on. Both can be meant, and are told as a warning, by name (`other_keys`, `other_parts`).
+5. A name that is given and leads nowhere is a slip of the pen, and refused. All that is wrong is told at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Number
 
+from railgun.snapshots.choices import drop as drop_of
+from railgun.snapshots.choices import rename as rename_as
 from railgun.snapshots.errors import DoesNotFitError
 from railgun.snapshots.manifest import Manifest, StepInfo
 
@@ -40,7 +45,7 @@ def fit(
     >>> fit(old, [StepInfo("totals", "reduce", 1)], {}, [])
     Traceback (most recent call last):
     railgun.snapshots.errors.DoesNotFitError: snapshot 7 of 'demo' does not fit this flow:
-    - step 'total' has state in the snapshot, and no place in the flow: --rename total=NAME, or --drop-state total
+    - step 'total' has state in the snapshot, and no place in the flow: rename={'total': NAME}, or drop={'total'}
       (steps of the flow without state in the snapshot: 'totals')
     """
     if flow is not None and manifest.flow != flow:
@@ -72,7 +77,7 @@ def fit(
     for name in homeless:
         what = "has state in the snapshot" if name in had else "has prepared output"
         wrong.append(
-            f"step {name!r} {what}, and no place in the flow: --rename {name}=NAME, or --drop-state {name}"
+            f"step {name!r} {what}, and no place in the flow: {rename_as(name, 'NAME')}, or {drop_of(name)}"
         )
     if wrong:
         empty = _listed(name for name in plan if name not in places.values())
@@ -94,16 +99,16 @@ def _slips(
     there = f"it has {_listed(names)}" if names else "it has none"
     for old, new in rename.items():
         if old not in names:
-            wrong.append(f"--rename {old}={new}: the snapshot has no step {old!r}; {there}")
+            wrong.append(f"{rename_as(old, new)}: the snapshot has no step {old!r}; {there}")
         if new not in plan:
             known = _listed(plan) or "none"
             wrong.append(
-                f"--rename {old}={new}: the flow has no step {new!r} with state; it has {known}"
+                f"{rename_as(old, new)}: the flow has no step {new!r} with state; it has {known}"
             )
         if old in drop:
             wrong.append(f"step {old!r} cannot be both renamed and dropped")
     wrong += [
-        f"--drop-state {name}: the snapshot has no step {name!r}; {there}"
+        f"{drop_of(name)}: the snapshot has no step {name!r}; {there}"
         for name in drop
         if name not in names
     ]
@@ -115,20 +120,69 @@ def _misfits(had: StepInfo, now: StepInfo, upgrades: Collection[str]) -> list[st
     if had.kind != now.kind:
         return [
             f"{where} was a {had.kind} and is a {now.kind}, whose state is another: give the new one another name, "
-            f"and --drop-state {had.name}"
+            f"and {drop_of(had.name)}"
         ]
     if had.version > now.version:
         return [
             f"{where} has state of version {had.version} in the snapshot, and the flow knows up to {now.version}: "
-            f"run the newer flow, load an older snapshot, or --drop-state {had.name}"
+            f"run the newer flow, load an older snapshot, or {drop_of(had.name)}"
         ]
     if had.version < now.version and now.name not in upgrades:
         return [
             f"{where} has state of version {had.version} in the snapshot and {now.version} in the flow, and no "
-            f"upgrade(state, from_version): write one, or --drop-state {had.name}"
+            f"upgrade(state, from_version): write one, or {drop_of(had.name)}"
         ]
     return []
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def other_keys(step: str, saved: Sequence[object], made: Sequence[object]) -> str:
+    """Say what is wrong if the keys a flow makes are of other types than all of those in a snapshot; else nothing.
+
+    Numbers are of one type: 1, 1.0 and True are the same key.
+
+    >>> other_keys("total", ["ada", "bob"], ["eve"]), other_keys("total", [1, 2], [2.5])
+    ('', '')
+    >>> other_keys("total", ["1", "2"], [1, 2])
+    "step 'total': the snapshot has keys of type str ('1'), and the flow makes keys of type int (1) now, ...
+    """
+    if not saved or not made or {*map(_kind, saved)} & {*map(_kind, made)}:
+        return ""
+    had, now = saved[0], made[0]
+    return (
+        f"step {step!r}: the snapshot has keys of type {_kind_name(had)} ({had!r:.100}), and the flow makes keys of "
+        f"type {_kind_name(now)} ({now!r:.100}) now, which find none of the saved state: make keys as before, or drop "
+        "the state of this step"
+    )
+
+
+def other_parts(step: str, saved: Iterable[object], listed: Collection[object]) -> str:
+    """Say which parts of a source a snapshot has positions in, and the source does not list now; else nothing.
+
+    >>> other_parts("words", [0, 1, 2], {0, 1})
+    "source 'words': the snapshot has positions in parts that the source does not have now: 2"
+    """
+    gone = [f"{part!r:.100}" for part in saved if part not in listed]
+    if not gone:
+        return ""
+    more = f" and {len(gone) - 5} more" if len(gone) > 5 else ""
+    return (
+        f"source {step!r}: the snapshot has positions in parts that the source does not have now: "
+        f"{', '.join(gone[:5])}{more}"
+    )
+
+
+def _kind(key: object) -> object:
+    """What keys of different types have in common that can be equal."""
+    if isinstance(key, tuple):
+        return (tuple, *map(_kind, key))
+    return Number if isinstance(key, Number) else type(key)
+
+
+def _kind_name(key: object) -> str:
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_kind_name, key))})"
+    return type(key).__name__

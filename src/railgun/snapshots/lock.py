@@ -5,9 +5,10 @@ Rules:
 1. On a local disk the system keeps the lock (`flock`): it is gone with the process that had it, however it ended. The
    file also says who has it, for people; it stays when the lock is gone, because a lock on a deleted file is none.
 2. A process that is forked while a lock is held does not hold it too.
-3. Elsewhere (s3, gs, hdfs) a file says who has the lock: host, process and time. If the process was on this host and
-   is gone, the lock is taken over; of another host nothing can be known, and a person has to delete the file. Two jobs
-   that come within the same instant are told apart by reading the file again; that is likely, not certain.
+3. Elsewhere (s3, gs, hdfs) a file says who has the lock: which process (`processes`), and since when. If it is certain
+   that the process has ended, the lock is taken over; of another host, or another container, nothing can be known, and
+   a person has to delete the file. Two jobs that come within the same instant are told apart by reading the file again;
+   that is likely, not certain.
 4. A lock can be lost: its file deleted or replaced. Its holder asks (`held`) before it writes what others rely on.
 """
 
@@ -17,7 +18,6 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
 import time
 import uuid
 import weakref
@@ -27,29 +27,32 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from railgun.snapshots.errors import LockedError, MissingError
+from railgun.snapshots.processes import Process
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who has a lock."""
+    """The process that has a lock, and since when."""
 
     host: str
     pid: int
     birth: str
-    """When the process began, in the words of its system: tells it from a later one of that number."""
     since: float
     token: str
     """Tells two locks of one process from each other."""
+    machine_id: str = ""
+    boot_id: str = ""
+    namespace: str = ""
 
     @staticmethod
     def me() -> Owner:
-        """This process."""
-        pid = os.getpid()
-        return Owner(socket.gethostname(), pid, _birth(pid), time.time(), uuid.uuid4().hex)
+        """This process, with a lock that is taken now."""
+        process = Process.this()
+        return Owner(since=time.time(), token=uuid.uuid4().hex, **asdict(process))
 
     @staticmethod
     def read(data: bytes) -> Owner | None:
-        """Who a file names; None if it names nobody."""
+        """Return the owner that a lock's file names; None if it names nobody."""
         try:
             told: dict[str, Any] = json.loads(data)
             return Owner(
@@ -58,29 +61,33 @@ class Owner:
                 str(told["birth"]),
                 float(told["since"]),
                 str(told["token"]),
+                *(str(told.get(name, "")) for name in ("machine_id", "boot_id", "namespace")),
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def as_bytes(self) -> bytes:
-        """What a lock's file says."""
+        """Return what a lock's file says."""
         return json.dumps(asdict(self)).encode()
+
+    @property
+    def process(self) -> Process:
+        """The process alone."""
+        return Process(
+            self.host, self.pid, self.birth, self.machine_id, self.boot_id, self.namespace
+        )
 
     def is_gone(self) -> bool:
         """Whether it is certain that this process has ended."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        return self.birth != "" and _birth(self.pid) not in ("", self.birth)
+        return self.process.is_gone()
+
+    @property
+    def began(self) -> str:
+        """When the lock was taken, for people."""
+        return time.strftime("%F %T", time.localtime(self.since))
 
     def __str__(self) -> str:
-        since = time.strftime("%F %T", time.localtime(self.since))
-        return f"process {self.pid} on {self.host}, since {since}"
+        return f"process {self.pid} on {self.host}, since {self.began}"
 
 
 class Lock(Protocol):
@@ -194,18 +201,13 @@ class OwnerLock:
 
 
 def locked(name: str, owner: Owner | None, certain: bool = False) -> LockedError:
-    """The error for whoever comes second. `certain`: the holder is known to be alive."""
+    """Make the error for whoever comes second. `certain`: the holder is known to be alive."""
     who = str(owner) if owner is not None else "a process that has not said which"
     advice = "" if certain else f" If you know that it is gone, delete {name}."
+    if owner is not None and owner.process == Process.this():
+        who += ", which is this very process"
+        advice = " A job that was started earlier in this program is ended by its stop()."
     return LockedError(
         f"another job works in this directory: {name} is held by {who}. Stop it, or give this job another "
         f"directory of snapshots or another name.{advice}"
     )
-
-
-def _birth(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        return stat.rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""

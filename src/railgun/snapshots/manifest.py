@@ -77,6 +77,8 @@ class Manifest:
     """Seconds that each phase of it took."""
     streams: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By step: the id of the last message of each stream that connectors have sent."""
+    frontiers: Mapping[str, int] = field(default_factory=dict)
+    """By step: how far time (µs) had come at the cut. Snapshots of older versions have none."""
 
     @property
     def size(self) -> int:
@@ -125,6 +127,7 @@ class Manifest:
                 steps=tuple(_made(StepInfo, step) for step in content["steps"]),
                 phases=dict(content["phases"]),
                 streams=_positions(content.get("streams", {})),
+                frontiers={s: int(at) for s, at in content.get("frontiers", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(name, f"it is no manifest ({type(error).__name__}: {error})") from error

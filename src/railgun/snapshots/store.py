@@ -6,6 +6,7 @@ Layout, below `<url>/<flow>/`::
     data/<id>/<stage>/<step>/worker-<n>-g<generation>.parquet   state, written for that snapshot
     attempts/<id>.json                                          what became of each attempt; for people
     run.json                                                    the highest generation and id that were given out
+    format                                                      which format the directory has (formats.py)
     lock                                                        who works here
 
 Ids have twelve digits; what is not safe in a path is percent-encoded in the names of flows, stages and steps.
@@ -24,6 +25,8 @@ Rules:
 6. `clean` drops manifests first and parts after, so that no manifest ever names what is gone. It keeps what is loaded
    from, and what a snapshot under way may be writing. While it cannot know which parts a damaged manifest names, it
    keeps them all.
+7. A directory or a manifest of a later version of Railgun is refused by name (`FormatError`), and nothing is changed.
+   It is never taken for a damaged one, and no older snapshot is loaded in its place.
 """
 
 from __future__ import annotations
@@ -35,18 +38,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from railgun.core.errors import LaterVersionError
 from railgun.snapshots.disk import Disk, open_disk
 from railgun.snapshots.errors import (
     DamagedError,
     DiskError,
     DoesNotFitError,
+    FormatError,
     LockedError,
     MissingError,
     SnapshotError,
+    UndecidedError,
 )
+from railgun.snapshots.formats import FORMAT_FILE, Format, OtherFormatError
 from railgun.snapshots.lock import Lock
 from railgun.snapshots.manifest import FORMAT, Manifest, Part, checksum, damaged, seal, unseal
 
+STORE_FORMAT: Final = Format("railgun snapshots", 1)
+"""Of the directory of a flow's snapshots."""
 ATTEMPTS_KEPT: Final = 200
 _ID: Final = re.compile(r"[0-9]{12,18}")
 _FILE: Final = re.compile(r"[0-9]{12,18}\.json")
@@ -115,6 +124,7 @@ class SnapshotStore:
         self._lock: Lock | None = None
         self._pinned: Manifest | None = None
         self._running: dict[int, dict[str, Any]] = {}
+        self._format_known = False
 
     def where(self, path: str = "") -> str:
         """The name of a file for people."""
@@ -164,7 +174,30 @@ class SnapshotStore:
         """Be the only job here; `LockedError` says who is."""
         if self._lock is not None:
             raise SnapshotError(f"{self.where()} is acquired already, by this very store")
+        due = self._check_format()
         self._lock = self.disk.lock(self._at("lock"))
+        if due:
+            try:
+                self.disk.write(self._at(FORMAT_FILE), STORE_FORMAT.dump())
+            except DiskError:
+                if STORE_FORMAT.version > 1:  # without the file a directory has version 1
+                    self.release()
+                    raise
+
+    def _check_format(self) -> bool:
+        """Refuse a directory of a later version; return whether its format file has to be written."""
+        try:
+            content = self.disk.read(self._at(FORMAT_FILE))
+        except MissingError:
+            content = None
+        try:
+            due = STORE_FORMAT.needs_writing(content, self.where())
+        except LaterVersionError as error:
+            raise FormatError(str(error)) from error
+        except OtherFormatError as error:
+            raise SnapshotError(str(error)) from error
+        self._format_known = True
+        return due
 
     def release(self) -> None:
         """Let others be it."""
@@ -234,7 +267,11 @@ class SnapshotStore:
         self._running[snapshot] = told
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a snapshot count. When this returns it does, for good; if it raises, it does not."""
+        """Make a snapshot count. When this returns it does, for good; if it raises, it does not.
+
+        Only after `UndecidedError` nobody knows: then call `take_back` until it returns, and go back to no older
+        snapshot before.
+        """
         self._must_hold()
         if manifest.flow != self.flow:
             raise DoesNotFitError(
@@ -254,9 +291,8 @@ class SnapshotStore:
         path = self._at(_manifest_path(manifest.snapshot))
         try:
             self.disk.write(path, manifest.to_json())
-        except Exception:
-            with contextlib.suppress(DiskError):  # some disks raise, and have it all the same
-                self.disk.delete(path)
+        except Exception as error:
+            self._take_back(manifest.snapshot, error)
             raise
         self._pinned = None
         told = self._running.pop(manifest.snapshot, None) or {
@@ -268,6 +304,28 @@ class SnapshotStore:
         }
         with contextlib.suppress(DiskError):  # it is committed; the record is for people
             self._write_attempt(told | _ending(manifest))
+
+    def take_back(self, snapshot: int) -> None:
+        """Delete the manifest of a commit that raised `UndecidedError`, for good; raise it again if that fails."""
+        self._must_hold()
+        self._take_back(snapshot, None)
+
+    def _take_back(self, snapshot: int, error: Exception | None) -> None:
+        """Delete a manifest whose write raised `error` for good: some disks raise, and have it all the same.
+
+        A manifest that comes back after a power cut would name output that a later generation has thrown away.
+        """
+        path = self._at(_manifest_path(snapshot))
+        try:
+            if error is not None and not self.disk.exists(path):
+                return  # it never got its name
+            self.disk.delete(path)
+            self.disk.sync(self._at("manifests"))
+        except DiskError as again:
+            raise UndecidedError(
+                f"snapshot {snapshot} of {self.flow!r} could not be committed ({error or again}), and its "
+                f"manifest could not be taken back: {again}"
+            ) from again
 
     def failed(self, snapshot: int, why: str) -> None:
         """A snapshot has not come about. If not even this can be written, it is kept in mind."""
@@ -325,6 +383,7 @@ class SnapshotStore:
         """All committed snapshots, newest first.
 
         One that cannot be read is an error; or, if a list `damaged` is given, its error goes there and the others come.
+        One of a later version of Railgun is always an error (`FormatError`).
         """
         found = []
         for snapshot in self._ids("manifests"):
@@ -332,6 +391,8 @@ class SnapshotStore:
                 found.append(self.get(snapshot))
             except MissingError:
                 continue  # cleaned away since it was listed
+            except FormatError:
+                raise
             except SnapshotError as error:
                 if damaged is None:
                     raise
@@ -340,6 +401,8 @@ class SnapshotStore:
 
     def get(self, snapshot: int) -> Manifest:
         """A committed snapshot; `MissingError` if there is none of this id."""
+        if not self._format_known:
+            self._check_format()
         path = _manifest_path(snapshot)
         name = self.where(path)
         try:
@@ -438,9 +501,6 @@ class SnapshotStore:
         for number in dropped:
             self._remember(number)
             self.disk.delete(self._at(_manifest_path(number)))
-        self.disk.sync(
-            self._at("manifests")
-        )  # a power cut must not bring one back without its parts
         deleted = 0
         if dropped:  # for good: after a loss of power none is there again whose parts are gone
             self.disk.sync(self._at("manifests"))

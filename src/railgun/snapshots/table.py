@@ -41,6 +41,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import Hashes
 from railgun.snapshots.arrays import (
     MANY,
@@ -61,6 +62,7 @@ from railgun.snapshots.errors import (
     EncodingError,
     FormatError,
     SnapshotError,
+    UnpicklableError,
 )
 from railgun.snapshots.plain import as_json, from_json, is_unicode, one_as_json
 from railgun.wire.pickling import PROTOCOL, dumps
@@ -282,15 +284,22 @@ class TableWriter:
     def _pickled(self, keys: list[Any], values: list[Any]) -> list[Any]:
         """One pickle a value; if there is no other way, with the value's class in it."""
         try:
-            return list(map(pickle.dumps, values, repeat(PROTOCOL)))
-        except Exception:
+            plain = list(map(pickle.dumps, values, repeat(PROTOCOL)))
+            if len(plain) == len(values):
+                return plain
             pickles: list[Any] = []
+        except BaseException as error:
+            pass_interrupt(error)
+            pickles = []
         try:
             pickles.extend(map(dumps, values))
-        except Exception as error:
+            if len(pickles) < len(values):
+                raise StopIteration("raised by the value itself")
+        except BaseException as error:
+            pass_interrupt(error)
             key, value = keys[len(pickles)], values[len(pickles)]
             what = "the key" if key is value else f"a {type(value).__name__} of key"
-            raise EncodingError(
+            raise UnpicklableError(
                 f"step {self.step!r}: {what} {_short(key)} cannot be saved: {type(error).__name__}: {error}. "
                 "State must be made of what pickle takes: no open files, locks or connections."
             ) from error
@@ -328,7 +337,8 @@ def _shown(key: Any) -> str:
             if text is not None:
                 return text
         return _printable(repr(key))
-    except Exception:
+    except BaseException as error:
+        pass_interrupt(error)
         return f"<{type(key).__qualname__}>"
 
 
@@ -486,7 +496,10 @@ def _unpickled(pickles: list[bytes], name: str, step: str, keys: Sequence[Any]) 
     values: list[Any] = []
     try:
         values.extend(map(pickle.loads, pickles))
-    except Exception as error:
+        if len(values) < len(pickles):
+            raise StopIteration("raised by the value itself")
+    except BaseException as error:
+        pass_interrupt(error)
         raise DecodingError(
             f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
             f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."

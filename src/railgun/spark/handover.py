@@ -58,6 +58,11 @@ class Making:
         """All is written, and tasks have told this: make the snapshot count. What sinks have prepared for it."""
         parts = [*(Part(**word["part"]) for word in told if "part" in word), *further]
         tokens = [SinkPart(word["sink"], word["token"]) for word in told if "token" in word]
+        frontiers: dict[str, int] = {}
+        for word in told:
+            if "frontier" in word:
+                step, at = word["frontier"], word["at"]
+                frontiers[step] = max(at, frontiers.get(step, at))
         manifest = Manifest(
             FORMAT,
             self.save.flow,
@@ -71,6 +76,7 @@ class Making:
             parts=tuple(parts),
             sinks=tuple(tokens),
             steps=steps_of(plan),
+            frontiers=frontiers,
         )
         self.store.commit(manifest)
         self.committed = True

@@ -34,7 +34,7 @@ from pyspark.sql import SparkSession
 from railgun.controller.launcher import Ended
 from railgun.core.errors import RailgunError
 from railgun.spark import failure, task
-from railgun.spark.conf import is_local, is_true, seconds
+from railgun.spark.conf import is_local, is_true, refuse, seconds
 from railgun.spark.failure import WorkerFailure
 from railgun.spark.session import check
 from railgun.worker.spec import WorkerSpec
@@ -116,6 +116,10 @@ class SparkLauncher:
             self._watch.start()
 
     # ------------------------------------------------------------------ what the controller calls
+
+    def refuse(self, workers: int) -> None:
+        """Raise `TooFewSlotsError` if the master is local and has fewer slots than so many workers need."""
+        refuse(self._conf, workers)
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
         """Start a worker; returns at once. `ended` is called once, from another thread."""

@@ -136,15 +136,34 @@ def check(active: SparkSession, workers: int = 0) -> None:
 def opened(
     name: str, master: str = "local[*]", *, workers: int = 0, conf: Conf | None = None
 ) -> Iterator[SparkSession]:
-    """The session to run a job on: the active one, left running, or a new one, stopped at the end."""
+    """Open the session to run a job on: the active one, or a new one.
+
+    A session that was made here is stopped when the last job opened on it has ended; any other is left running.
+    """
     was_active = _active() is not None
     used = session(name, master, workers=workers, conf=conf)
+    context = used.sparkContext
+    with _guard:
+        ours = not was_active or context in _opened
+        if ours:
+            _opened[context] = _opened.get(context, 0) + 1
     try:
         yield used
     finally:
-        if not was_active:
-            with suppress(Py4JError, OSError):  # it may be gone
-                used.stop()
+        if ours:
+            with _guard:
+                _opened[context] -= 1
+                last = not _opened[context]
+                if last:
+                    del _opened[context]
+            if last:
+                with suppress(Py4JError, OSError):  # it may be gone
+                    used.stop()
+
+
+_guard = threading.Lock()
+_opened: dict[SparkContext, int] = {}
+"""How many jobs use each session that was made by `opened`."""
 
 
 @contextmanager

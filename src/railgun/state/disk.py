@@ -32,8 +32,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import hash_keys
-from railgun.state.errors import StateError
+from railgun.state.errors import StateError, UnpicklableStateError
 from railgun.state.rocks import Rocks
 from railgun.state.scratch import Scratch
 from railgun.state.sizes import size_of
@@ -350,8 +351,9 @@ class DiskStore(KeyStore):
         """Key and state as bytes; None: the key cannot leave memory."""
         try:
             name, data = dumps(key), dumps(state)
-        except Exception as error:
-            raise StateError(
+        except BaseException as error:
+            pass_interrupt(error)
+            raise UnpicklableStateError(
                 f"step {self.step!r}: the state of key {key!r:.200} cannot be kept on disk, because it cannot be "
                 f"pickled: {error}"
             ) from error

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from railgun.core.errors import RailgunError
+from railgun.wire.columns import EncodingError
 
 
 class StateError(RailgunError):
     """State cannot be kept on disk, or not be read from it again."""
+
+
+class UnpicklableStateError(StateError, EncodingError):
+    """State cannot be kept on disk: pickle refuses it, and would again."""

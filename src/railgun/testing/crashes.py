@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from railgun.controller import storekeeper
 from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
@@ -57,6 +57,10 @@ from railgun.worker.runtime import Outside, Runtime
 NEVER: Final = 1e9  # seconds
 LONG: Final = 12_000  # steps; a flow left in peace is through long before
 RUNS: Final = 200
+FOCUSED: Final = 1 / 3  # of all jobs
+NAMED: Final = (
+    1_000_000  # a bomb that goes off when a manifest has its name, which is not synced yet
+)
 SLOW: Final = (0, 0, 0, 0, 0, 1)  # items that a part brings at once
 QUICK: Final = (0, 1, 2, 5)
 SAVED: Final = ("source", "first", "second", "sums")
@@ -148,12 +152,17 @@ class Job:
         self.keen = chance.choice(((0.0, 0.0, 0.0), (0.1, 0.1, 0.1), (0.0, 0.0, 0.2)))
         self.spite = chance.choice((0.0, 0.0, 0.05))  # to have workers lost at the wrong moment
         self.eager = chance.choice((0.02, 0.1, 0.3))
+        self.spoils = 0.0  # to have a write of the snapshot under way fail
+        self._spoiled: tuple[str, Step] | None = (
+            None  # which write is to fail next, and at which step
+        )
         speeds = 0.05, 0.3, 1.0
         self.speed: dict[Any, float] = {
             Process.run_thread: chance.choice(speeds),
             World._run_store: chance.choice(speeds),
             Process.obey: chance.choice((0.3, 1.0, 1.0)),
         }
+        self._perhaps_focus(random.Random(f"focus {seed}"))
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self.steps = 0
@@ -197,10 +206,38 @@ class Job:
         spread = [weight * chance.choice((0.2, 1, 1, 3)) for weight in weights.values()]
         return list(weights), spread
 
+    def _perhaps_focus(self, chance: random.Random) -> None:
+        """Make every third job one of moving keys and failing snapshots, with few crashes in between.
+
+        Such a job has what takes many things in a row: a key moves between cut and commit, the snapshot fails, an
+        increment follows, and then something is lost.
+        """
+        if chance.random() >= FOCUSED:
+            return
+        weights: dict[Callable[[World], None], float] = {
+            self._rescale: 5,
+            self._save: 9,
+            self._lose_worker: chance.choice((0.1, 0.5)),
+            self._lose_driver: chance.choice((0.1, 0.3)),
+            self._plant_bomb: chance.choice((0.1, 0.5)),
+            self._fill_up: chance.choice((0.1, 0.5)),
+            self._mend: 2,
+            self._stop: 0.1,
+        }
+        self.deeds = list(weights), list(weights.values())
+        self.trouble = chance.choice((400, 800, 1200))
+        self.often = chance.choice((0.06, 0.1))
+        self.keen = chance.choice(((0.1, 0.1, 0.1), (0.3, 0.3, 0.3), (0.0, 0.0, 0.3)))
+        self.spite = chance.choice((0.0, 0.0, 0.02))
+        self.spoils = chance.choice((0.03, 0.1, 0.3))
+        self.parts.pace = chance.choice((SLOW, (0,) * 20 + (1, 2)))
+
     def settings(self) -> list[Change]:
         """Small sizes, so that little is enough for much to happen; and a clock that shows the same to every run."""
         chance = self.chance
-        clock = SimpleNamespace(time=itertools.count(1_700_000_000).__next__)
+        clock = SimpleNamespace(
+            time=itertools.count(1_700_000_000).__next__, sleep=lambda seconds: None
+        )
         changed: list[Change] = [
             (stage, "CHUNK_KEYS", chance.choice((10, 20))),
             (stage, "FEWEST", 1),
@@ -336,6 +373,10 @@ class Job:
         if draw() < self.often:
             deeds, weights = self.deeds
             self.chance.choices(deeds, weights)[0](world)
+        elif self.spoils and life.saving.phase in ("saving", "whole", "writing"):
+            moving = life.coordinator is not None and life.coordinator.phase == "moving"
+            if draw() < (self.spoils if moving else self.spoils / 10):
+                self._spoil(world)
         elif life.coordinator is not None and life.coordinator.phase in ("starting", "moving"):
             if draw() < self.keen[life.coordinator.moving]:
                 self._save(world)
@@ -346,7 +387,7 @@ class Job:
     def _meet_end_of_trouble(self) -> None:
         if self.steps >= self.trouble:
             self.parts.pace = QUICK
-            self._bomb = None
+            self._bomb = self._spoiled = None
             for disk in self.disks:
                 disk.full = disk.unreadable = False
 
@@ -439,19 +480,49 @@ class Job:
             kinds = "worker", "driver", "power", "power", "error"
             self._bomb_kind = self.chance.choice(kinds)
 
+    def _spoil(self, world: World) -> None:
+        """Have the next write of a file of state, or of the manifest, fail: before it, or when it has landed.
+
+        Or have a manifest that cannot be deleted, or lose the driver before the name of a manifest is synced.
+        """
+        if self._spoiled is not None:
+            return
+        kind = self.chance.choice(("/data/", "/manifests/", "/manifests/"))
+        steps: tuple[Step, ...] = ("write", "rename", "sync directory", "done")
+        if kind == "/manifests/":
+            steps += ("delete",)
+        self._spoiled = kind, self.chance.choice(steps)
+        if self._spoiled == ("/manifests/", "sync directory") and self.chance.random() < 0.3:
+            self._spoiled = None
+            if self._bomb is None:
+                self._bomb, self._bomb_kind = NAMED, "driver"
+
     def _hook(self, step: Step, path: str) -> None:
+        if self._spoiled is not None and self._spoiled[0] in path and self._spoiled[1] == step:
+            landed = step in ("sync directory", "done") and "/manifests/" in path
+            stays = landed and self.chance.random() < 0.5  # and cannot be deleted, either
+            self._spoiled = ("/manifests/", "delete") if stays else None
+            self._fail_write(step, path)
         if self._bomb is None:
             return
+        if self._bomb == NAMED:
+            self._bomb = 0 if "/manifests/" in path and step == "sync directory" else NAMED
+            if self._bomb == NAMED:
+                return
         self._bomb -= 1
         if self._bomb < 0:
             self._bomb = None
             if self._bomb_kind == "error":
-                self._failing = True
-                self.tell(f"an error at {step!r} of {path}")
-                raise disk_error("write", path, OSError(errno.EIO, os.strerror(errno.EIO)))
+                self._fail_write(step, path)
             for disk in self.disks:
                 disk.dead = True
             raise Crash(f"before {step!r} of {path}")
+
+    def _fail_write(self, step: Step, path: str) -> NoReturn:
+        self._failing = True
+        self.counts["writes failed"] += 1
+        self.tell(f"an error at {step!r} of {path}")
+        raise disk_error("write", path, OSError(errno.EIO, os.strerror(errno.EIO)))
 
     def _fill_up(self, world: World) -> None:
         disk = self.chance.choice((*self.disks, self.disk, self.disk))
@@ -592,12 +663,18 @@ class Job:
                     self._meaning[number] = self._judge(manifest)
                     self._try_to_load(manifest)
         if committed:
-            self.counts["snapshots"] += len(there.keys() - self._committed)
-            self._committed |= there.keys()
+            told = there.keys() - self._undecided()
+            self.counts["snapshots"] += len(told - self._committed)
+            self._committed |= told
         kept = sorted(self._committed | there.keys())[-self.keep :]
         if not there.keys() >= set(kept):
             raise Violation("retention", f"of {kept}, which are to be kept, {sorted(there)} exist")
         self._look_at_shown()
+
+    def _undecided(self) -> set[int]:
+        """Return the snapshot whose manifest is being written, or taken back, if there is one."""
+        saving = None if self.world is None else self.world.life.saving
+        return set() if saving is None or saving.phase != "writing" else {saving.number}
 
     def _check_parts(self, manifest: Manifest) -> None:
         for part in manifest.parts:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
+from railgun.core.errors import ProcessEnd
 from railgun.snapshots.disk import check_path, disk_error
 from railgun.snapshots.lock import Lock, Owner, locked
 
@@ -38,7 +39,7 @@ C = TypeVar("C")
 S = TypeVar("S", bound=str)
 
 
-class Crash(BaseException):  # nothing may take it for an error and go on
+class Crash(ProcessEnd):  # nothing may take it for an error and go on
     """The program is gone, at this very point."""
 
 

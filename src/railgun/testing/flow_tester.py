@@ -19,6 +19,9 @@ Workers run the production runtime: distributors, operators, state. Every messag
 on a real link, and links deliver in an order drawn from `seed`; the same seed gives the same run. Time stands still
 unless `advance` moves it.
 
+A function that returns its state as the result, and changes it with the next record, is found: the tester raises
+`SharedStateError`, which names step and key. Return a copy. (On workers such results are copied.)
+
 With `snapshots=True` the flow can be saved, and goes back to what was saved when a worker dies:
 
 >>> tester = FlowTester(flow, workers=2, feed=["numbers"], snapshots=True)
@@ -83,6 +86,7 @@ class FlowTester:
             disk = SimulatedDisk() if snapshots is True else snapshots
             keeper = Storekeeper(self.plan, Snapshots("", every=NEVER), flow.name, disk=disk)
         self.world = World(self.plan, workers, random.Random(seed), now, keeper)
+        self.world.strict = True
         while self.world.life.coordinator is None:
             self.world.happen()
 

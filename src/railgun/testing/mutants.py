@@ -6,7 +6,7 @@ by what it does, so the machines' own checks (`validate`) are off for mutants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -642,6 +642,18 @@ class FenceBeforeTimers(Distributor):
     phases = with_phase(_Collect)
 
 
+@mutant("simulator")
+class BoundOutlivesState(Distributor):
+    """What readers may emit is not told anew when state is taken (rule 11)."""
+
+    __slots__ = ()
+
+    def take(self, acquire: m.Acquire) -> None:
+        bound = self.bound
+        super().take(acquire)
+        self.bound = bound
+
+
 # ---------------------------------------------------------------- the coordinator
 
 
@@ -680,3 +692,16 @@ class SnapshotWhileStarting(Coordinator):
 
     def _quiet(self) -> bool:
         return self.phase != "joining"
+
+
+@mutant("simulator")
+class LeavesAfterTheFirstStage(Coordinator):
+    """A worker is let go when all have its last word in the first stage (rule 9)."""
+
+    __slots__ = ()
+
+    def _dismiss(self, departing: Sequence[Worker]) -> None:
+        super()._dismiss(departing)
+        self.waiting = {
+            (worker, what) for worker, what in self.waiting if what[0] != "left" or what[1] == 0
+        }

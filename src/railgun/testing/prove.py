@@ -1,6 +1,6 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Nine parts, each a line or more of the table:
+Ten parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
@@ -10,7 +10,8 @@ Nine parts, each a line or more of the table:
 6. the mutants of saving and loading: each must be noticed by the jobs that crash;
 7. the rules of connectors, every interleaving, and their mutants;
 8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants;
-9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants.
+9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants;
+10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -36,6 +37,7 @@ from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.rescale.distributor import Distributor
 from railgun.testing import (
     crashes,
+    delivery_mutants,
     feeding,
     feeding_mutants,
     raft_model,
@@ -45,6 +47,7 @@ from railgun.testing import (
     replication_mutants,
     replication_world,
     saving_mutants,
+    snapshot_mutants,
 )
 from railgun.testing.mutants import MUTANTS
 from railgun.testing.report import Report, options
@@ -330,6 +333,7 @@ class Prover:
             self.connectors()
             self.raft()
             self.copies()
+            self.delivery()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -407,6 +411,7 @@ class Prover:
     def saving_mutants(self) -> None:
         """Part 6."""
         jobs = [partial(saving_mutants.hunt, name) for name in saving_mutants.MUTANTS]
+        jobs += [partial(snapshot_mutants.hunt, name) for name in snapshot_mutants.MUTANTS]
         self.catch("mutants of saving caught", jobs)
 
     def connectors(self) -> None:
@@ -486,6 +491,11 @@ class Prover:
         self.report.check("violations of copies", wrong, "violations", "= 0", wrong == 0)
         jobs = [partial(replication_mutants.hunt, name) for name in replication_mutants.MUTANTS]
         self.catch("mutants of copies caught", jobs)
+
+    def delivery(self) -> None:
+        """Part 10."""
+        jobs = [partial(delivery_mutants.hunt, name) for name in delivery_mutants.MUTANTS]
+        self.catch("mutants of delivery caught", jobs)
 
     def cut_short(self, called: str, short: int, of: str) -> None:
         """How many were not explored to their end; in a quick run none may be."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from railgun.connectors.collect import Collect
+from railgun.core.frontier import MAX, MIN
 from railgun.flow.flow import Flow
 from railgun.flow.operators.stateful import FORGET, Context, Stateful
 from railgun.flow.sink import Sink
@@ -113,16 +114,34 @@ class _PartReader(Reader[Item]):
         return list(read)
 
 
+class Seen:
+    """The frontier a key was told last. How far that is depends on chance: any of them is as good as another."""
+
+    def __init__(self) -> None:
+        self.frontier = MIN
+
+    def see(self, frontier: int) -> None:
+        """A key is told a frontier: it never goes back, wherever the key goes and whatever is loaded."""
+        assert frontier >= self.frontier, f"time goes back from {self.frontier} to {frontier}"
+        self.frontier = frontier
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seen)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class First(Stateful[int, Item, dict[str, Any], Value]):
     """Lanes by part; timers that are kept in mind; keys that are forgotten when nothing is left of them."""
 
     def initial(self) -> dict[str, Any]:
         """Nothing yet."""
-        return {"lanes": {}, "pending": [], "closing": False, "ended": False}
+        return {"lanes": {}, "pending": [], "closing": False, "ended": False, "seen": Seen()}
 
     def on_item(self, item: Item, context: Context[int, dict[str, Any]]) -> Iterable[Value]:
         """Count it in its lane; or drop the lane."""
         state = context.state
+        state["seen"].see(context.frontier)
         lanes = state["lanes"]
         if item.what == "delete":
             lanes.pop(item.part, None)
@@ -140,6 +159,7 @@ class First(Stateful[int, Item, dict[str, Any], Value]):
     def on_timer(self, context: Context[int, dict[str, Any]]) -> Iterable[Value]:
         """One less is pending; the last one of a key that is closing ends it."""
         state = context.state
+        assert context.frontier >= context.time, f"{context.time} has not come: {context.frontier}"
         state["pending"].remove(context.time)
         if state["closing"] and not state["pending"]:
             context.forget()
@@ -261,6 +281,7 @@ class _Told:
 
     def __init__(self, key: int, time: int, state: dict[str, Any]) -> None:
         self.key, self.time, self.state = key, time, state
+        self.frontier = MAX
         self.gone = False
 
     def set_timer(self, at: int) -> None:

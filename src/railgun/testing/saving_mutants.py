@@ -13,6 +13,7 @@ from typing import Any, Final
 from railgun.controller.collected import Collected
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core.alignment import Alignment
+from railgun.core.frontier import MIN
 from railgun.core.lifecycle import Lifecycle
 from railgun.core.orders import Farewell, Settled
 from railgun.core.placement import Placement
@@ -20,6 +21,7 @@ from railgun.core.rescale.coordinator import Coordinator
 from railgun.core.snapshots import Snapshots
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.keyed import Keyed
+from railgun.flow.operators.stateful import StatefulSteps
 from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Token, TwoPhaseSink
 from railgun.snapshots.manifest import Manifest, Part, checksum
@@ -376,6 +378,38 @@ def recovery_discards_first() -> list[Change]:
 def nothing_discarded() -> list[Change]:
     """`Collect` keeps what came after the snapshot the flow goes back to."""
     return [(Collected, "go_back", lambda self, snapshot: None)]
+
+
+# ---------------------------------------------------------------- time
+
+
+@mutant(hint=83)
+def time_begins_anew() -> list[Change]:
+    """A generation begins without the frontiers of its snapshot."""
+    return [(Runtime, "restore", lambda self, frontiers: None)]
+
+
+@mutant(hint=83)
+def frontiers_not_saved() -> list[Change]:
+    """Workers do not tell how far time had come at their cuts."""
+    return [(StatefulSteps, "reached", lambda self, anywhere=False: MIN)]
+
+
+@mutant()
+def timers_see_less() -> list[Change]:
+    """A timer that fires as its key moves, or at the end, sees a frontier below its time."""
+
+    def never(self: StatefulSteps, function: Any, calls: Any, soon: Any) -> None:
+        frontier = self.context.frontier
+
+        def told(context: Any) -> Any:
+            context.frontier = frontier
+            return function(context)
+
+        call_all(self, told, calls, soon)
+
+    call_all = StatefulSteps._call_all
+    return [(StatefulSteps, "_call_all", never)]
 
 
 # ---------------------------------------------------------------- numbers and retention

@@ -442,8 +442,9 @@ class Simulation:
         model = self.workers[worker]
         action(model)
         readers = model.stages[0]
-        if readers.distributor.bound != readers.operator.bound():
-            model.feed(0, m.Bound(readers.operator.bound()))
+        bound, told = readers.operator.bound(), readers.distributor.bound
+        if bound > told or (bound != told and told == LAST):  # when it rises, and when readers wake
+            model.feed(0, m.Bound(bound))
         outbox, model.outbox = model.outbox, []
         for to, stage, message in outbox:
             self.carry(worker, to, stage, message)
@@ -469,11 +470,13 @@ class Simulation:
         if isinstance(message, m.Acquire):
             self.outcome.moved += len(message.hashes)
 
-        receiver = self.workers.get(to)
+        source, receiver = self.workers.get(sender), self.workers.get(to)
 
         def deliver() -> None:
-            # A link ends with its worker; one that comes back under its old name has new ones.
-            if receiver is not None and self.workers.get(to) is receiver:
+            # A link ends with either of its workers, and what is under way on it is lost; a worker that comes back
+            # under its old name has new links.
+            there = receiver is not None and self.workers.get(to) is receiver
+            if there and self.workers.get(sender) is source:
                 self.act(to, lambda model: model.feed(stage, m.Received(sender, message)))
 
         self.later(arrival - self.now, deliver)

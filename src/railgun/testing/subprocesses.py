@@ -23,6 +23,9 @@ class SubprocessLauncher:
     def __init__(self) -> None:
         self.processes: dict[WorkerSpec, subprocess.Popen[bytes]] = {}
 
+    def refuse(self, workers: int) -> None:
+        """Refuse nothing: there is always room."""
+
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
         """Start a worker."""
         process = subprocess.Popen(

@@ -17,11 +17,12 @@ from typing import Any, Final
 from railgun.controller.ledger import Ledger
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core import orders as o
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.saving import Saving
+from railgun.flow.calls import attempt
 from railgun.flow.errors import would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
@@ -123,11 +124,14 @@ class Process:
             *(world.plan, self.worker, start.generation, start.placement, start.members),
             *(start.epochs, outside, world.now, world.store),
         )
+        for operator in runtime.keyed():
+            operator.sharing.strict = world.strict
         load = self.load if start.snapshot is not None else None
         if start.recover and world.store is not None:
             runtime.saver.recover(list(load.tokens) if load is not None else [])
         if load is not None:
             assert world.store is not None
+            runtime.restore(load.frontiers)
             loading.load_at_once(runtime, world.store, load.parts, start.placement)
         self.runtime = runtime
         self.tell(o.Ready(start.generation))
@@ -136,10 +140,7 @@ class Process:
         """What another thread had to do is done."""
         generation, work, then = self.threads.popleft()
         with self.acting():
-            try:
-                result, error = work(), None
-            except Exception as raised:
-                result, error = None, raised
+            result, error = attempt(work)
             if self.runtime is not None and self.runtime.generation == generation:
                 then(result, error)
             self.look()
@@ -150,7 +151,8 @@ class Process:
         self.world.acting = self
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            pass_interrupt(error)
             if not self.world.forgiving:
                 raise
             self.fail(error)
@@ -158,12 +160,11 @@ class Process:
         if self.ending:
             self._end()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell the controller, and rest until it says what to do."""
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
-            with contextlib.suppress(Exception):
-                runtime.close()
+            attempt(runtime.close)
         final = would_come_again(error, self.world.store is not None)
         self.tell(o.Failed(self.generation, str(error) or repr(error), final))
 
@@ -210,6 +211,7 @@ class World:
         forgiving: bool = False,
     ) -> None:
         self.plan = plan
+        self.strict = False  # whether results that change after they were returned are an error
         self.forgiving = forgiving  # whether an error fails a worker, or else the test
         self.acting: Process | None = None  # who does something now
         self.chance = chance

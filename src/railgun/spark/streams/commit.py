@@ -27,12 +27,15 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.patience import patiently
 from railgun.client.publisher import MOST
 from railgun.client.sync import SyncClient
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
+from railgun.spark.streams.feed import OUTAGE_S
 from railgun.spark.streams.staging import (
     PREFETCH,
     Line,
@@ -109,7 +112,11 @@ class Target:
     # ------------------------------------------------------------ a micro-batch
 
     def commit_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
-        """Publish a micro-batch, unless that was done."""
+        """Publish a micro-batch, unless that was done. What fails and may pass is repeated: the journal allows it."""
+        once = partial(self._commit_batch, query, batch, written)
+        patiently(once, timeout_s=max(OUTAGE_S, self.timeout))
+
+    def _commit_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
         journal = _Journal(self, query)
         known = journal.look(batch)
         repeated = known is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 24 << 20  # bytes that may be under way
 ENOUGH: Final = 32 << 20  # bytes of a list
+OUTAGE_S: Final = (
+    120.0  # seconds for which a query waits at least until an outage of its nodes has passed
+)
 PREFETCH: Final = (200, 200_000)  # messages under way: at least, and at most
 
 
@@ -53,6 +57,8 @@ class Range(NamedTuple):
     end: int
     size: int = 0
     """About how many bytes a message has."""
+    identity: str = ""
+    """Of the stream: one that was deleted and made anew has another. Empty: not known."""
 
     def __str__(self) -> str:
         return f"railgun, stream {self.stream!r}, offsets {self.first} to {self.end}"
@@ -138,9 +144,14 @@ class _Feed:
         """From where it stands; False: nothing is left there."""
         least, most = PREFETCH
         prefetch = min(max(AHEAD // max(self._asked.size, 1), least), most)
+        deadline = time.monotonic() + max(OUTAGE_S, self._timeout)
         while self._at < self._asked.end:
             told = await self._client.describe(self._asked.stream)
             if told["end"] < self._asked.end:
+                same = self._asked.identity and self._asked.identity == told.get("identity")
+                if same and time.monotonic() < deadline:
+                    await asyncio.sleep(0.1)  # a new master is not sure yet of what was there
+                    continue
                 raise StreamSourceError(
                     f"{self._asked}: the stream ends at {told['end']}. It was deleted and made anew since"
                 )
@@ -153,7 +164,7 @@ class _Feed:
         """Whether it begins there; if not, more was deleted just now."""
         try:
             self._subscription = await self._client.subscribe(
-                self._asked.stream, start=self._at, prefetch=prefetch
+                self._asked.stream, start=self._at, prefetch=prefetch, identity=self._asked.identity
             )
         except StreamsError as error:
             if error.code != "OFFSET_OUT_OF_RANGE":

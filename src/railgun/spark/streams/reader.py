@@ -4,10 +4,14 @@ Rules:
 
 1. What is read is decided when Spark plans: offsets from here to there, in parts of about the same number of messages.
    The parts carry the node's address, so that executors look for nothing.
-2. The position of a query is Spark's, in its checkpoint: `{"orders": 123}`, the offset of the next message. The node
+2. The position of a query is Spark's, in its checkpoint: `{"orders": 123, "#identity": "…"}`, the offset of the next
+   message and the identity of the stream: one that was deleted and made anew is refused. Older checkpoints have no
+   identity, and are taken as they are. The node
    keeps nothing of it, and the same offsets are the same messages whenever they are read.
 3. A micro-batch takes what there is, at most `maxMessages`; with the trigger *available now*, what there was when
    the query began.
+4. Once a query has reached its node, an outage that may pass (`wire.codes`) is waited for, `OUTAGE_S` seconds or longer
+   if the option `timeout` is.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pyspark.sql.types import StructType
 
 from railgun.client.address import Address
 from railgun.client.errors import StreamsError
+from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient, connect_to
 from railgun.spark.streams.decode import Decoder, FromArrow, Plain
 from railgun.spark.streams.errors import (
@@ -37,12 +42,13 @@ from railgun.spark.streams.errors import (
     StreamSourceError,
     named,
 )
-from railgun.spark.streams.feed import Range, connected, read
+from railgun.spark.streams.feed import OUTAGE_S, Range, connected, read
 from railgun.spark.streams.from_json import FromJson
 from railgun.spark.streams.options import At, Options
 
+IDENTITY: Final = "#identity"  # no name of a stream
+Offset = dict[str, Any]
 DECODERS: Final[dict[str, type[Decoder]]] = {"bytes": Plain, "json": FromJson, "arrow": FromArrow}
-_LOST: Final = ("CONNECTION_LOST", "NO_NODE", "CLOSED", "DEADLINE")
 
 
 class Part(InputPartition):
@@ -86,7 +92,8 @@ class _Reading:
         if count is None:
             count = min(os.cpu_count() or 1, -(-(end - first) // options.batch_rows))
         ranges = cut(first, end, max(count, 1))
-        return [Part(address, Range(options.stream, *one, size)) for one in ranges]
+        identity = str(told.get("identity", ""))
+        return [Part(address, Range(options.stream, *one, size, identity)) for one in ranges]
 
 
 def cut(first: int, end: int, count: int) -> list[tuple[int, int]]:
@@ -163,6 +170,7 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
             )
         self._client: SyncClient | None = None
         self._address: Address | None = None
+        self._was_connected = False
         self._last: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,15 +178,30 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
 
     # ------------------------------------------------------------ offsets
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> Offset:  # noqa: N802
         """Where a new query begins."""
-        at = place(self.options, "start", self.options.start, self._told())
-        return {self.options.stream: at}
+        told = self._told()
+        return self._offset(place(self.options, "start", self.options.start, told), told)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def _offset(self, at: int, told: dict[str, Any]) -> Offset:
+        """Return a position as Spark keeps it: with the identity of the stream, if the node knows it."""
+        identity = {IDENTITY: told["identity"]} if told.get("identity") else {}
+        return {self.options.stream: at, **identity}
+
+    def _same(self, offset: Offset, told: dict[str, Any]) -> bool:
+        """Return whether a position is known to be one of this stream; raise if it is another's."""
+        was, now = offset.get(IDENTITY), told.get("identity")
+        if was and now and was != now:
+            raise StreamSourceError(
+                f"{self.options}: the stream was deleted and made anew since the query has read it. Begin with a new "
+                "checkpoint (STREAM_REPLACED)"
+            )
+        return bool(was and now)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Where the next micro-batch ends."""
         at, told = self._at(start), self._told()
-        if at > told["end"]:
+        if not self._same(start, told) and at > told["end"]:
             raise StreamSourceError(
                 f"{self.options}: the query has read up to {at}, but the stream ends at {told['end']}. It was deleted "
                 "and made anew: begin with a new checkpoint"
@@ -187,39 +210,41 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         if isinstance(limit, ReadMaxRows):
             # Those that are gone do not count, or a micro-batch could be of nothing.
             end = min(end, max(at, told["first"]) + limit.max_rows)
-        return {self.options.stream: max(at, end)}
+        return self._offset(max(at, end), told)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """How much a micro-batch takes."""
         most = self.options.max_messages
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
         """Where the stream ends, for those who watch the query."""
-        return {self.options.stream: self._told()["end"]}
+        told = self._told()
+        return self._offset(told["end"], told)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Nothing that comes later is read."""
         self._last = self._told()["end"]
 
-    def _at(self, offset: dict[str, int]) -> int:
+    def _at(self, offset: Offset) -> int:
         if self.options.stream not in offset:
+            others = ", ".join(name for name in offset if name != IDENTITY)
             raise StreamSourceError(
-                f"{self.options}: the checkpoint is of {', '.join(offset)}. A query goes on with the stream it began "
+                f"{self.options}: the checkpoint is of {others}. A query goes on with the stream it began "
                 "with: give it a checkpoint of its own"
             )
         return int(offset[self.options.stream])
 
     # ------------------------------------------------------------ work
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """How a micro-batch is shared out."""
         first, last = self._at(start), self._at(end)
         if first >= last:
             return []
         told = self._told()
         assert self._address is not None
-        if last > told["end"]:
+        if not self._same(end, told) and last > told["end"]:
             raise StreamSourceError(
                 f"{self.options}: the checkpoint says that there are messages up to {last}, but the stream ends at "
                 f"{told['end']}. It was deleted and made anew: begin with a new checkpoint"
@@ -236,13 +261,20 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
     def _told(self) -> dict[str, Any]:
         """What the node says of the stream, by a connection that is kept."""
         with named(str(self.options)):
-            if self._client is not None:
-                try:
-                    return described(self._client, self.options)
-                except StreamsError as error:
-                    if error.code not in _LOST:
-                        raise
-                    self.stop()  # perhaps it is elsewhere now
+            return patiently(
+                self._ask,
+                give_up=lambda: not self._was_connected,
+                timeout_s=max(OUTAGE_S, self.options.timeout),
+            )
+
+    def _ask(self) -> dict[str, Any]:
+        if self._client is None:
             self._address = self.options.address()
             self._client = connect_to(self._address, name="spark", timeout=self.options.timeout)
+            self._was_connected = True
+        try:
             return described(self._client, self.options)
+        except StreamsError as error:
+            if error.may_pass:
+                self.stop()  # perhaps the node is elsewhere now
+            raise

@@ -26,7 +26,9 @@ from typing import Final, cast
 from pyspark.sql.datasource import WriterCommitMessage
 
 from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient
+from railgun.spark.streams.feed import OUTAGE_S
 from railgun.wire.records import Column, Records
 
 LITTLE: Final = 256 << 10  # bytes of a task that go along with its report
@@ -139,7 +141,9 @@ class Line:
         """One more."""
         while len(self._under_way) >= UNDER_WAY:
             self._first()
-        self._under_way.append(self._client.publish_soon(self.stream, payloads, id=id))
+        timeout = max(OUTAGE_S, self._client.client.timeout)
+        sent = self._client.publish_soon(self.stream, payloads, id=id, timeout=timeout)
+        self._under_way.append(sent)
         self.count += len(payloads)
 
     def wait(self) -> None:
@@ -154,7 +158,7 @@ class Line:
 
 def stage(client: SyncClient, name: str, lists: Iterable[list[bytes]]) -> tuple[str, int]:
     """Stage payloads in a new stream, which is gone again if that fails."""
-    client.ensure(name)
+    patiently(lambda: client.ensure(name), timeout_s=OUTAGE_S)
     line = Line(client, name)
     try:
         for number, piece in enumerate(pieces(lists)):

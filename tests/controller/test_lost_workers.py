@@ -1,0 +1,76 @@
+"""What is told of a worker that ends without a word: the step, the function and the record it was at."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from typing import Any
+
+import pytest
+from tests.controller import flows
+from tests.controller.flows import started
+
+from railgun import Collect, Flow, FlowFailedError, Items, Settings
+
+HERE = sys.modules[__name__]
+
+
+def exits_late(n: int) -> int:
+    """Exit after a call that takes so long that the worker tells where it is."""
+    if n == 7:
+        time.sleep(2.0)
+        os._exit(3)
+    return n
+
+
+def exits(n: int) -> int:
+    if n == 7:
+        os._exit(3)
+    return n
+
+
+def leaves(n: int) -> int:
+    if n == 7:
+        sys.exit(3)
+    return n
+
+
+def crashes(n: int) -> int:
+    if n == 7:
+        ctypes.string_at(0)
+    return n
+
+
+def hangs(n: int) -> int:
+    while n == 7:
+        time.sleep(0.1)
+    return n
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (exits, ["batch of 20 records that begins with 0"]),
+        (exits_late, ["batch of 20 records that begins with 0"]),
+        (leaves, ["record 7", "SystemExit"]),
+        (crashes, ["batch of 20 records that begins with 0", "Segmentation fault", "in crashes"]),
+        (hangs, ["no sign of life", "for 7", "in hangs", "time.sleep"]),
+    ],
+    ids=["os._exit", "os._exit after a long call", "sys.exit", "segfault", "hang"],
+)
+def test_a_worker_that_ends_in_user_code_names_step_function_and_record(
+    function: Any, words: list[str]
+) -> None:
+    flow = Flow("lost")
+    numbers = flow.source(Items(range(20)), name="numbers")
+    numbers.map(function, name="poison").sink(Collect(), name="out")
+    settings = Settings(restarts=0, hang_after=4.0)
+    with (
+        started(flow, 1, settings=settings, by_value=[flows, HERE]) as job,
+        pytest.raises(FlowFailedError) as told,
+    ):
+        job.wait(flows.DEADLINE)
+    for word in ["step 'poison'", function.__name__, *words]:
+        assert word in str(told.value)
