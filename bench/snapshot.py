@@ -6,14 +6,21 @@
   aside.
 - *Throughput*: the work of `bench throughput` without snapshots and with one every ten seconds, in turn; of the rounds
   the best counts.
+- *Beside other work* (`--busy N`, which measures nothing else): the same with a snapshot every second beside N
+  processes that only compute, in turn; the median of the rounds counts. The goal is about processor time a record:
+  where cores are scarce it is what throughput is lost by, and records a second follow whatever else the machine does.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from bench._ours import ours
+from bench._workload import Rate
 from railgun import Flow, Reader, Source, run
 from railgun.job import Job, Snapshots
 from railgun.snapshots.store import SnapshotStore
@@ -43,6 +51,8 @@ SIZE = 5_000
 ROUNDS, SECONDS, EVERY = 2, 25.0, 10.0
 QUICK_SECONDS, QUICK_EVERY = 6.0, 2.0
 NEVER = 1e6
+BUSY_ROUNDS, BUSY_SECONDS, BUSY_EVERY = 5, 10.0, 1.0
+QUICK_BUSY_ROUNDS, QUICK_BUSY_SECONDS = 2, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,12 @@ class Pauses:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report."""
-    chosen, console = options("bench snapshot", (__doc__ or "").partition("\n")[0], argv)
+    about = (__doc__ or "").partition("\n")[0]
+    chosen, console = options("bench snapshot", about, argv, more=_add_options)
     report = Report("snapshot")
+    if chosen.busy:
+        beside_others(report, console, chosen.busy, quick=chosen.quick)
+        return report.finish(chosen)
     large = QUICK_LARGE if chosen.quick else LARGE
     pauses = {}
     for keys in (SMALL, large):
@@ -209,3 +223,55 @@ def throughput(report: Report, console: Console, rounds: int, seconds: float, ev
     loss = 1 - best["with"] / best["without"]
     goal = f"<= {LOSS:.0%}"
     report.check("throughput lost", round(100 * loss, 1), "%", goal, loss <= LOSS)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        metavar="N",
+        help="measure only the cost of a snapshot every second, beside N busy processes",
+    )
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep so many processes computing."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def beside_others(report: Report, console: Console, processes: int, *, quick: bool) -> None:
+    """Measure throughput without snapshots and with one every second, in turn, beside busy processes."""
+    rounds, seconds = (
+        (QUICK_BUSY_ROUNDS, QUICK_BUSY_SECONDS) if quick else (BUSY_ROUNDS, BUSY_SECONDS)
+    )
+    rates: dict[str, list[Rate]] = {"without": [], "with": []}
+    with busy(processes):
+        for number in range(rounds):
+            for name in list(rates)[:: 1 if number % 2 == 0 else -1]:
+                with tempfile.TemporaryDirectory(prefix="railgun-bench-") as directory:
+                    kept = Snapshots(directory, every=BUSY_EVERY) if name == "with" else None
+                    rate = ours(SIZE, seconds, kept)
+                rates[name].append(rate)
+                console.print(
+                    f"{name} snapshots: {rate.records_per_second:,.0f} records/s, "
+                    f"{rate.processor_ns:,.0f} ns a record",
+                    style="dim",
+                )
+    speed = {n: statistics.median(r.records_per_second for r in some) for n, some in rates.items()}
+    spent = {n: statistics.median(r.processor_ns for r in some) for n, some in rates.items()}
+    for name in rates:
+        report.check(f"beside {processes}, {name} snapshots", round(speed[name]), "records/s")
+        report.check(f"beside {processes}, {name} snapshots", round(spent[name]), "ns/record")
+    loss = 1 - speed["with"] / speed["without"]
+    report.check("throughput lost, as measured", round(100 * loss, 1), "%")
+    loss = 1 - spent["without"] / spent["with"]
+    goal = f"<= {LOSS:.0%}"
+    report.check("lost by processor time", round(100 * loss, 1), "%", goal, loss <= LOSS)
