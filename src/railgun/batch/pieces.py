@@ -24,9 +24,11 @@ from railgun.batch import order as o
 from railgun.batch.columns import as_items, as_list
 from railgun.client.payloads import to_arrow
 from railgun.wire.columns import decode_column, encode_column
-from railgun.wire.rows import Times, joined_times
+from railgun.wire.rows import Times, joined_late, joined_times, pick
 
-_HEAD: Final = struct.Struct("<cHIBB")  # kind, port, rows, columns of paths, whether times differ
+_HEAD: Final = struct.Struct(
+    "<cHIBBB"
+)  # kind, port, rows, columns of paths, whether times differ, whether some are late
 _NUMBER: Final = struct.Struct("<q")
 _LENGTH: Final = struct.Struct("<I")
 _ROWS: Final = b"r"
@@ -47,6 +49,7 @@ class Piece:
     values: list[Any]
     times: Times | int
     port: int
+    late: Times | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -54,7 +57,7 @@ class Piece:
     def encode(self) -> bytes:
         """As bytes."""
         keys = encode_column(self.keys)
-        head = _encode_head(_ROWS, self.port, len(self), self.paths, self.times)
+        head = _encode_head(_ROWS, self.port, len(self), self.paths, self.times, self.late)
         return b"".join((head, _LENGTH.pack(len(keys)), keys, encode_column(self.values)))
 
 
@@ -92,7 +95,7 @@ def one_batch(data: bytes | memoryview) -> pa.RecordBatch:
 
 def decode(data: memoryview) -> Piece:
     """A piece again."""
-    kind, port, rows, columns, differ = _HEAD.unpack_from(data)
+    kind, port, rows, columns, differ, some_late = _HEAD.unpack_from(data)
     at = _HEAD.size
     paths = []
     for _ in range(columns):
@@ -104,21 +107,34 @@ def decode(data: memoryview) -> Piece:
     else:
         (times,) = _NUMBER.unpack_from(data, at)
         at += _NUMBER.size
+    late = None
+    if some_late:
+        late, at = _decode_numbers(data, at, rows)
     if kind == _TABLE:
         table = one_batch(data[at:])
         values = as_items(table.schema.names[1:], table.columns[1:], rows)
-        return Piece(tuple(paths), as_list(table.column(0)), values, times, port)
+        return Piece(tuple(paths), as_list(table.column(0)), values, times, port, late)
     (length,) = _LENGTH.unpack_from(data, at)
     at += _LENGTH.size
     keys = decode_column(data[at : at + length], rows)
-    return Piece(tuple(paths), keys, decode_column(data[at + length :], rows), times, port)
+    values = decode_column(data[at + length :], rows)
+    return Piece(tuple(paths), keys, values, times, port, late)
 
 
-def _encode_head(kind: bytes, port: int, rows: int, paths: o.Paths, times: Times | int) -> bytes:
+def _encode_head(
+    kind: bytes,
+    port: int,
+    rows: int,
+    paths: o.Paths,
+    times: Times | int,
+    late: Times | None = None,
+) -> bytes:
     differ = not isinstance(times, int)
-    parts = [_HEAD.pack(kind, port, rows, len(paths), differ)]
+    parts = [_HEAD.pack(kind, port, rows, len(paths), differ, late is not None)]
     parts += map(_encode_numbers, paths)
     parts.append(_NUMBER.pack(times) if isinstance(times, int) else _encode_numbers(times))
+    if late is not None:
+        parts.append(_encode_numbers(late))
     return b"".join(parts)
 
 
@@ -193,8 +209,8 @@ class Merge:
             if not count:
                 self._put_back(whole)
                 return None
-            whole, rest = whole.cut(count)
-            self._put_back(rest)
+            self._put_back(whole.cut(count))
+            whole = whole.cut(0, count)
         else:
             self._pieces, self._sorted, self.rows = [], True, 0
         return whole
@@ -214,6 +230,7 @@ class Released:
     values: list[Any]
     times: Times | int
     ports: NDArray[np.int32] | int
+    late: Times | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -223,7 +240,7 @@ class Released:
         """Pieces one after the other."""
         one = pieces[0]
         if len(pieces) == 1:
-            return Released(one.paths, one.keys, one.values, one.times, one.port)
+            return Released(one.paths, one.keys, one.values, one.times, one.port, one.late)
         keys = list(chain.from_iterable(piece.keys for piece in pieces))
         values = list(chain.from_iterable(piece.values for piece in pieces))
         times = joined_times([(piece.times, len(piece)) for piece in pieces])
@@ -231,38 +248,40 @@ class Released:
         if any(piece.port != ports for piece in pieces):
             sizes = [len(piece) for piece in pieces]
             ports = np.repeat(np.array([p.port for p in pieces], dtype=np.int32), sizes)
-        return Released(o.joined([piece.paths for piece in pieces]), keys, values, times, ports)
+        late = joined_late([(piece.late, len(piece)) for piece in pieces])
+        paths = o.joined([piece.paths for piece in pieces])
+        return Released(paths, keys, values, times, ports, late)
 
     def take(self, rows: NDArray[np.intp]) -> Released:
         """These rows, in this order."""
         index = rows.tolist()
         return Released(
             tuple(column[rows] for column in self.paths),
-            [self.keys[row] for row in index],
-            [self.values[row] for row in index],
+            pick(self.keys, index),
+            pick(self.values, index),
             self.times if isinstance(self.times, int) else self.times[rows],
             self.ports if isinstance(self.ports, int) else self.ports[rows],
+            None if self.late is None else self.late[rows],
         )
 
-    def cut(self, count: int) -> tuple[Released, Released]:
-        """The first so many, and the others."""
-        return self._slice(slice(0, count)), self._slice(slice(count, None))
-
-    def _slice(self, part: slice) -> Released:
+    def cut(self, start: int, end: int | None = None) -> Released:
+        """Return the rows from `start` up to `end`."""
+        part = slice(start, end)
         return Released(
             tuple(column[part] for column in self.paths),
             self.keys[part],
             self.values[part],
             self.times if isinstance(self.times, int) else self.times[part],
             self.ports if isinstance(self.ports, int) else self.ports[part],
+            None if self.late is None else self.late[part],
         )
 
     def pieces(self) -> list[Piece]:
         """As one piece for each port."""
         if isinstance(self.ports, int):
-            return [Piece(self.paths, self.keys, self.values, self.times, self.ports)]
+            return [Piece(self.paths, self.keys, self.values, self.times, self.ports, self.late)]
         made = []
         for port in np.unique(self.ports).tolist():
             rows = self.take(np.flatnonzero(self.ports == port))
-            made.append(Piece(rows.paths, rows.keys, rows.values, rows.times, port))
+            made.append(Piece(rows.paths, rows.keys, rows.values, rows.times, port, rows.late))
         return made

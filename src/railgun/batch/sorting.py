@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from railgun.batch import order as o
 from railgun.batch.pieces import Piece, Released, encode_table
 from railgun.core.hashing import Hashes
-from railgun.wire.rows import RowBatch, Times, joined_times, pick
+from railgun.wire.rows import RowBatch, Times, joined_times
 
 PER_PIECE: Final = 512  # rows at least, so that a piece is worth its head
 FEWEST: Final = 32_768
@@ -59,7 +59,7 @@ class Sorter:
     def add(self, paths: o.Paths, batch: RowBatch) -> None:
         """Records with their places."""
         assert batch.keys is not None
-        piece = Piece(paths, batch.keys, batch.values, batch.times, batch.port)
+        piece = Piece(paths, batch.keys, batch.values, batch.times, batch.port, batch.late)
         self._pieces.setdefault(batch.port, []).append((piece, batch.hashes))
         self.rows += len(piece)
 
@@ -85,16 +85,10 @@ class Sorter:
         whole = Released.of([piece for piece, _ in pieces])
         hashes = np.concatenate([some for _, some in pieces])
         order, ends = self._split(whole.paths, hashes)
-        index = order.tolist()
-        keys, values = pick(whole.keys, index), pick(whole.values, index)
-        paths = tuple(column[order] for column in whole.paths)
-        times = whole.times if isinstance(whole.times, int) else whole.times[order]
-        port = pieces[0][0].port
+        whole = whole.take(order)
         rows = []
         for part, start, end in ends:
-            cut = slice(start, end)
-            some = times if isinstance(times, int) else times[cut]
-            piece = Piece(tuple(c[cut] for c in paths), keys[cut], values[cut], some, port)
+            [piece] = whole.cut(start, end).pieces()
             rows.append(Row(part, self.target, o.as_bytes(o.first(piece.paths)), piece.encode()))
         return rows
 

@@ -230,15 +230,14 @@ class KeyedStage(BatchStage):
             everything = np.arange(len(records))
             assert isinstance(records.ports, int)
             port = records.ports
-            batch = RowBatch(
-                records.values, records.times, records.keys, _no_hashes(records), port, everything
-            )
+            some, rows = records, everything
         else:
             if self._timely:
                 self._fire(records, rows)
             some = records.take(rows)
             port = some.ports if isinstance(some.ports, int) else int(some.ports[0])
-            batch = RowBatch(some.values, some.times, some.keys, _no_hashes(some), port, rows)
+        hashes = _no_hashes(some)
+        batch = RowBatch(some.values, some.times, some.keys, hashes, port, rows, some.late)
         self.operators.heads[port].push(batch)
         self.flush()
 
@@ -382,7 +381,7 @@ class SourceStage(BatchStage):
     def read(self, part: Any) -> Iterator[None]:
         """Read a part of the source itself, to its end; what is read at once is worked on before the next is read."""
         reading, now = self.reading, self.around.now
-        position = None
+        position, reached = None, MIN
         with reading.calling("open", part):
             reader = reading.source.open(part, None)
         try:
@@ -394,33 +393,37 @@ class SourceStage(BatchStage):
                 if listed is None:
                     break
                 if listed:
-                    self.take(listed)
+                    reached = self.take(listed, reached)
                     yield
                 else:
                     time.sleep(PAUSE)  # it is on its way
         finally:
             with reading.calling("close", part, position):
                 reader.close()
-        reading.states[part] = Part(None, position, reached=self._latest)
+        reading.states[part] = Part(None, position, reached=reached)
 
-    def take(self, items: list[Any]) -> None:
-        """Work on items."""
+    def take(self, items: list[Any], reached: int | None = None) -> int:
+        """Work on items; if they are the next of a part that has `reached` this bound, return its new bound."""
         self._paths = (np.zeros(len(items), dtype=np.int64), self._places(len(items)))
-        self._process_items(items)
+        reached = self._process_items(items, reached)
         self.flush()
+        return reached
 
     def _places(self, rows: int) -> o.Numbers:
         places = np.arange(self._row, self._row + rows)
         self._row += rows
         return places
 
-    def _process_items(self, items: list[Any]) -> None:
+    def _process_items(self, items: list[Any], reached: int | None = None) -> int:
         batch = RowBatch(items, self.around.now, origin=np.arange(len(items)))
         batch = self.reading.timed(batch)
         self.reading.records += len(batch)
         if len(batch):
             self._note(batch.times)
+            if reached is not None and self.reading.clock.time is not None:
+                reached = self.reading.judge(batch, reached)
             self.reading.emit(batch)
+        return MIN if reached is None else reached
 
     def _made_items(self, rows: list[Any], item: Callable[[Any], Any]) -> list[Any]:
         made: list[Any] = []

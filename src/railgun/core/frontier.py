@@ -19,12 +19,19 @@ A frontier `f` promises that no record with a time below `f` will be delivered a
    the others. That is no promise: when its readers have something again, what it tells then counts, though it
    is lower. If all tell `LAST` the frontier stands where it is; only `MAX`, of all, ends the stage.
 7. A frontier never goes back.
+8. **Late records.** Whether a record is late is settled when it is read, by the records before it in the same part of
+   the source (`late_rows`), and travels with it. How quickly parts are read, by how many workers, and where keys
+   are then changes nothing. A frontier is never ahead of the bound that a record was judged by, unless the part
+   was idle: so a record that is not late finds open whatever its time belongs to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from railgun.core.errors import ProtocolError
 from railgun.core.placement import Worker
@@ -33,6 +40,35 @@ MIN: Final = -(1 << 63)
 MAX: Final = (1 << 63) - 1
 LAST: Final = MAX - 1
 """The highest frontier that does not end an operator."""
+
+
+def late_rows(
+    times: NDArray[np.int64], reached: int, lateness: int
+) -> tuple[NDArray[np.int64] | None, int]:
+    """Tell which records of a part are late, given their times in order.
+
+    A record is late if it is older than the bound of its part: the latest time before it, less the `lateness` allowed,
+    or what the part had `reached` before. Return the bound for each late record and `MIN` for the others (None: no
+    record is late), and what the part has reached with these records.
+
+    >>> late_rows(np.array([10, 30, 15, 20, 31]), reached=MIN, lateness=10)[0].tolist() == [MIN, MIN, 20, MIN, MIN]
+    True
+    >>> late_rows(np.array([20, 25]), reached=20, lateness=10)
+    (None, 20)
+    """
+    latest = np.maximum.accumulate(times)
+    after = max(reached, int(latest[-1]) - lateness)
+    lowest = int(times.min())
+    if lowest >= after:
+        return None, after
+    bounds = np.empty_like(latest)
+    bounds[0] = reached
+    # No time is below MIN: what would be, stays there.
+    np.maximum(np.maximum(latest[:-1], MIN + lateness) - lateness, reached, out=bounds[1:])
+    late = times < bounds
+    if not late.any():
+        return None, after
+    return np.where(late, bounds, MIN), after
 
 
 class Frontiers:

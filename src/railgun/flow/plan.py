@@ -410,7 +410,6 @@ class Side(Operator):
 
     def push(self, batch: RowBatch) -> None:
         """Mark the batch with its side."""
-        side = RowBatch(
-            batch.values, batch.times, batch.keys, batch.hashes, self.side, batch.origin
-        )
+        side = batch.with_values(batch.values)
+        side.port = self.side
         self.emit(side)

@@ -14,12 +14,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes, hash_keys
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 
 Times = NDArray[np.int64]
 
-_HEAD: Final = struct.Struct("<IHBI")  # rows, port, whether times differ, length of the keys
+_HEAD: Final = struct.Struct("<IHBI")  # rows, port, which columns follow, length of the keys
+_TIMES_DIFFER: Final = 1
+_SOME_LATE: Final = 2
 _ONE_TIME: Final = struct.Struct("<q")
 _NO_HASHES: Final = np.empty(0, dtype=np.uint64)
 
@@ -29,6 +32,9 @@ class RowBatch:
 
     `origin`, where somebody wants to know: which row of what went into the stage each record comes from.
 
+    `late`: for each row that was late, the frontier of its part of the source when it was read; `MIN` for the other
+    rows; None if no row was late. What is made of a late record is late, too.
+
     >>> batch = RowBatch.keyed(["a", "b", "a"], [1, 2, 3], times=7)
     >>> batch.take(np.array([0, 2])).values
     [1, 3]
@@ -36,7 +42,7 @@ class RowBatch:
     ['a', 'b', 'a']
     """
 
-    __slots__ = ("hashes", "keys", "origin", "port", "times", "values")
+    __slots__ = ("hashes", "keys", "late", "origin", "port", "times", "values")
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class RowBatch:
         hashes: Hashes = _NO_HASHES,
         port: int = 0,
         origin: NDArray[np.intp] | None = None,
+        late: Times | None = None,
     ) -> None:
         self.values = values
         self.times = times
@@ -53,6 +60,7 @@ class RowBatch:
         self.hashes = hashes
         self.port = port
         self.origin = origin
+        self.late = late
 
     @staticmethod
     def keyed(
@@ -77,11 +85,14 @@ class RowBatch:
             self.hashes[rows] if self.keys is not None else _NO_HASHES,
             self.port,
             None if self.origin is None else self.origin[rows],
+            None if self.late is None else self.late[rows],
         )
 
     def with_values(self, values: list[Any]) -> RowBatch:
         """Other values for the same keys and times, row by row."""
-        return RowBatch(values, self.times, self.keys, self.hashes, self.port, self.origin)
+        return RowBatch(
+            values, self.times, self.keys, self.hashes, self.port, self.origin, self.late
+        )
 
     def each_time(self) -> Iterable[int]:
         """The time of each row."""
@@ -93,27 +104,36 @@ class RowBatch:
     def encode(self) -> bytes:
         """As bytes. Only keyed batches travel."""
         keys = encode_column(self.keys or [])
+        columns, late = 0, b""
         if isinstance(self.times, int):
             times = _ONE_TIME.pack(self.times)
         else:
+            columns |= _TIMES_DIFFER
             times = self.times.astype("<i8", copy=False).tobytes()
-        head = _HEAD.pack(len(self.values), self.port, not isinstance(self.times, int), len(keys))
+        if self.late is not None:
+            columns |= _SOME_LATE
+            late = self.late.astype("<i8", copy=False).tobytes()
+        head = _HEAD.pack(len(self.values), self.port, columns, len(keys))
         hashes = self.hashes.astype("<u8", copy=False).tobytes()
-        return b"".join((head, times, hashes, keys, encode_column(self.values)))
+        return b"".join((head, times, late, hashes, keys, encode_column(self.values)))
 
     @staticmethod
     def decode(data: bytes | memoryview) -> RowBatch:
         """A batch again."""
         try:
-            rows, port, differ, length = _HEAD.unpack_from(data)
+            rows, port, columns, length = _HEAD.unpack_from(data)
             at = _HEAD.size
             times: Times | int
-            if differ:
+            if columns & _TIMES_DIFFER:
                 times = np.frombuffer(data, "<i8", rows, at)
                 at += 8 * rows
             else:
                 (times,) = _ONE_TIME.unpack_from(data, at)
                 at += 8
+            late = None
+            if columns & _SOME_LATE:
+                late = np.frombuffer(data, "<i8", rows, at)
+                at += 8 * rows
             hashes = np.frombuffer(data, "<u8", rows, at)
         except (struct.error, ValueError) as error:
             raise DecodingError(f"a batch cannot be read: {error}") from error
@@ -121,7 +141,7 @@ class RowBatch:
         view = memoryview(data)
         keys = decode_column(view[at : at + length], rows)
         values = decode_column(view[at + length :], rows)
-        return RowBatch(values, times, keys, hashes, port)
+        return RowBatch(values, times, keys, hashes, port, late=late)
 
 
 def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:
@@ -132,6 +152,13 @@ def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:
     return np.concatenate(
         [np.full(rows, times) if isinstance(times, int) else times for times, rows in several]
     )
+
+
+def joined_late(several: Sequence[tuple[Times | None, int]]) -> Times | None:
+    """Join the columns `late` of batches one after the other, each with the number of its rows."""
+    if all(late is None for late, _ in several):
+        return None
+    return np.concatenate([np.full(rows, MIN) if late is None else late for late, rows in several])
 
 
 def pick(values: Sequence[Any], rows: list[int]) -> list[Any]:

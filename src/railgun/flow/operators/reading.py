@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.core.frontier import LAST, MAX, MIN
+from railgun.core.frontier import LAST, MAX, MIN, late_rows
 from railgun.flow.calls import SourceCall
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting, shorten
@@ -113,9 +113,16 @@ class Reading(Keyed):
     def _emit(self, part: Part, items: list[Any], now: int) -> None:
         batch = self.timed(RowBatch(items, now))
         if len(batch):
-            latest = batch.times if isinstance(batch.times, int) else int(batch.times.max())
-            part.reached = max(part.reached, latest - self.clock.lateness)
+            part.reached = self.judge(batch, part.reached)
             self.emit(batch)
+
+    def judge(self, batch: RowBatch, reached: int) -> int:
+        """Mark the late records of a batch of one part, which has `reached` this bound; return its new bound."""
+        times = batch.times
+        if isinstance(times, int):
+            times = np.full(len(batch), times, dtype=np.int64)
+        batch.late, reached = late_rows(times, reached, self.clock.lateness)
+        return reached
 
     def timed(self, batch: RowBatch) -> RowBatch:
         """The records with their times; without those that the user's function raised for."""

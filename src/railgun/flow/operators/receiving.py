@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -24,12 +23,13 @@ from railgun.core.sources.table import Table
 from railgun.flow.calls import Call
 from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
+from railgun.flow.operators.stateless import joined
 from railgun.flow.source import Pushed
 from railgun.wire import outside
 from railgun.wire.commands import Blob
 from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
-from railgun.wire.rows import RowBatch, Times, joined_times
+from railgun.wire.rows import RowBatch
 
 FORGET: Final = (
     10_000  # streams whose times are remembered, before those are looked for that are idle
@@ -127,8 +127,7 @@ class Receiving(Reading):
     def read(self, now: int, most: int = BATCH) -> int:
         """Apply what waits, a batch of each session in turn, until that is enough; how many messages it was."""
         self.now = now
-        together: list[list[Any]] = []
-        times: list[tuple[Times | int, int]] = []
+        together: list[RowBatch] = []
         rows = 0
         while self._queues and rows < most:
             session, queue = next(iter(self._queues.items()))
@@ -149,11 +148,9 @@ class Receiving(Reading):
                     self._queues[session] = queue  # behind the others
             self.records += len(batch)
             if len(batch):
-                together.append(batch.values)
-                times.append((batch.times, len(batch)))
+                together.append(batch)
         if together:
-            whole = together[0] if len(together) == 1 else list(chain.from_iterable(together))
-            self.emit(RowBatch(whole, joined_times(times)))
+            self.emit(together[0] if len(together) == 1 else joined(together))
         return rows
 
     def _refuse(self, session: int, error: SessionError) -> None:
@@ -281,6 +278,7 @@ class Receiving(Reading):
         return SessionError("BAD_PAYLOAD", text, stream, id_)
 
     def _keep_pace(self, stream: str, batch: RowBatch) -> None:
+        """Mark the late records of a batch of a stream, and note how far time has come in it."""
         pace = self._paces.get(stream)
         woke = pace is None or not self._is_awake(pace)
         if pace is None:
@@ -288,8 +286,7 @@ class Receiving(Reading):
                 self._paces = {s: p for s, p in self._paces.items() if self._is_awake(p)}
                 self._forget = max(FORGET, 2 * len(self._paces))
             pace = self._paces[stream] = Pace()
-        latest = batch.times if isinstance(batch.times, int) else int(batch.times.max())
-        pace.reached = max(pace.reached, latest - self.clock.lateness)
+        pace.reached = self.judge(batch, pace.reached)
         pace.heard = self.now
         if woke:
             self.woke = True

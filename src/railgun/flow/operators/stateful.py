@@ -17,8 +17,9 @@ The class-based one sees everything: each item with its key, time and port, time
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -169,7 +170,8 @@ class Context(Generic[K, S]):
         self.port = 0
         """Which of the streams that were united the item came from: 0, 1, …"""
         self.frontier = MIN
-        """How far time has come: nothing older is expected."""
+        """How far time has come: nothing older is expected. An item is late if its time is below; a late one sees the
+        frontier of its own part of the source when it was read."""
 
     def set_timer(self, at: int) -> None:
         """Call `on_timer` for this key when time has come to `at` (µs)."""
@@ -227,7 +229,7 @@ class StatefulSteps(Keyed):
         )  # fmt: skip
         context.port = batch.port
         frontier = context.frontier
-        floor = self.floors.get if self.floors else None
+        frontiers = self._frontiers(batch)
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
         apart = self._apart if self.sharing.watching else None
@@ -237,8 +239,8 @@ class StatefulSteps(Keyed):
                 try:
                     for key, value, time in rows:
                         context.key, context.time = key, time
-                        if floor is not None:
-                            context.frontier = max(frontier, floor(key, frontier))
+                        if frontiers is not None:
+                            context.frontier = next(frontiers)
                         state = get(key, _NONE_YET)
                         context.state = initial() if state is _NONE_YET else state
                         made = on_item(value, context)
@@ -260,6 +262,18 @@ class StatefulSteps(Keyed):
                 )
         context.frontier = frontier
         self.emit(spread(left, call.results))
+
+    def _frontiers(self, batch: RowBatch) -> Iterator[int] | None:
+        """Return the frontier for each row; None: they all see the same, the worker's.
+
+        A row that was late sees the one it was late by, and a key that came from elsewhere no older one than there.
+        """
+        frontier, floor = self.context.frontier, self.floors.get
+        late = None if batch.late is None else np.maximum(batch.late, frontier).tolist()
+        if not self.floors:
+            return None if late is None else iter(late)
+        floors = (floor(key, frontier) for key in batch.keys or ())
+        return map(max, floors, repeat(frontier) if late is None else late)
 
     def _apart(self, made: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a call, as copies if they share anything with the state that stays."""

@@ -13,7 +13,7 @@ from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import key_hash
 from railgun.flow.calls import Call
 from railgun.flow.operators.operator import Operator, Setting, round_of, rows_by_round, without
-from railgun.wire.rows import RowBatch, joined_times
+from railgun.wire.rows import RowBatch, joined_late, joined_times
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once
 
@@ -97,10 +97,14 @@ class MapBatches(Operator):
         if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
-            origin = None  # of all of them together, the last one
+            # All results stand for all records: they have the latest time, and come after the last record.
+            latest = 0 if isinstance(batch.times, int) else int(batch.times.argmax())
+            origin = late = None
             if batch.origin is not None:
                 origin = np.full(len(results), batch.origin[-1])
-            self.emit(RowBatch(results, _latest(batch), origin=origin))
+            if batch.late is not None:
+                late = np.full(len(results), batch.late[latest])
+            self.emit(RowBatch(results, _latest(batch), origin=origin, late=late))
 
 
 def _latest(batch: RowBatch) -> int:
@@ -207,7 +211,7 @@ class KeyBy(Operator):
         with Call(self.step, self.key):
             try:
                 batch = RowBatch.keyed(keys, values, left.times, self.port)
-                batch.origin = left.origin
+                batch.origin, batch.late = left.origin, left.late
             except BaseException as error:  # also what a `__stable_key__` may raise
                 pass_interrupt(error)
                 before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
@@ -232,10 +236,10 @@ class KeyBy(Operator):
             except BaseException as error:
                 self.raised(self.key, items, row, error)
         none = np.zeros(len(keys), dtype=np.uint64)
-        whole = RowBatch(values, left.times, keys, none, self.port, left.origin)
+        whole = RowBatch(values, left.times, keys, none, self.port, left.origin, left.late)
         part = whole.take(np.array(rows, dtype=np.intp))
         made = RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
-        made.origin = part.origin
+        made.origin, made.late = part.origin, part.late
         return made
 
 
@@ -245,19 +249,22 @@ def joined(batches: Sequence[RowBatch]) -> RowBatch:
     origins = [batch.origin for batch in batches if batch.origin is not None]
     origin = np.concatenate(origins) if len(origins) == len(batches) else None
     times = joined_times([(batch.times, len(batch)) for batch in batches])
-    return RowBatch(values, times, origin=origin)
+    late = joined_late([(batch.late, len(batch)) for batch in batches])
+    return RowBatch(values, times, origin=origin, late=late)
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
     """A batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
     values = list(chain.from_iterable(results))
-    if isinstance(batch.times, int) and batch.keys is None and batch.origin is None:
+    columns = batch.keys, batch.origin, batch.late
+    if isinstance(batch.times, int) and all(column is None for column in columns):
         return RowBatch(values, batch.times)
     rows = np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.intp))
     times = batch.times if isinstance(batch.times, int) else batch.times[rows]
     origin = None if batch.origin is None else batch.origin[rows]
+    late = None if batch.late is None else batch.late[rows]
     if batch.keys is None:
-        return RowBatch(values, times, origin=origin)
+        return RowBatch(values, times, origin=origin, late=late)
     keys = list(chain.from_iterable(map(repeat, batch.keys, counts)))
-    return RowBatch(values, times, keys, batch.hashes[rows], batch.port, origin)
+    return RowBatch(values, times, keys, batch.hashes[rows], batch.port, origin, late)
