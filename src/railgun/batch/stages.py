@@ -29,6 +29,7 @@ from railgun.batch.pieces import KEY, Released
 from railgun.batch.sorting import Sorter
 from railgun.core.errors import KeyTypeError, pass_interrupt
 from railgun.core.frontier import LAST, MIN
+from railgun.core.hashing import hash_keys
 from railgun.flow.calls import Call
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.keyed import Keyed
@@ -122,8 +123,8 @@ class BatchStage:
         sorter = self.around.sorters.get(target)
         if sorter is None:
             return
-        if batch.origin is not None:
-            paths = tuple(column[batch.origin] for column in self._paths)
+        if batch.origin is not None and batch.origin[0][0] >= 0:
+            paths = tuple(column[batch.origin[0]] for column in self._paths)
         elif self._moment is not None:
             row = self._moment
             paths = tuple(np.repeat(column[row : row + 1], len(batch)) for column in self._paths)
@@ -211,7 +212,6 @@ class KeyedStage(BatchStage):
         lateness = around.timing[stage.ports[0].name]
         self._timely: list[StatefulSteps] = [] if lateness is None else steps
         self._lateness = lateness or 0
-        self._singly = bool(self._timely) or _reunites(stage)
         self._reached: dict[Any, int] = {}  # the latest time of each key's records, if it counts
         for operator in self._timely:
             # A key's own records tell its time: those of other keys may be in another task.
@@ -236,25 +236,28 @@ class KeyedStage(BatchStage):
                 self._fire(records, rows)
             some = records.take(rows)
             port = some.ports if isinstance(some.ports, int) else int(some.ports[0])
-        hashes = _no_hashes(some)
-        batch = RowBatch(some.values, some.times, some.keys, hashes, port, rows, some.late)
+        # Nobody asks for the hashes of what is at its place, but for keys that meet again.
+        hashes = np.zeros(len(some), dtype=np.uint64)
+        if self.operators.unites:
+            hashes = hash_keys(some.keys)
+        batch = RowBatch(some.values, some.times, some.keys, hashes, port, (rows,), some.late)
         self.operators.heads[port].push(batch)
         self.flush()
 
     def _rounds(self, records: Released) -> Iterator[NDArray[np.intp] | None]:
         """The records so that those of one key come in order; each round is of one port (None: all there are).
 
-        Where timers may fire between two records of a key, or ways part and come together again, a round has one
-        record of a key at most; where records of several ports come together, those of a key until it changes its port.
+        Where timers may fire between two records of a key, a round has one record of a key at most; where records of
+        several ports come together, those of a key until it changes its port.
         """
         ports = records.ports
-        if not self._singly and isinstance(ports, int):
+        single = bool(self._timely)
+        if not single and isinstance(ports, int):
             yield None
             return
         places: dict[Any, tuple[int, int]] = {}  # key: its last round, and the port of it
         rounds: dict[tuple[int, int], list[int]] = {}
         each = [ports] * len(records) if isinstance(ports, int) else ports.tolist()
-        single = self._singly
         for row, (key, port) in enumerate(zip(records.keys, each, strict=True)):
             at, before = places.get(key, (-1, -1))
             if single or port != before:
@@ -280,11 +283,6 @@ class KeyedStage(BatchStage):
         self._moment = None
 
 
-def _no_hashes(records: Released) -> NDArray[np.uint64]:
-    """Nobody asks for the hashes of what is at its place."""
-    return np.zeros(len(records), dtype=np.uint64)
-
-
 def timing_of(plan: Plan, feeds: Mapping[str, Feed]) -> dict[str, int | None]:
     """For each port of a stage: the lateness allowed, if time goes by as records come there; None: if not."""
     found: dict[str, int | None] = {}
@@ -296,17 +294,6 @@ def timing_of(plan: Plan, feeds: Mapping[str, Feed]) -> dict[str, int | None]:
         lateness = max((clock.lateness for clock in clocks), default=0)
         found |= {port.name: lateness if timely else None for port in stage.ports}
     return found
-
-
-def _reunites(stage: Stage) -> bool:
-    """Whether records that came in by one port may go different ways in the stage, and meet again."""
-    reach: dict[str, set[str]] = {port.name: {port.name} for port in stage.ports}
-    for step in stage.steps:
-        ways = [reach[before.name] for before in step.inputs if before.name in reach]
-        if sum(map(len, ways)) > len(set().union(*ways)):
-            return True
-        reach[step.name] = set().union(*ways)
-    return False
 
 
 def _sources_of(plan: Plan, stage: Stage) -> list[Any]:
@@ -415,7 +402,7 @@ class SourceStage(BatchStage):
         return places
 
     def _process_items(self, items: list[Any], reached: int | None = None) -> int:
-        batch = RowBatch(items, self.around.now, origin=np.arange(len(items)))
+        batch = RowBatch(items, self.around.now, origin=(np.arange(len(items)),))
         batch = self.reading.timed(batch)
         self.reading.records += len(batch)
         if len(batch):

@@ -12,7 +12,7 @@ that items reach without being keyed anew. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,9 @@ from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Operator, Setting
 from railgun.flow.operators.reading import Reading
 from railgun.flow.operators.receiving import Receiving
-from railgun.flow.operators.stateless import Branch, KeyBy, Pass
+from railgun.flow.operators.stateful import StatefulSteps
+from railgun.flow.operators.stateless import Branch, KeyBy
+from railgun.flow.operators.ways import Meeting, Ways, mark_parting
 from railgun.flow.operators.writing import Writing
 from railgun.flow.sink import Place, Sink
 from railgun.flow.source import Pushed, Source
@@ -299,6 +301,8 @@ class Operators:
     writing: tuple[Writing, ...]
     outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
+    unites: bool = False
+    """Whether streams are united in the stage."""
 
 
 def build(
@@ -323,6 +327,7 @@ def build(
         return Setting(step.name, step.on_error, dead_letter, errors, there, upgrades)
 
     made: dict[str, Operator] = {}
+    ways = Ways()
     for port in stage.ports:
         if port.kind == "source":
             source, clock = port.options["source"], port.options["clock"]
@@ -332,7 +337,7 @@ def build(
             # Before it is united with others, a stream has one side, whatever port of the stage it comes in by.
             made[port.name] = Side(setting(port), 0)
     for step in stage.steps:
-        operator = _operator(step, setting(step), place, made)
+        operator = _operator(step, setting(step), place, made, ways)
         made[step.name] = operator
         if step.kind == "union" and step.keyed:
             for side, before in enumerate(step.inputs):
@@ -343,17 +348,31 @@ def build(
             for before in step.inputs:
                 if before.name in made:
                     made[before.name].outs.append(operator)
+    stateful = any(isinstance(operator, StatefulSteps) for operator in made.values())
+    for operator in made.values():
+        if isinstance(operator, Meeting):
+            operator.keeps_ports = stateful  # no other step asks for the port
     outlets = []
     for after in stage.after:
-        for at, port in enumerate(plan.stages[after].ports):
-            source = made.get(port.inputs[0].name)
-            if source is not None:
-                options: dict[str, Any] = port.options
-                onward = partial(deliver, after)
-                outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
-                source.outs.append(outlet)
-                outlets.append(outlet)
-    _mark_reunions(made.values())
+        ports = [
+            (at, port)
+            for at, port in enumerate(plan.stages[after].ports)
+            if port.inputs[0].name in made
+        ]
+        onward: Callable[[RowBatch], None] = partial(deliver, after)
+        meeting = Meeting(setting(ports[0][1]), ways, deliver=onward)
+        for at, port in ports:
+            options: dict[str, Any] = port.options
+            outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
+            made[port.inputs[0].name].outs.append(outlet)
+            outlets.append(outlet)
+            if len(ports) > 1:
+                outlet.outs, outlet.deliver = [meeting], meeting.push
+                ways.before.append(outlet.flush)
+                ways.release.append(outlet.flush)
+        if len(ports) > 1:
+            ways.release.append(meeting.release)
+    mark_parting([*made.values(), *outlets], ways)
     operators = list(made.values())
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
@@ -364,33 +383,17 @@ def build(
         tuple(operator for operator in operators if isinstance(operator, Writing)),
         tuple(outlets),
         errors,
+        any(isinstance(operator, Meeting) for operator in operators),
     )
 
 
-def _mark_reunions(operators: Iterable[Operator]) -> None:
-    """Let operators know whose ways part and meet again: they keep the order of a key's records."""
-    reach: dict[int, set[int]] = {}
-
-    def ways_from(operator: Operator) -> list[Operator]:
-        return [operator.yes, operator.no] if isinstance(operator, Branch) else operator.outs
-
-    def reached(operator: Operator) -> set[int]:
-        known = reach.get(id(operator))
-        if known is None:
-            known = {id(operator)}.union(*map(reached, ways_from(operator)))
-            reach[id(operator)] = known
-        return known
-
-    for operator in operators:
-        met: set[int] = set()
-        for way in ways_from(operator):
-            operator.reunites = operator.reunites or not met.isdisjoint(reached(way))
-            met |= reached(way)
-
-
-def _operator(step: Step, setting: Setting, place: Place, made: dict[str, Operator]) -> Operator:
+def _operator(
+    step: Step, setting: Setting, place: Place, made: dict[str, Operator], ways: Ways
+) -> Operator:
     if step.kind == "union":
-        return Pass(setting)
+        meeting = Meeting(setting, ways)
+        ways.release.append(meeting.release)
+        return meeting
     if step.kind == "way":
         branch = made[step.inputs[0].name]
         assert isinstance(branch, Branch)

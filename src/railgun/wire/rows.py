@@ -19,6 +19,7 @@ from railgun.core.hashing import Hashes, hash_keys
 from railgun.wire.columns import DecodingError, decode_column, encode_column
 
 Times = NDArray[np.int64]
+Origin = tuple[NDArray[np.intp], ...]
 
 _HEAD: Final = struct.Struct("<IHBI")  # rows, port, which columns follow, length of the keys
 _TIMES_DIFFER: Final = 1
@@ -30,7 +31,8 @@ _NO_HASHES: Final = np.empty(0, dtype=np.uint64)
 class RowBatch:
     """Records in columns. `times` is one number where all rows share it; `port` is the side they came in by.
 
-    `origin`, where somebody wants to know: which row of what went into the stage each record comes from.
+    `origin`, where somebody wants to know: which row each record comes from. The first column is of what went into the
+    stage (known in batch runs; else -1); for each place where ways part two follow (see `numbered`).
 
     `late`: for each row that was late, the frontier of its part of the source when it was read; `MIN` for the other
     rows; None if no row was late. What is made of a late record is late, too.
@@ -51,7 +53,7 @@ class RowBatch:
         keys: list[Any] | None = None,
         hashes: Hashes = _NO_HASHES,
         port: int = 0,
-        origin: NDArray[np.intp] | None = None,
+        origin: Origin | None = None,
         late: Times | None = None,
     ) -> None:
         self.values = values
@@ -84,7 +86,7 @@ class RowBatch:
             None if self.keys is None else pick(self.keys, index),
             self.hashes[rows] if self.keys is not None else _NO_HASHES,
             self.port,
-            None if self.origin is None else self.origin[rows],
+            None if self.origin is None else tuple(column[rows] for column in self.origin),
             None if self.late is None else self.late[rows],
         )
 
@@ -93,6 +95,14 @@ class RowBatch:
         return RowBatch(
             values, self.times, self.keys, self.hashes, self.port, self.origin, self.late
         )
+
+    def numbered(self, way: int = 0) -> RowBatch:
+        """Return the batch with two more columns of `origin`: the number of each row, and the way it goes."""
+        batch = self.with_values(self.values)
+        rows = len(self)
+        before = (np.full(rows, -1),) if self.origin is None else self.origin
+        batch.origin = (*before, np.arange(rows), np.full(rows, way))
+        return batch
 
     def each_time(self) -> Iterable[int]:
         """The time of each row."""
@@ -159,6 +169,32 @@ def joined_late(several: Sequence[tuple[Times | None, int]]) -> Times | None:
     if all(late is None for late, _ in several):
         return None
     return np.concatenate([np.full(rows, MIN) if late is None else late for late, rows in several])
+
+
+def joined(batches: Sequence[RowBatch]) -> RowBatch:
+    """Return several batches as one, in this order; `keys` and `origin` only if all of them have some."""
+    values = [value for batch in batches for value in batch.values]
+    times = joined_times([(batch.times, len(batch)) for batch in batches])
+    late = joined_late([(batch.late, len(batch)) for batch in batches])
+    origin = joined_origin([batch.origin for batch in batches])
+    if any(batch.keys is None for batch in batches):
+        return RowBatch(values, times, origin=origin, late=late)
+    keys = [key for batch in batches for key in batch.keys or ()]
+    hashes = np.concatenate([batch.hashes for batch in batches])
+    return RowBatch(values, times, keys, hashes, batches[0].port, origin, late)
+
+
+def joined_origin(several: Sequence[Origin | None]) -> Origin | None:
+    """Join the origins of batches one after the other; -1 stands for a column that one has and another has not."""
+    origins = [origin for origin in several if origin is not None]
+    if len(origins) < len(several):
+        return None
+    columns = max(map(len, origins))
+    filled = [
+        (*origin, *(np.full(len(origin[0]), -1) for _ in range(columns - len(origin))))
+        for origin in origins
+    ]
+    return tuple(np.concatenate(column) for column in zip(*filled, strict=True))
 
 
 def pick(values: Sequence[Any], rows: list[int]) -> list[Any]:

@@ -5,12 +5,9 @@ Operators of a stage call each other synchronously: when `push` returns, nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
@@ -20,6 +17,9 @@ from railgun.flow.telling import shorten as shorten
 from railgun.flow.telling import tell as tell
 from railgun.state.store import KeyStore
 from railgun.wire.rows import RowBatch
+
+if TYPE_CHECKING:
+    from railgun.flow.operators.ways import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Operator:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.outs: list[Operator] = []
-        self.reunites = False
-        """Whether ways part here that meet again in the stage."""
+        self.parting: Ways | None = None
+        """Set if ways part here that meet again in the stage."""
 
     @property
     def step(self) -> str:
@@ -75,9 +75,17 @@ class Operator:
         """Hand a batch to all that follow."""
         if not len(batch.values):
             return
-        for part in in_rounds(batch) if self.reunites else (batch,):
+        if self.parting is None:
             for out in self.outs:
-                out.push(part)
+                out.push(batch)
+            return
+        with self.parting.parting():
+            for way, out in enumerate(self.outs):
+                out.push(batch.numbered(way))
+
+    def ways_onwards(self) -> list[Operator]:
+        """Return the operators that batches go to from here."""
+        return self.outs
 
     # ------------------------------------------------------------ users' functions that raise
 
@@ -130,45 +138,6 @@ class Operator:
             ) from error
         setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
         setting.dead_letter(DeadLetter(setting.step, key, record, time, represent(error), told))
-
-
-def in_rounds(batch: RowBatch) -> Iterator[RowBatch]:
-    """Divide a batch of which all records go several ways that meet again, so that a part has a key at most once."""
-    rounds = None if batch.keys is None else round_of(batch)
-    if rounds is None or not rounds.any():
-        yield batch
-        return
-    yield from map(batch.take, rows_by_round(rounds))
-
-
-def rows_by_round(rounds: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return the rows of each part, as `round_of` numbers them, in order."""
-    order = np.argsort(rounds, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(rounds[order])) + 1)
-
-
-def round_of(batch: RowBatch, ways: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """Return in which part of a batch with keys each row is to be pushed, where ways part that meet again.
-
-    What is pushed goes all of one way, then all of the other. To keep the order of each key's records a part has, of
-    each key, one record; or, if each record goes one of two `ways`, the records until that changes. Keys with one hash
-    count as one.
-    """
-    # In a batch run hashes are not known, but records of one key come one by one: those of one origin are of one key.
-    keys = batch.hashes if batch.origin is None else batch.origin
-    order = np.argsort(keys, kind="stable")
-    sorted_keys = keys[order]
-    first = np.ones(len(order), dtype=bool)  # of a key
-    first[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    turns = ~first
-    if ways is not None:
-        turns[1:] &= ways[order][1:] != ways[order][:-1]
-    counted = np.cumsum(turns)
-    starts = np.flatnonzero(first)
-    since = np.repeat(counted[starts], np.diff(np.append(starts, len(order))))
-    rounds = np.empty(len(order), dtype=np.intp)
-    rounds[order] = counted - since
-    return rounds
 
 
 def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:

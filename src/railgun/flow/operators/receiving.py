@@ -23,13 +23,12 @@ from railgun.core.sources.table import Table
 from railgun.flow.calls import Call
 from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
-from railgun.flow.operators.stateless import joined
 from railgun.flow.source import Pushed
 from railgun.wire import outside
 from railgun.wire.commands import Blob
 from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
-from railgun.wire.rows import RowBatch
+from railgun.wire.rows import RowBatch, joined
 
 FORGET: Final = (
     10_000  # streams whose times are remembered, before those are looked for that are idle

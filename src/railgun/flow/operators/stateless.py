@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import key_hash
 from railgun.flow.calls import Call
-from railgun.flow.operators.operator import Operator, Setting, round_of, rows_by_round, without
-from railgun.wire.rows import RowBatch, joined_late, joined_times
+from railgun.flow.operators.operator import Operator, Setting, without
+from railgun.wire.rows import RowBatch, joined
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once
 
@@ -101,7 +101,7 @@ class MapBatches(Operator):
             latest = 0 if isinstance(batch.times, int) else int(batch.times.argmax())
             origin = late = None
             if batch.origin is not None:
-                origin = np.full(len(results), batch.origin[-1])
+                origin = tuple(np.full(len(results), column[-1]) for column in batch.origin)
             if batch.late is not None:
                 late = np.full(len(results), batch.late[latest])
             self.emit(RowBatch(results, _latest(batch), origin=origin, late=late))
@@ -132,11 +132,17 @@ class Branch(Filter):
         """Split the rows."""
         left, answers = self.asked(batch)
         said = np.array(answers, dtype=bool)
-        if not self.reunites or left.keys is None or not len(left):
+        if not len(left):
+            return
+        if self.parting is None:
             self._part(left, said)
             return
-        for rows in rows_by_round(round_of(left, said)):
-            self._part(left if len(rows) == len(left) else left.take(rows), said[rows])
+        with self.parting.parting():
+            self._part(left.numbered(), said)
+
+    def ways_onwards(self) -> list[Operator]:
+        """Return the two ways."""
+        return [self.yes, self.no]
 
     def _part(self, batch: RowBatch, said: NDArray[np.bool_]) -> None:
         for way, mask in ((self.yes, said), (self.no, ~said)):
@@ -243,16 +249,6 @@ class KeyBy(Operator):
         return made
 
 
-def joined(batches: Sequence[RowBatch]) -> RowBatch:
-    """The values and times of several batches as one."""
-    values = [value for batch in batches for value in batch.values]
-    origins = [batch.origin for batch in batches if batch.origin is not None]
-    origin = np.concatenate(origins) if len(origins) == len(batches) else None
-    times = joined_times([(batch.times, len(batch)) for batch in batches])
-    late = joined_late([(batch.late, len(batch)) for batch in batches])
-    return RowBatch(values, times, origin=origin, late=late)
-
-
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
     """A batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
@@ -262,7 +258,7 @@ def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
         return RowBatch(values, batch.times)
     rows = np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.intp))
     times = batch.times if isinstance(batch.times, int) else batch.times[rows]
-    origin = None if batch.origin is None else batch.origin[rows]
+    origin = None if batch.origin is None else tuple(column[rows] for column in batch.origin)
     late = None if batch.late is None else batch.late[rows]
     if batch.keys is None:
         return RowBatch(values, times, origin=origin, late=late)
