@@ -17,6 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from tests.batch.random_flows import draw, rows
 from tests.batch.test_batch_and_live import live, sinks, told
+from tests.flow.test_lateness import LATENESS, Judged, drawn, late_by_hand
+from tests.flow.test_lateness import expected as judged_by_hand
 
 import railgun
 from railgun import (
@@ -35,11 +37,15 @@ from railgun import (
 )  # fmt: skip
 from railgun.flow.flow import Stream
 from railgun.flow.plan import DEAD
+from railgun.spark import lateness
 from railgun.spark.session import SparkSession
 from railgun.testing.subprocesses import SubprocessLauncher
 
 pytestmark = pytest.mark.spark
-HERE = [sys.modules[__name__]]  # which workers cannot import
+HERE = [
+    sys.modules[__name__],
+    sys.modules["tests.flow.test_lateness"],
+]  # which workers cannot import
 run = partial(railgun.run, launcher=SubprocessLauncher(), http=False, by_value=HERE)
 run_batch = partial(railgun.run_batch, by_value=HERE)
 Order = dict[str, Any]
@@ -107,6 +113,39 @@ def test_records_come_in_the_order_of_a_column(spark: SparkSession) -> None:
         out = run_batch(flow, spark, {"rows": Input(df, order_by="when")}, partitions=3)["out"]
         assert out.where("value").count() == 0, column
     assert run_batch(flow, spark, {"rows": scrambled})["out"].where("value").count() > 0
+
+
+@pytest.mark.parametrize("order", ["number", "text", ["high", "number"]], ids=str)
+@pytest.mark.parametrize("way", ["columns", "items", "function"])
+def test_the_late_records_of_an_ordered_table_are_those_of_one_part(
+    spark: SparkSession, way: str, order: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lateness, "BUCKETS", 7)
+    records = [(0, number, key, time) for _, number, key, time in drawn(5, 400)]
+    df = spark.createDataFrame(records, "part long, number long, key long, time long")
+    columns = ["*", "lpad(number, 5, '0') as text", "number div 100 as high"]
+    df = df.selectExpr(*columns).repartition(5)
+
+    def as_record(row: Order) -> tuple[int, int, int, int]:
+        return row["part"], row["number"], row["key"], row["time"]
+
+    flow = Flow("late")
+    times: Callable[[Any], int] = itemgetter("time")
+    if way == "function":
+        times = lambda row: row["time"] + 0  # noqa: E731
+    rows_in: Stream[Any] = flow.source(
+        Items([]), name="rows", time=times, lateness=LATENESS / 1_000_000
+    )
+    if way == "items":
+        rows_in = rows_in.map(lambda row: row)
+    keyed = rows_in.key_by(itemgetter("key")).map(as_record)
+    told_of = keyed.stateful(Judged(), name="judged").map(repr)
+    told_of.sink(Collect(), name="out")
+    given = {"rows": Input(df, order_by=order)}
+    out = run_batch(flow, spark, given, schemas={"out": "value string"}, partitions=3)["out"]
+    assert len(late_by_hand(records)) > 30
+    found = sorted(row["value"] for row in out.collect())
+    assert found == sorted(map(repr, judged_by_hand(records)))
 
 
 def falls(before: int, row: Order) -> tuple[int, bool]:

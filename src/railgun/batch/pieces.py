@@ -61,9 +61,15 @@ class Piece:
         return b"".join((head, _LENGTH.pack(len(keys)), keys, encode_column(self.values)))
 
 
-def encode_table(table: pa.RecordBatch, paths: o.Paths, times: Times | int, port: int) -> bytes:
+def encode_table(
+    table: pa.RecordBatch,
+    paths: o.Paths,
+    times: Times | int,
+    port: int,
+    late: Times | None = None,
+) -> bytes:
     """A piece that is a table: its first column has the keys, the others have the values (see `as_items`)."""
-    head = _encode_head(_TABLE, port, table.num_rows, paths, times)
+    head = _encode_head(_TABLE, port, table.num_rows, paths, times, late)
     table = narrowed(table)
     return head + to_arrow(table)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from railgun.batch import order as o
 from railgun.batch.pieces import Piece, Released, encode_table
 from railgun.core.hashing import Hashes
-from railgun.wire.rows import RowBatch, Times, joined_times
+from railgun.wire.rows import RowBatch, Times, joined_late, joined_times
 
 PER_PIECE: Final = 512  # rows at least, so that a piece is worth its head
 FEWEST: Final = 32_768
@@ -37,6 +37,7 @@ class _Table:
     paths: o.Paths
     times: Times | int
     hashes: Hashes
+    late: Times | None
 
 
 class Sorter:
@@ -64,10 +65,16 @@ class Sorter:
         self.rows += len(piece)
 
     def add_table(
-        self, table: pa.RecordBatch, paths: o.Paths, times: Times | int, hashes: Hashes, port: int
+        self,
+        table: pa.RecordBatch,
+        paths: o.Paths,
+        times: Times | int,
+        hashes: Hashes,
+        port: int,
+        late: Times | None = None,
     ) -> None:
         """Records that are a table, keys first."""
-        self._tables.setdefault(port, []).append(_Table(table, paths, times, hashes))
+        self._tables.setdefault(port, []).append(_Table(table, paths, times, hashes, late))
         self.rows += table.num_rows
         self._size += table.nbytes
 
@@ -96,6 +103,7 @@ class Sorter:
         merged = pa.Table.from_batches([one.table for one in tables]).combine_chunks()
         whole = merged.to_batches()[0]
         times = joined_times([(one.times, one.table.num_rows) for one in tables])
+        late = joined_late([(one.late, one.table.num_rows) for one in tables])
         paths = o.joined([one.paths for one in tables])
         order, ends = self._split(paths, np.concatenate([one.hashes for one in tables]))
         whole = whole.take(pa.array(order))
@@ -104,7 +112,8 @@ class Sorter:
             some = order[start:end]
             own = tuple(column[some] for column in paths)
             when = times if isinstance(times, int) else times[some]
-            blob = encode_table(whole.slice(start, end - start), own, when, port)
+            late_ones = None if late is None else late[some]
+            blob = encode_table(whole.slice(start, end - start), own, when, port, late_ones)
             rows.append(Row(part, self.target, o.as_bytes(o.first(own)), blob))
         return rows
 

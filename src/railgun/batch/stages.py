@@ -45,6 +45,8 @@ from railgun.state.disk import Disk
 from railgun.wire.rows import RowBatch, Times
 
 PAUSE: Final = 0.005
+BOUND: Final = "__railgun_bound"
+"""The column that says how far time had come before a row of an ordered table, if that is known."""
 Reached = dict[str, int]
 """How far time has come in each source, by its name; sources without records are not in it."""
 _ROW_BITS: Final = 33  # of a place in an input; what is above them is the partition,
@@ -351,6 +353,10 @@ class SourceStage(BatchStage):
         rows = table.num_rows
         if not rows:
             return
+        bounds = None
+        if BOUND in table.schema.names:
+            bounds = table.column(BOUND).to_numpy(zero_copy_only=False)
+            table = table.drop_columns([BOUND])
         places = self._places(rows)
         first = np.zeros(rows, dtype=np.int64)
         if self.feed.order is not None:
@@ -358,11 +364,11 @@ class SourceStage(BatchStage):
             if values is not None:
                 first = np.minimum(values, o.MOST)
         self._paths = (first, places)
-        if self._direct is None or not self._process_table(table, self._direct):
+        if self._direct is None or not self._process_table(table, self._direct, bounds):
             items = as_items(table.schema.names, table.columns, table.num_rows)
             if self.feed.item is not None:
                 items = self._made_items(items, self.feed.item)
-            self._process_items(items)
+            self._process_items(items, bounds=bounds)
         self.flush()
 
     def read(self, part: Any) -> Iterator[None]:
@@ -401,7 +407,9 @@ class SourceStage(BatchStage):
         self._row += rows
         return places
 
-    def _process_items(self, items: list[Any], reached: int | None = None) -> int:
+    def _process_items(
+        self, items: list[Any], reached: int | None = None, bounds: Times | None = None
+    ) -> int:
         batch = RowBatch(items, self.around.now, origin=(np.arange(len(items)),))
         batch = self.reading.timed(batch)
         self.reading.records += len(batch)
@@ -409,6 +417,8 @@ class SourceStage(BatchStage):
             self._note(batch.times)
             if reached is not None and self.reading.clock.time is not None:
                 reached = self.reading.judge(batch, reached)
+            if bounds is not None and batch.origin is not None:
+                batch.late = _late(batch.times, bounds[batch.origin[0]])
             self.reading.emit(batch)
         return MIN if reached is None else reached
 
@@ -431,7 +441,9 @@ class SourceStage(BatchStage):
         latest = times if isinstance(times, int) else int(times.max())
         self._latest = max(self._latest, latest - self.reading.clock.lateness)
 
-    def _process_table(self, table: pa.RecordBatch, outlets: Sequence[KeyBy]) -> bool:
+    def _process_table(
+        self, table: pa.RecordBatch, outlets: Sequence[KeyBy], bounds: Times | None
+    ) -> bool:
         """Key whole columns; False if it has to be done item by item."""
         if table.schema.names == [VALUE]:
             return False  # an item that is no dictionary of columns
@@ -459,11 +471,19 @@ class SourceStage(BatchStage):
             keyed.append((outlet, whole, hashes))
         self._note(times)
         self.reading.records += table.num_rows
+        late = None if bounds is None else _late(times, bounds)
         for outlet, whole, hashes in keyed:
-            self._send(outlet, whole, times, hashes)
+            self._send(outlet, whole, times, hashes, late)
         return True
 
-    def _send(self, outlet: KeyBy, table: pa.RecordBatch, times: Times | int, hashes: Any) -> None:
+    def _send(
+        self,
+        outlet: KeyBy,
+        table: pa.RecordBatch,
+        times: Times | int,
+        hashes: Any,
+        late: Times | None,
+    ) -> None:
         target = self.around.plan.stage_of[outlet.step]
         sorter = self.around.sorters.get(target)
         if sorter is None:
@@ -472,4 +492,10 @@ class SourceStage(BatchStage):
         if len(self.reading.outs) > 1:  # one row may go several ways to one place
             paths = o.onwards(paths, self.stage.index, self._made)
             self._made += table.num_rows
-        sorter.add_table(table, paths, times, hashes, outlet.port)
+        sorter.add_table(table, paths, times, hashes, outlet.port, late)
+
+
+def _late(times: Times | int, bounds: Times) -> Times | None:
+    """Return the bounds of the rows that are older than theirs, and `MIN` for the others; None if there are none."""
+    late = times < bounds
+    return np.where(late, bounds, MIN) if late.any() else None

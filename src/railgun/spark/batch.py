@@ -54,6 +54,7 @@ from railgun.spark.inputs import (
     partition,
     partitions_for,
 )
+from railgun.spark.lateness import is_judged, with_bounds
 
 SAMPLE: Final = 1_000  # rows of each input that tell what columns a sink has, if nobody says
 WIRE: Final = "part int, target int, first binary, blob binary"
@@ -300,6 +301,10 @@ class Prepared:
     def _begun(self, source: str, batch: Batch) -> DataFrame:
         """What the tasks of a source get: rows, or the numbers of its parts, a task each."""
         if source not in batch.own:
+            clock = self.flow.steps[source].options["clock"]
+            if self.plan.timed and is_judged(batch.feeds[source], clock):
+                judged = partial(with_bounds, batch=batch, source=source)
+                return in_order(self.inputs[source], judged)
             return in_order(self.inputs[source])
         parts = len(batch.own[source])
         return self.spark.range(0, parts, 1, max(1, parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,6 +26,9 @@ OWN: Final = "source"
 _UNKNOWN: Final = 1 << 60  # what Spark says of the size of what it has not counted
 _ROW: Final = "__railgun_row"
 _SAME_ITEMS: Final = ("filter", "inspect", "branch", "way", "union")
+
+
+Judged: TypeAlias = Callable[[DataFrame, Sequence[Any], Any], DataFrame]
 
 
 class Done:
@@ -178,8 +181,11 @@ def bounded(name: str, source: Source[Any]) -> Source[Any]:
         ) from error
 
 
-def in_order(given: Input) -> DataFrame:
-    """The rows in order: within partitions if the places tell the rest, else over all of them."""
+def in_order(given: Input, judged: Judged = lambda rows, by, first: rows) -> DataFrame:
+    """The rows in order: within partitions if the places tell the rest, else over all of them.
+
+    `judged(rows, by, first)` may add to the rows, which are ordered `by` these columns; the user named the `first`.
+    """
     if not given.order:
         return given.frame
     rows = given.frame.withColumn(_ROW, F.monotonically_increasing_id())
@@ -189,6 +195,7 @@ def in_order(given: Input) -> DataFrame:
         .type
     )
     by = [*map(named, given.order), F.col(_ROW)]
+    rows = judged(rows, by, by[0])
     if len(given.order) == 1 and as_order(pa.array([], kind)) is not None:
         return rows.sortWithinPartitions(*by).drop(_ROW)
     return rows.sort(*by).drop(_ROW)
