@@ -144,10 +144,24 @@ def test_what_is_certain_to_fail_again_fails_at_once(what: str, tmp_path: Path) 
 # ---------------------------------------------------------------- snapshots of another flow
 
 
+class Wheels(Source[int]):
+    """Parts that come and go: each turns for itself."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+
+    def partitions(self) -> Sequence[int]:
+        """The parts there are now."""
+        return range(self.parts)
+
+    def open(self, partition: Any, position: Any) -> Reader[int]:
+        """Turn a part."""
+        return Generate(lambda index, chance: index % 7, rate=500).open(0, position)
+
+
 def keyed(key: Any, parts: int) -> Flow:
     flow = Flow("changed")
-    source = Generate(lambda index, chance: index % 7, rate=500, partitions=parts)
-    flow.source(source, name="numbers").key_by(key, name="keys").reduce(
+    flow.source(Wheels(parts), name="numbers").key_by(key, name="keys").reduce(
         lambda a, b: a + b, name="total"
     ).sink(Collect(), name="out")
     return flow
@@ -175,3 +189,5 @@ def test_keys_of_another_type_and_parts_that_are_gone_are_told_by_name(tmp_path:
         "source 'numbers': the snapshot has positions in parts that the source does not have"
         in told
     )
+    gone = [text.partition(" now: ")[2] for text in told.split("\n") if "'numbers'" in text]
+    assert gone == ["2"], "told once"

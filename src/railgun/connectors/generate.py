@@ -68,6 +68,11 @@ class Generate(Source[T]):
         """Numbers of parts."""
         return range(self.parts)
 
+    def layout(self) -> dict[str, int]:
+        """Return how items are dealt out to parts, which seed makes them, and how many: an ended part stays ended."""
+        endless = {"partitions": int(self.parts), "seed": int(self.seed)}
+        return endless if self.count is None else {**endless, "count": int(self.count)}
+
     def as_of_now(self) -> Source[T]:
         """All there will be, whenever that would have been; if it has no end, this has none either."""
         if self.count is None:

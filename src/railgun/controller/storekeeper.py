@@ -11,6 +11,7 @@ before is kept, whatever comes after it, until the next such choice.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,10 @@ from railgun.core import orders as o
 from railgun.core.errors import pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
+from railgun.flow.errors import FlowError
 from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
+from railgun.flow.step import Step
 from railgun.snapshots.choices import ALLOW_OLDER, BEGIN, DROP, FRESH, RENAME
 from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError, UndecidedError
@@ -476,8 +479,25 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
         for step in (*stage.ports, *stage.steps):
             if step.kind in KINDS:
                 version = 1 + len(step.options.get("upgrades", ()))
-                found[step.name] = StepInfo(step.name, step.kind, version)
+                found[step.name] = StepInfo(step.name, step.kind, version, _layout(step))
     return tuple(found.values())
+
+
+def _layout(step: Step) -> dict[str, Any] | None:
+    """Return the layout of a source as it reads after it was saved; None for other steps."""
+    if step.kind != "source":
+        return None
+    layout = step.options["source"].layout()
+    if layout is None:
+        return None
+    try:
+        saved: dict[str, Any] = json.loads(json.dumps(dict(layout), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FlowError(
+            f"{step.where}: the layout of source {step.name!r} is a dict of text, numbers, lists and dicts, as JSON "
+            f"has them, not {layout!r:.200}: {error}"
+        ) from error
+    return saved
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")
