@@ -27,6 +27,7 @@ from railgun.flow.errors import would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
+from railgun.wire.columns import encode_column
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.worker import loading
 from railgun.worker.runtime import Outside, Runtime
@@ -114,7 +115,9 @@ class Process:
         outside = Outside(
             send=partial(world.send, self.worker, start.generation),
             report=lambda stage, told: self.tell(o.Report(start.generation, stage, told)),  # type: ignore[arg-type]
-            to_driver=lambda *items: self.tell(control.Items(start.generation, *items)),
+            to_driver=lambda stage, step, items: self.tell(
+                control.Items(start.generation, stage, step, encode_column(list(items)), len(items))
+            ),
             clock=lambda: world.now,
             tell=self.tell,
             mark=lambda *mark: self.tell(control.Mark(start.generation, *mark)),
