@@ -47,6 +47,16 @@ class UserCodeError(StepError):
         return f"step {self.step!r}: {self.function} raised\n{self.cause.rstrip()}"
 
 
+class NotAResultError(StepError):
+    """A function returned a coroutine or a generator, which is no result; `record` says which, `cause` what to do."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a {self.record}, which is no result, as nobody runs it: "
+            f"{self.cause}"
+        )
+
+
 class UnpicklableStateError(StepError):
     """The state of a key is of a type that pickle refuses: it could be neither moved nor saved."""
 
@@ -64,8 +74,8 @@ class UnloadableStateError(StepError):
     def __str__(self) -> str:
         return (
             f"step {self.step!r}: the state of key {self.key} is of type {self.record}, which can be pickled, but "
-            f"cannot be unpickled: {self.cause}. State moves between workers and is saved and loaded, so its class says "
-            "by __reduce__ or __getstate__ how it is made again; an exception with arguments of its own has to."
+            f"cannot be unpickled: {self.cause}. State moves between workers and is saved and loaded, so its class "
+            "says by __reduce__ or __getstate__ how it is made again; an exception with arguments of its own has to."
         )
 
 

@@ -295,9 +295,7 @@ class TableWriter:
         self._check_loads(keys, values)
         return pickles
 
-    def _pickle_with_classes(
-        self, keys: list[Any], values: list[Any], pickles: list[Any]
-    ) -> None:
+    def _pickle_with_classes(self, keys: list[Any], values: list[Any], pickles: list[Any]) -> None:
         pickles.clear()
         try:
             pickles.extend(map(dumps, values))

@@ -44,9 +44,7 @@ def may_unpickle_later(error: BaseException) -> bool:
     return isinstance(error, MemoryError | OSError)
 
 
-def find_unloadable(
-    values: Sequence[Any], tried: set[type]
-) -> tuple[int, BaseException] | None:
+def find_unloadable(values: Sequence[Any], tried: set[type]) -> tuple[int, BaseException] | None:
     """Pickle and unpickle one value of each type that is not in `tried`, and add the types to it.
 
     Returns the position of a value that cannot be unpickled and what it raised, or None. So values that could be saved

@@ -27,6 +27,7 @@ from railgun.flow.errors import (
     UnpicklableStateError,
     UpgradeError,
 )
+from railgun.flow.functions import UNFINISHED, check_result
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
 from railgun.flow.operators.sharing import Sharing, shares
@@ -118,6 +119,8 @@ class Leaving:
 class Keyed(Operator):
     """An operator with one state for each key."""
 
+    not_results = UNFINISHED
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.store = setting.store(setting.step) if setting.store else MemoryStore()
@@ -153,6 +156,8 @@ class Keyed(Operator):
         last: Any,
     ) -> None:
         """Look for results of a batch that share objects with states; `state` and `last` are of its last call."""
+        for result in state, last:
+            check_result(self.step, function, result, self.not_results)
         sharing = self.sharing
         if sharing.strict:
             sharing.compare(self.step, function, keys, results)

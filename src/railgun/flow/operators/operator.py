@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
 from railgun.flow.errors import StepError
+from railgun.flow.functions import ASYNCHRONOUS, check_result
 from railgun.flow.telling import name_of as name_of
 from railgun.flow.telling import shorten as shorten
 from railgun.flow.telling import tell as tell
@@ -55,6 +56,9 @@ class Setting:
 
 class Operator:
     """A step at work on one worker."""
+
+    not_results: frozenset[type] = ASYNCHRONOUS
+    """Types of objects that are no results of the step's function."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -106,6 +110,9 @@ class Operator:
                     raise StopIteration("raised by the function itself")
                 except BaseException as error:
                     call.raised(error)
+        if results:
+            for result in results[0], results[-1]:
+                check_result(self.step, user or function, result, self.not_results)
         return results, call.failed_rows
 
     def raised(
