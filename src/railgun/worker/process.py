@@ -45,7 +45,7 @@ from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
 from railgun.worker.looking import look
-from railgun.worker.pulse import Pulse
+from railgun.worker.pulse import UNPICKLE_FLOW, Pulse
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.saver import Then, Work
 from railgun.worker.spec import WorkerSpec
@@ -692,7 +692,7 @@ class FlowLoadError(RailgunError):
 
 def _load(plan: bytes) -> Plan:
     try:
-        with Call("", "unpickle"):  # imports modules of users
+        with Call("", UNPICKLE_FLOW):  # imports modules of users
             loaded = pickle.loads(plan)
         adopt_classes()
     except ModuleNotFoundError as error:
