@@ -51,7 +51,9 @@ REMEMBERED: Final = 200  # events
 SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is told of
 SLOTS_EVERY_S: Final = 1.0  # between two looks at whether workers wait for slots
 HUNG: Final = "frozen, or in a function that does not return"
-HUNG_LOADING: Final = "frozen, or loading the flow, which imports its modules, does not come to an end"
+HUNG_LOADING: Final = (
+    "frozen, or loading the flow, which imports its modules, does not come to an end"
+)
 R = TypeVar("R")
 
 

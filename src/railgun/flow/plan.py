@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.flow.errors import FlowError
+from railgun.flow.operators.consumers import Consumers
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Operator, Setting
 from railgun.flow.operators.reading import Reading
@@ -299,6 +300,10 @@ class Operators:
     writing: tuple[Writing, ...]
     outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
+    consumers: tuple[Consumers, ...]
+    """Where several steps take from one stream."""
+    warnings: list[str]
+    """What people are to be told, and have not been."""
 
 
 def build(
@@ -355,6 +360,10 @@ def build(
                 outlets.append(outlet)
     _mark_reunions(made.values())
     operators = list(made.values())
+    warnings: list[str] = []
+    for operator in operators:
+        if len(operator.outs) > 1:
+            operator.consumers = Consumers(operator.step, operator.outs, warnings.append)
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
     return Operators(
@@ -364,6 +373,8 @@ def build(
         tuple(operator for operator in operators if isinstance(operator, Writing)),
         tuple(outlets),
         errors,
+        tuple(op.consumers for op in operators if op.consumers is not None),
+        warnings,
     )
 
 

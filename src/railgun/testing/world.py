@@ -127,8 +127,7 @@ class Process:
             *(world.plan, self.worker, start.generation, start.placement, start.members),
             *(start.epochs, outside, world.now, world.store),
         )
-        for operator in runtime.keyed():
-            operator.sharing.strict = world.strict
+        runtime.be_strict(world.strict)
         load = self.load if start.snapshot is not None else None
         if start.recover and world.store is not None:
             runtime.saver.recover(list(load.tokens) if load is not None else [])

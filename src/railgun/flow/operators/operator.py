@@ -16,6 +16,7 @@ from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
 from railgun.flow.errors import StepError
 from railgun.flow.functions import ASYNCHRONOUS, check_result
+from railgun.flow.operators.consumers import Consumers
 from railgun.flow.telling import name_of as name_of
 from railgun.flow.telling import shorten as shorten
 from railgun.flow.telling import tell as tell
@@ -63,6 +64,8 @@ class Operator:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.outs: list[Operator] = []
+        self.consumers: Consumers | None = None
+        """Hands batches to `outs` if there are several."""
         self.reunites = False
         """Whether ways part here that meet again in the stage."""
 
@@ -80,6 +83,9 @@ class Operator:
         if not len(batch.values):
             return
         for part in in_rounds(batch) if self.reunites else (batch,):
+            if self.consumers is not None:
+                self.consumers.push(part)
+                continue
             for out in self.outs:
                 out.push(part)
 

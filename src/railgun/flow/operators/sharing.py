@@ -55,6 +55,32 @@ class SharedStateError(StepError):
         )
 
 
+class Watched:
+    """A value, and what it was when it began to be watched."""
+
+    __slots__ = ("_data", "value")
+
+    def __init__(self, value: Any, data: bytes) -> None:
+        self.value = value
+        self._data = data
+
+    @staticmethod
+    def of(value: Any) -> Watched | None:
+        """Watch a value; None if it cannot change, or cannot be pickled, so that nobody can tell."""
+        if type(value) in _ATOMS:
+            return None
+        data = _bytes(value)
+        return None if data is None else Watched(value, data)
+
+    def has_changed(self) -> bool:
+        """Whether the value is not what it was."""
+        return _bytes(self.value) != self._data and not _equal(self.before(), self.value)
+
+    def before(self) -> Any:
+        """Return the value as it was."""
+        return pickle.loads(self._data)
+
+
 class Sharing:
     """Keeps the results of one step apart from its states."""
 
@@ -64,7 +90,7 @@ class Sharing:
         self.left = CHECKED
         self.copying = False
         self.strict = False
-        self._seen: deque[tuple[Any, bytes]] = deque(maxlen=CHECKED)  # results, and as they were
+        self._seen: deque[Watched] = deque(maxlen=CHECKED)  # results
         self._keys: dict[int, Any] = {}  # of results that were seen, by their identity
 
     @property
@@ -108,10 +134,9 @@ class Sharing:
 
     def note(self, result: Any) -> None:
         """Remember what a result is when it is returned."""
-        if type(result) not in _ATOMS:
-            data = _bytes(result)
-            if data is not None:
-                self._seen.append((result, data))
+        watched = Watched.of(result)
+        if watched is not None:
+            self._seen.append(watched)
 
     def compare(
         self, step: str, function: Callable[..., Any], keys: Iterable[Any], results: Iterable[Any]
@@ -119,12 +144,13 @@ class Sharing:
         """Raise `SharedStateError` if a result that was noted changed; these are the last ones, and their keys."""
         if not self._seen:
             return
-        seen = {id(result) for result, _ in self._seen}
+        seen = {id(watched.value) for watched in self._seen}
         self._keys = {number: key for number, key in self._keys.items() if number in seen}
         self._keys.update(zip(map(id, results), keys, strict=True))
-        for result, data in self._seen:
-            if _bytes(result) != data and not _equal(pickle.loads(data), result):
-                was = f"It was {shorten(pickle.loads(data))}. "
+        for watched in self._seen:
+            if watched.has_changed():
+                was = f"It was {shorten(watched.before())}. "
+                result = watched.value
                 told = shorten(self._keys.get(id(result))), shorten(result), was
                 raise SharedStateError(step, name_of(function), *told)
 
