@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from railgun.core.errors import pass_interrupt
 from railgun.flow.errors import StepError
-from railgun.flow.operators.sharing import Watched, copied
+from railgun.flow.operators.sharing import Watched, own_copy
 from railgun.flow.telling import shorten
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Consumers:
 
     def _push_copies(self, batch: RowBatch, watched: int = 0) -> None:
         """Give each consumer items of its own, the last one those that were emitted."""
-        mine = [batch.with_values([_own(item) for item in batch.values]) for _ in self.outs[1:]]
+        mine = [batch.with_values([own_copy(item) for item in batch.values]) for _ in self.outs[1:]]
         mine.append(batch)
         for own, watch in zip(mine, self._watched, strict=True):
             watch.extend(filter(None, map(Watched.of, own.values[:watched])))
@@ -121,12 +120,3 @@ class Consumers:
             "items in place, which the others get, too. What they have seen up to now may be wrong; from now on they "
             "have copies. Change a copy instead: copy.deepcopy(item)"
         )
-
-
-def _own(item: Any) -> Any:
-    """Return a copy of an item, or the item itself if it cannot be copied."""
-    try:
-        return copied(item)
-    except BaseException as error:
-        pass_interrupt(error)
-        return item

@@ -30,7 +30,7 @@ from railgun.flow.errors import (
 from railgun.flow.functions import UNFINISHED, check_result
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
-from railgun.flow.operators.sharing import Sharing, shares
+from railgun.flow.operators.sharing import Sharing, own_copy, shares
 from railgun.flow.operators.timers import Timers
 from railgun.state.store import MemoryStore, blocks
 from railgun.wire.columns import (
@@ -161,7 +161,10 @@ class Keyed(Operator):
         sharing = self.sharing
         if sharing.strict:
             sharing.compare(self.step, function, keys, results)
-        elif not sharing.watching and shares(state, last):
+            results[:] = map(own_copy, results)
+        elif sharing.watching:
+            sharing.put_back(results)
+        elif shares(state, last):
             sharing.found_late(self.step, function, keys, results)
 
     # ------------------------------------------------------------ snapshots

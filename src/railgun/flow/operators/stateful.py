@@ -25,6 +25,7 @@ import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.calls import RecordCalls, TimerCalls
+from railgun.flow.functions import ASYNCHRONOUS
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.sharing import copied
@@ -209,6 +210,8 @@ class Stateful(ABC, Generic[K, T, S, R]):
 class StatefulSteps(Keyed):
     """Runs a `Stateful`."""
 
+    not_results = ASYNCHRONOUS
+
     def __init__(self, setting: Setting, logic: Stateful[Any, Any, Any, Any]) -> None:
         super().__init__(setting)
         self.logic = logic
@@ -230,9 +233,9 @@ class StatefulSteps(Keyed):
         floor = self.floors.get if self.floors else None
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        apart = self._apart if self.sharing.watching else None
+        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
         with RecordCalls(self, on_item, batch) as call:
-            append = self.taking(call.results)
+            append = call.results.append
             while not call.over:
                 try:
                     for key, value, time in rows:
@@ -243,9 +246,10 @@ class StatefulSteps(Keyed):
                         context.state = initial() if state is _NONE_YET else state
                         made = on_item(value, context)
                         # A list is copied: it may be one that changes with the next item, the state for example.
-                        made = () if made is None else made if type(made) is tuple else list(made)
-                        if apart is not None:
-                            made = apart(made)
+                        if made is None:
+                            made = ()
+                        elif type(made) is not tuple or listed is not list:
+                            made = listed(made)
                         self._keep(key)
                         append(made)
                 except BaseException as error:
@@ -253,20 +257,29 @@ class StatefulSteps(Keyed):
                     if context.key not in states:
                         self.timers.forget(context.key)  # as if the key had not been seen
             left = kept(batch, call.failed_rows)
-            if call.results:
-                last = get(_keys(left)[-1])
+            emitted = spread(left, call.results)
+            if len(emitted):
+                last = get(_keys(emitted)[-1])
                 self.check_results(
-                    on_item, _keys(left), call.results, last, tuple(call.results[-1])
+                    on_item, _keys(emitted), emitted.values, last, emitted.values[-1]
                 )
         context.frontier = frontier
-        self.emit(spread(left, call.results))
+        self.emit(emitted)
 
-    def _apart(self, made: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a call, as copies if they share anything with the state that stays."""
-        if not made or self.context.state is FORGET:
-            return made
-        kept_apart: Sequence[Any] = self.sharing.apart(self.context.state, tuple(made))
-        return kept_apart
+    def _each_apart(self, made: Iterable[Any]) -> list[Any]:
+        """Return the results of a call, one by one as they are made, as copies if they share anything with the state.
+
+        What is emitted with a state that is forgotten is nobody else's.
+        """
+        results: list[Any] = []
+        sharing, context = self.sharing, self.context
+        for result in made:
+            if sharing.strict:
+                sharing.note(result)
+            elif context.state is not FORGET:
+                result = sharing.apart(context.state, result)
+            results.append(result)
+        return results
 
     def _keep(self, key: Any) -> None:
         state = self.context.state
@@ -363,6 +376,7 @@ class StatefulSteps(Keyed):
         soon: Callable[[], list[Any]] | None,
     ) -> None:
         context, states, frontier = self.context, self.states, self.context.frontier
+        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
         fetched: set[Any] = set()
         keys: list[Any] = []
         values: list[Any] = []
@@ -378,9 +392,7 @@ class StatefulSteps(Keyed):
             context.key, context.time, context.state, context.port = key, at, state, 0
             context.frontier = max(frontier, at, self.floors.get(key, MIN))
             try:
-                made = list(function(context) or ())
-                if self.sharing.watching:
-                    made = list(self._apart(made))
+                made = listed(function(context) or ())
             except BaseException as error:
                 self.raised_for(function, key, None, at, error)
                 continue
@@ -391,10 +403,16 @@ class StatefulSteps(Keyed):
             values += made
             times += [at] * len(made)
             if len(values) >= _MOST:
-                self.emit(_timed(keys, values, times))
+                self._emit_timed(function, keys, values, times)
                 keys, values, times = [], [], []
         if values:
-            self.emit(_timed(keys, values, times))
+            self._emit_timed(function, keys, values, times)
+
+    def _emit_timed(
+        self, function: Callable[..., Any], keys: list[Any], values: list[Any], times: list[int]
+    ) -> None:
+        self.check_results(function, keys, values, self.states.get(keys[-1]), values[-1])
+        self.emit(_timed(keys, values, times))
 
 
 def _keys(batch: RowBatch) -> Sequence[Any]:
