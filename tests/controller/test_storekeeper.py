@@ -15,7 +15,7 @@ from tests.controller.tallies import tallies
 
 from railgun import Collect, Flow, FlowError, Generate, Items, Reader, Source
 from railgun.controller import storekeeper
-from railgun.controller.storekeeper import GENERATIONS, Snapshots, Storekeeper
+from railgun.controller.storekeeper import GENERATIONS, ChoiceError, Snapshots, Storekeeper
 from railgun.core import orders as o
 from railgun.snapshots.disk import disk_error
 from railgun.snapshots.errors import DoesNotFitError
@@ -148,3 +148,35 @@ class Odd(Source[int]):
 def test_a_layout_that_is_not_json_is_refused_where_the_flow_is_written(tmp_path: Path) -> None:
     with pytest.raises(FlowError, match=r"test_storekeeper.py:\d+: .*layout of source 'in'"):
         begin(Odd(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"rename": "a=b"}, r"rename=\{'old': 'new'\}.*'a=b'"),
+        ({"rename": ["a", "b"]}, "rename="),
+        ({"rename": {"a": 1}}, "rename="),
+        ({"drop": "total"}, r"drop=\{'step'\}.*'total'"),
+        ({"drop": 7}, "drop="),
+        ({"drop": {7}}, "drop="),
+        ({"begin": 1.5}, "begin="),
+        ({"begin": True}, "begin="),
+        ({"every": "10"}, "seconds"),
+        ({"url": 7}, "directory"),
+    ],
+    ids=str,
+)
+def test_choices_of_the_wrong_type_say_what_is_expected(
+    chosen: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    flow = numbers(Items(range(3)))
+    with pytest.raises(ChoiceError, match=told):
+        Storekeeper(flow.plan(), Snapshots(**{"url": str(tmp_path), **chosen}), "numbers")
+
+
+def test_names_to_drop_may_be_a_list_and_a_directory_a_path(tmp_path: Path) -> None:
+    committed(Items(range(3)), tmp_path)
+    dropped: Any = ["in"]
+    begin(Items(range(4)), tmp_path, drop=dropped)
+    where: Any = tmp_path
+    Storekeeper(numbers(Items(range(3))).plan(), Snapshots(where, begin=where), "numbers").close()

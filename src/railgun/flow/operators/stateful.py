@@ -77,6 +77,7 @@ class StatefulMap(Keyed):
         get = states.get
         rows = zip(batch.keys, batch.values, strict=True)
         called = self._call_apart if self.sharing.watching else function
+        state: Any = None
         with RecordCalls(self, function, batch) as call:
             append = self.taking(call.results)
             while not call.over:
@@ -92,7 +93,7 @@ class StatefulMap(Keyed):
                             states[key] = state
                         append(result)
                 except BaseException as error:
-                    call.raised(error)
+                    call.raised(error, initial if state is _NONE_YET else None)
             left = kept(batch, call.failed_rows)
             if call.results:
                 last = get(_keys(left)[-1])
@@ -234,6 +235,7 @@ class StatefulSteps(Keyed):
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
         listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
+        state: Any = None
         with RecordCalls(self, on_item, batch) as call:
             append = call.results.append
             while not call.over:
@@ -243,7 +245,9 @@ class StatefulSteps(Keyed):
                         if floor is not None:
                             context.frontier = max(frontier, floor(key, frontier))
                         state = get(key, _NONE_YET)
-                        context.state = initial() if state is _NONE_YET else state
+                        if state is _NONE_YET:
+                            state = initial()
+                        context.state = state
                         made = on_item(value, context)
                         # A list is copied: it may be one that changes with the next item, the state for example.
                         if made is None:
@@ -253,7 +257,7 @@ class StatefulSteps(Keyed):
                         self._keep(key)
                         append(made)
                 except BaseException as error:
-                    call.raised(error)
+                    call.raised(error, initial if state is _NONE_YET else None)
                     if context.key not in states:
                         self.timers.forget(context.key)  # as if the key had not been seen
             left = kept(batch, call.failed_rows)
