@@ -170,7 +170,7 @@ def _begin_with(
         raise JobError(
             "a flow begins with initial state, or with a snapshot, or afresh: choose one"
         )
-    write_initial_state(plan, states, snapshots.url, job)
+    write_initial_state(plan, states, os.fspath(snapshots.url), job)
 
 
 def _check_name(name: str | None) -> None:

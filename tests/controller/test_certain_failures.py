@@ -80,6 +80,108 @@ def test_state_that_becomes_unpicklable_fails_the_rescale_that_moves_it() -> Non
         assert "restarting" not in flows.kinds(job)
 
 
+class BrokenError(Exception):
+    """Can be pickled, and not unpickled: it is made with another number of arguments than it keeps."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_state_that_cannot_be_unpickled_is_found_at_its_first_use(
+    tmp_path: Path, saves: bool
+) -> None:
+    flow = stateful("unloadable", lambda state, n: (state or BrokenError(1, "no"), n))
+    snapshots = Snapshots(str(tmp_path), every=3600) if saves else None
+    with started(flow, by_value=[flows, HERE], snapshots=snapshots) as job:
+        told = failed(job)
+    assert "step 'keep': the state of key " in told
+    assert "is of type BrokenError" in told
+    assert "cannot be unpickled" in told
+    assert "missing 1 required positional argument: 'why'" in told
+
+
+def later_broken(state: Any, n: int) -> tuple[Any, int]:
+    """Becomes what cannot be unpickled after a while, for one key."""
+    if isinstance(state, BrokenError):
+        return state, n
+    count = (state or 0) + 1
+    return (BrokenError(1, "no") if n == 3 and count > 20 else count), n
+
+
+def test_no_snapshot_is_committed_with_a_state_that_cannot_be_unpickled(tmp_path: Path) -> None:
+    snapshots = Snapshots(str(tmp_path), every=0.5)
+    flow = stateful("refused", later_broken)
+    with started(flow, by_value=[flows, HERE], snapshots=snapshots) as job:
+        told = failed(job)
+    assert "step 'keep'" in told
+    assert "BrokenError of key 3" in told
+    assert "cannot be unpickled" in told
+    with started(flow, by_value=[flows, HERE], snapshots=snapshots) as job:
+        flows.running(job)
+
+
+def test_state_that_cannot_be_unpickled_fails_the_rescale_that_moves_it() -> None:
+    with started(stateful("moves-refused", later_broken), 1, by_value=[flows, HERE]) as job:
+        eventually(lambda: len(job.collected("out")) > 400, "it has become so")
+        with pytest.raises(FlowFailedError, match=r"state of key 3 is of type BrokenError"):
+            job.scale(5, wait=True, timeout=flows.DEADLINE)
+        assert "restarting" not in flows.kinds(job)
+
+
+def test_results_that_the_program_cannot_unpickle_fail_the_flow_at_once() -> None:
+    flow = Flow("uncollected")
+    numbers = flow.source(Generate(lambda index, chance: index, rate=500), name="numbers")
+    numbers.map(lambda n: BrokenError(n, "no"), name="make").sink(Collect(), name="out")
+    with started(flow, by_value=[flows, HERE]) as job:
+        told = failed(job)
+    assert "sink 'out'" in told
+    assert "BrokenError.__init__() missing 1 required positional argument: 'why'" in told
+
+
+def test_records_that_another_worker_cannot_unpickle_fail_the_flow_at_once() -> None:
+    flow = Flow("unreceived")
+    numbers = flow.source(Generate(lambda index, chance: index, rate=500), name="numbers")
+    made = numbers.map(lambda n: (n, BrokenError(n, "no")), name="make")
+    made.key_by(lambda item: item[0], name="keys").stateful_map(
+        lambda state, item: (0, 0), initial=lambda: 0, name="count"
+    ).sink(Collect(), name="out")
+    with started(flow, by_value=[flows, HERE]) as job:
+        told = failed(job)
+    assert "step 'keys'" in told
+    assert "BrokenError.__init__() missing 1 required positional argument: 'why'" in told
+
+
+class Fragile:
+    """Cannot be made again once a file is there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        if Path(self.path).exists():
+            raise ValueError("broken by now")
+
+
+def test_a_snapshot_with_a_state_that_cannot_be_unpickled_any_more_fails_at_once(
+    tmp_path: Path,
+) -> None:
+    mark = str(tmp_path / "broken")
+    flow = stateful("fragile", lambda state, n: (state or Fragile(mark), n))
+    saved = Snapshots(str(tmp_path / "snapshots"), every=3600)
+    with started(flow, by_value=[flows, HERE], snapshots=saved) as job:
+        eventually(lambda: len(job.collected("out")) > 20, "all keys have state")
+        assert job.stop(timeout=flows.DEADLINE)
+    Path(mark).touch()
+    with started(flow, by_value=[flows, HERE], snapshots=saved) as job:
+        told = failed(job)
+    assert "step 'keep'" in told
+    assert "for key " in told
+    assert "broken by now" in told
+
+
 def test_records_that_cannot_be_sent_to_another_worker_fail_the_flow_at_once() -> None:
     flow = Flow("unsent")
     numbers = flow.source(Generate(lambda index, chance: index, rate=500), name="numbers")
@@ -144,10 +246,24 @@ def test_what_is_certain_to_fail_again_fails_at_once(what: str, tmp_path: Path) 
 # ---------------------------------------------------------------- snapshots of another flow
 
 
+class Wheels(Source[int]):
+    """Parts that come and go: each turns for itself."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+
+    def partitions(self) -> Sequence[int]:
+        """The parts there are now."""
+        return range(self.parts)
+
+    def open(self, partition: Any, position: Any) -> Reader[int]:
+        """Turn a part."""
+        return Generate(lambda index, chance: index % 7, rate=500).open(0, position)
+
+
 def keyed(key: Any, parts: int) -> Flow:
     flow = Flow("changed")
-    source = Generate(lambda index, chance: index % 7, rate=500, partitions=parts)
-    flow.source(source, name="numbers").key_by(key, name="keys").reduce(
+    flow.source(Wheels(parts), name="numbers").key_by(key, name="keys").reduce(
         lambda a, b: a + b, name="total"
     ).sink(Collect(), name="out")
     return flow
@@ -175,3 +291,5 @@ def test_keys_of_another_type_and_parts_that_are_gone_are_told_by_name(tmp_path:
         "source 'numbers': the snapshot has positions in parts that the source does not have"
         in told
     )
+    gone = [text.partition(" now: ")[2] for text in told.split("\n") if "'numbers'" in text]
+    assert gone == ["2"], "told once"

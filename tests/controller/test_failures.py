@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -98,6 +99,54 @@ def test_a_worker_that_is_slow_does_not_hang() -> None:
         assert job.wait(flows.DEADLINE)
         assert sorted(job.collected("out")) == list(range(200))
         assert job.status()["failures"] == 0
+
+
+SLOW_MODULE = "railgun_test_slow_module"
+
+
+def import_slowly(path: str) -> None:
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    importlib.import_module(SLOW_MODULE)
+
+
+class LoadedSlowly:
+    """A function whose unpickling takes its time."""
+
+    def __init__(self, how: str, path: str) -> None:
+        self.how = how
+        self.path = path
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        if self.how == "import":
+            import_slowly(self.path)
+        else:
+            time.sleep(SLOW_S)
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+SLOW_S = 8.0
+
+
+@pytest.mark.parametrize("when", ["first use", "import", "unpickling"])
+def test_a_slow_import_or_flow_is_no_hang(when: str, tmp_path: Path) -> None:
+    (tmp_path / f"{SLOW_MODULE}.py").write_text(f"import time\ntime.sleep({SLOW_S})\n")
+    path = str(tmp_path)
+
+    def first_use(item: int) -> int:
+        import_slowly(path)
+        return item
+
+    flow = Flow("imports")
+    step = first_use if when == "first use" else LoadedSlowly(when, path)
+    flow.source(Items(range(10)), name="numbers").map(step).sink(Collect(), name="out")
+    settings = Settings(hang_after=3.0, restarts=0)
+    with started(flow, 1, settings=settings, by_value=[sys.modules[__name__]]) as job:
+        assert job.wait(flows.DEADLINE)
+        assert job.collected("out") == list(range(10))
 
 
 def exit_now(item: object) -> object:

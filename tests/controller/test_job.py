@@ -128,6 +128,13 @@ class Visit:
 class Key(NamedTuple):
     name: str
 
+@dataclass(slots=True)
+class Slotted:
+    count: int
+
+class Lower(Slotted):
+    __slots__ = ()
+
 def local():
     class Inner:
         def __init__(self, count):
@@ -143,6 +150,8 @@ flow = Flow("classes")
 numbers = flow.source(Items(range(1000), partitions=4), name="numbers")
 visits = numbers.map(lambda n: Visit(Colour.RED if n % 2 else Colour.BLUE, 1))
 totals = visits.key_by(lambda visit: Key(visit.colour.name)).reduce(add)
+slotted = visits.map(lambda visit: Lower(visit.count)).key_by(lambda item: item.count)
+slotted.reduce(lambda a, b: Lower(a.count + b.count)).sink(Collect(), name="slotted")
 totals.map(lambda visit: (visit, Inner(visit.count))).key_by(lambda item: item[1].count).sink(
     Collect(), name="out"
 )
@@ -153,6 +162,9 @@ if __name__ == "__main__":
         assert all(type(visit) is Visit and visit.colour in Colour for visit, _ in found)
         assert all(type(inner) is Inner for _, inner in found)
         assert max(visit.count for visit, _ in found) == 500
+        slots = job.collected("slotted")
+        assert all(type(one) is Lower and not hasattr(one, "__dict__") for one in slots)
+        assert max(one.count for one in slots) == 1000
         print(len(found))
 """
 

@@ -18,7 +18,7 @@ from tests.flow.raising import (
     flow_of,
 )
 
-from railgun import FlowError, StepError
+from railgun import Collect, Flow, FlowError, Items, Stateful, StepError
 from railgun.core.errors import RailgunError
 from railgun.flow.calls import Call, RecordCalls, attempt, running
 from railgun.testing.flow_tester import FlowTester
@@ -122,3 +122,50 @@ def test_work_of_another_thread_gives_its_error_as_an_exception(exception: str) 
     assert not isinstance(error, StopIteration)
     assert exception in repr(error)
     assert not isinstance(error, FlowError)
+
+
+def no_beginning() -> int:
+    raise ValueError("no beginning")
+
+
+class NoBeginning(Stateful[int, int, int, int]):
+    def initial(self) -> int:
+        return no_beginning()
+
+    def on_item(self, item: int, context: Any) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["stateful_map", "stateful"])
+@pytest.mark.parametrize("on_error", ["stop", "dead_letter"])
+def test_what_initial_raises_is_told_as_such(kind: str, on_error: OnError) -> None:
+    flow = Flow("beginning", on_error=on_error, dead_letters=Collect())
+    keyed = flow.source(Items([7]), name="numbers").key_by(lambda n: n)
+    if kind == "stateful":
+        keyed.stateful(NoBeginning(), name="step").sink(Collect(), name="out")
+    else:
+        keyed.stateful_map(lambda s, n: (s, n), initial=no_beginning, name="step").sink(
+            Collect(), name="out"
+        )
+    tester = FlowTester(flow)
+    if on_error == "dead_letter":
+        tester.settle()
+        assert [letter.record for letter in tester.dead_letters] == [7]
+        return
+    with pytest.raises(StepError) as caught:
+        tester.settle()
+    assert caught.value.function == (
+        "NoBeginning.initial" if kind == "stateful" else "no_beginning"
+    )
+    assert "of key 7" in str(caught.value)
+
+
+def test_what_the_function_raises_is_not_told_as_of_initial() -> None:
+    flow = Flow("beginning")
+    keyed = flow.source(Items([7]), name="numbers").key_by(lambda n: n)
+    keyed.stateful_map(lambda s, n: (1 // 0, n), initial=int, name="step").sink(
+        Collect(), name="out"
+    )
+    with pytest.raises(StepError) as caught:
+        FlowTester(flow).settle()
+    assert "<lambda>" in caught.value.function

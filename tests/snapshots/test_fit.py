@@ -53,6 +53,32 @@ def test_prepared_output_has_a_place_or_is_dropped_by_name() -> None:
     assert fit(prepared, [A, out], {}, []) == {"a": "a", "out": "out"}
 
 
+def source(**layout: Any) -> StepInfo:
+    return StepInfo("in", "source", 1, layout or None)
+
+
+def test_positions_that_mean_something_else_now_are_refused() -> None:
+    told = refused(snapshot(source(partitions=2, seed=0)), [source(partitions=4, seed=0)], {}, [])
+    assert "source 'in'" in told
+    assert "partitions was 2 and is 4" in told
+    assert "seed" not in told
+    assert "fresh=True" in told
+    assert "drop={'in'}" in told
+    told = refused(snapshot(source(partitions=2)), [source(items=7)], {}, [])
+    assert "partitions was 2 and is not there any more" in told
+    assert "partitions" in refused(snapshot(source(partitions=2)), [source()], {}, [])
+
+
+def test_sources_that_say_nothing_of_their_positions_fit() -> None:
+    same = source(partitions=2)
+    assert fit(snapshot(same), [same], {}, []) == {"in": "in"}
+    assert fit(snapshot(source()), [source(partitions=2)], {}, []) == {"in": "in"}, "older snapshot"
+    more = source(partitions=2, count=7)
+    assert fit(snapshot(same), [more], {}, []) == {"in": "in"}, "what was endless may have an end"
+    assert "count was 7 and is not there" in refused(snapshot(more), [same], {}, [])
+    assert fit(snapshot(same), [source(partitions=4)], {}, ["in"]) == {}
+
+
 def test_another_flow_is_refused() -> None:
     told = refused(snapshot(A), [A], {}, [], flow="other")
     assert told.startswith("snapshot 7 is of flow 'demo', not of 'other'")

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from railgun.connectors.errors import ConnectorError
+from railgun.flow.functions import why_not
 from railgun.flow.operators.operator import name_of
 from railgun.flow.source import Reader, Source
 
@@ -52,6 +53,8 @@ class Generate(Source[T]):
     ) -> None:
         if not callable(function):
             raise ConnectorError(f"Generate needs a function of index and random, not {function!r}")
+        if why := why_not(function):
+            raise ConnectorError(f"Generate: {why}")
         if rate is not None and not 0 < rate < float("inf"):
             raise ConnectorError(f"Generate needs a rate above 0 items a second, not {rate!r}")
         if count is not None and count < 0:
@@ -67,6 +70,11 @@ class Generate(Source[T]):
     def partitions(self) -> Sequence[int]:
         """Numbers of parts."""
         return range(self.parts)
+
+    def layout(self) -> dict[str, int]:
+        """Return how items are dealt out to parts, which seed makes them, and how many: an ended part stays ended."""
+        endless = {"partitions": int(self.parts), "seed": int(self.seed)}
+        return endless if self.count is None else {**endless, "count": int(self.count)}
 
     def as_of_now(self) -> Source[T]:
         """All there will be, whenever that would have been; if it has no end, this has none either."""

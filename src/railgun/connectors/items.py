@@ -29,6 +29,10 @@ class Items(Source[T]):
         """Every `count`-th item belongs to one part."""
         return range(self.count)
 
+    def layout(self) -> dict[str, int]:
+        """Return how items are dealt out to parts, and how many there are."""
+        return {"partitions": int(self.count), "items": len(self.items)}
+
     def as_of_now(self) -> Source[T]:
         """There is never anything else."""
         return self

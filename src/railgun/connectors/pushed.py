@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from railgun.client.payloads import from_json, from_msgpack
 from railgun.connectors.errors import ConnectorError
+from railgun.flow.functions import why_not
 from railgun.flow.source import Pushed
 from railgun.wire import outside
 
@@ -66,6 +67,8 @@ class Connectors(Pushed[Any]):
             raise ConnectorError(
                 f"{self}: decode is 'json', 'text', 'bytes', 'msgpack', 'message' or a function, not {decode!r}"
             )
+        if callable(decode) and (why := why_not(decode)):
+            raise ConnectorError(f"{self}: decode: {why}")
         if port is not None and (isinstance(port, bool) or not 0 < port < 1 << 16):
             raise ConnectorError(f"{self}: a port is a number from 1 to 65535, not {port!r}")
         self.decode = decode

@@ -51,6 +51,9 @@ REMEMBERED: Final = 200  # events
 SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is told of
 SLOTS_EVERY_S: Final = 1.0  # between two looks at whether workers wait for slots
 HUNG: Final = "frozen, or in a function that does not return"
+HUNG_LOADING: Final = (
+    "frozen, or loading the flow, which imports its modules, does not come to an end"
+)
 R = TypeVar("R")
 
 
@@ -84,13 +87,15 @@ class Settings:
     host: str = "127.0.0.1"
     """Where workers reach the controller."""
     hang_after: float = 30.0
-    """Seconds after which a worker is given up that is frozen, or inside one call of one function."""
+    """Seconds after which a worker is given up that is frozen, or inside one call of one function; time in which it
+    imports a module or unpickles the flow does not count, up to ten minutes."""
     restarts: int = 5
     """How many failures within `restarts_within` are borne."""
     restarts_within: float = 300.0
     """Seconds after which a failure is forgotten."""
     start_within: float = 120.0
-    """Seconds after which a worker that has a slot, but has not called, is given up."""
+    """Seconds after which a worker that has a slot, but has not called, or loads the flow without a sign of life, is
+    given up."""
     most_workers: int = 1024
     """More are refused: a slip of the keyboard should not order a million processes."""
 
@@ -110,6 +115,8 @@ class Seen:
     who: dict[str, Any] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     launched: float = field(default_factory=time.monotonic)
+    loaded: bool = False
+    """Whether it has said that it has the flow, or cannot have it."""
     stuck: str = ""
     """Where its thread is, if it has been in one call for a while."""
     told_waiting: bool = False
@@ -386,15 +393,23 @@ class Controller:
         for seen in list(self._seen.values()):
             silent = now - seen.heard
             if seen.connection is not None:
-                if silent > self.settings.hang_after:
+                if silent > self._hang_after(seen):
                     where = f": {seen.stuck}" if seen.stuck else ""
-                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({HUNG}){where}")
+                    hung = HUNG if seen.loaded else HUNG_LOADING
+                    self._give_up(seen, f"no sign of life for {silent:.0f} s ({hung}){where}")
             elif silent > self.settings.start_within and self._is_late(seen):
                 self._give_up(seen, f"it did not call within {silent:.0f} s")
         if now >= self._slots_seen + SLOTS_EVERY_S:
             self._slots_seen = now
             self._look_for_slots()
         self._obey(self.lifecycle.tick(_now()))
+
+    def _hang_after(self, seen: Seen) -> float:
+        """Seconds of silence after which a worker is given up; to load the flow it has as long as to start."""
+        settings = self.settings
+        if seen.loaded:
+            return settings.hang_after
+        return max(settings.hang_after, settings.start_within)
 
     def _look_for_slots(self) -> None:
         """Tell people, once, which workers have waited for a slot of the cluster for a while."""
@@ -629,6 +644,7 @@ class Controller:
     def _hear(self, worker: Worker, seen: Seen, message: control.FromWorker) -> None:
         match message:
             case control.Loaded():
+                seen.loaded = True
                 seen.doors = dict(message.doors)
                 self._loaded(worker, seen, message)
             case control.Asked() | control.Relinquished():

@@ -19,8 +19,10 @@ from railgun.core import orders as o
 from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Worker
 from railgun.core.sources.messages import Owner
+from railgun.flow.errors import UncollectableError
 from railgun.flow.plan import Plan
 from railgun.wire import control
+from railgun.wire.columns import CannotUnpickleError, decode_column
 
 
 class Ledger:
@@ -109,8 +111,13 @@ class Ledger:
         """A worker reports: put down what is for the books, and give what the machine is to hear."""
         current = report.generation == self.life.generation
         match report:
-            case control.Items(_, stage, step, items):
+            case control.Items(generation, stage, step, data, rows):
                 if current:
+                    try:
+                        items = decode_column(data, rows)
+                    except CannotUnpickleError as error:
+                        told = UncollectableError(step, "", "", "", str(error))
+                        return o.Failed(generation, str(told), final=True, step=step)
                     self.collected.add((worker, stage), step, items)
                 return None
             case control.Mark(_, stage, step, snapshot):

@@ -11,9 +11,10 @@ before is kept, whatever comes after it, until the next such choice.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,9 +24,13 @@ from railgun.core import orders as o
 from railgun.core.errors import pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
+from railgun.flow.errors import FlowError
 from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
+from railgun.flow.step import Step
 from railgun.snapshots.choices import ALLOW_OLDER, BEGIN, DROP, FRESH, RENAME
+from railgun.snapshots.choices import drop as drop_of
+from railgun.snapshots.choices import rename as rename_as
 from railgun.snapshots.disk import Disk
 from railgun.snapshots.errors import DamagedError, MissingError, SnapshotError, UndecidedError
 from railgun.snapshots.fit import fit
@@ -45,12 +50,12 @@ _KEPT: Final = "kept.json"
 class Snapshots:
     """How a job takes snapshots, and what it begins with."""
 
-    url: str
+    url: str | os.PathLike[str]
     every: float = EVERY
     """Seconds between two."""
     keep: int = KEEP
     """How many are kept."""
-    begin: str | int | None = None
+    begin: str | os.PathLike[str] | int | None = None
     """A snapshot to begin with: its number; a directory of snapshots, of which it is the latest; or both, as
     `DIRECTORY#NUMBER`. None: the latest there is."""
     fresh: bool = False
@@ -59,12 +64,32 @@ class Snapshots:
     """If the latest is damaged, begin with the one before."""
     rename: Mapping[str, str] = field(default_factory=dict)
     """What steps of the snapshot are called in the flow now, if that is something else."""
-    drop: frozenset[str] = frozenset()
+    drop: Collection[str] = frozenset()
     """Steps of the snapshot whose state is not wanted any more."""
 
     def check(self) -> None:
         """Refuse what cannot be, or contradicts itself."""
-        if not 0 < self.every < FOR_EVER:  # NaN is neither
+        if not isinstance(self.url, str | os.PathLike):
+            raise ChoiceError(
+                f"snapshots are kept in a directory, or at a URL, not in {self.url!r}"
+            )
+        if not isinstance(self.rename, Mapping) or not _are_text(
+            (*self.rename, *self.rename.values())
+        ):
+            raise ChoiceError(
+                f"steps are renamed from names in the snapshot to names in the flow, as {rename_as('old', 'new')}, "
+                f"not {self.rename!r}"
+            )
+        if (
+            isinstance(self.drop, str)
+            or not isinstance(self.drop, Collection)
+            or not _are_text(self.drop)
+        ):
+            raise ChoiceError(
+                f"steps are dropped by a set of their names, as {drop_of('step')}, not {self.drop!r}"
+            )
+        plain = isinstance(self.every, int | float)
+        if not plain or not 0 < self.every < FOR_EVER:  # NaN is neither
             raise ChoiceError(f"seconds between two snapshots are more than 0, not {self.every!r}")
         if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
             raise ChoiceError(f"at least one snapshot is kept, not {self.keep!r}")
@@ -77,7 +102,11 @@ class Snapshots:
             raise ChoiceError(f"either snapshot {number}, or {ALLOW_OLDER()}: not both")
 
 
-def where_to_begin(told: str | int | None) -> tuple[str | None, int | None]:
+def _are_text(names: Iterable[Any]) -> bool:
+    return all(isinstance(name, str) for name in names)
+
+
+def where_to_begin(told: str | os.PathLike[str] | int | None) -> tuple[str | None, int | None]:
     """What to begin with, as a directory (None: the job's own) and a number (None: the latest).
 
     >>> where_to_begin("7"), where_to_begin("old#7"), where_to_begin("old")
@@ -85,6 +114,12 @@ def where_to_begin(told: str | int | None) -> tuple[str | None, int | None]:
     """
     if told is None:
         return None, None
+    if isinstance(told, os.PathLike):
+        told = os.fspath(told)
+    if isinstance(told, bool) or not isinstance(told, str | int):
+        raise ChoiceError(
+            f"{BEGIN()}: a snapshot to begin with is a number, DIRECTORY#NUMBER or a directory, not {told!r}"
+        )
     if isinstance(told, int):
         directory, digits = "", str(told)
     elif "#" in told and not os.path.isdir(told):
@@ -113,7 +148,7 @@ class Storekeeper:
         self.flow = flow
         self.plan = plan
         self.steps = steps_of(plan)
-        self.url = absolute(chosen.url)
+        self.url = absolute(os.fspath(chosen.url))
         self.store = SnapshotStore(self.url if disk is None else disk, flow)
         self.source = self.store  # where what the flow began with is
         self._source_url = self.url
@@ -476,8 +511,25 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
         for step in (*stage.ports, *stage.steps):
             if step.kind in KINDS:
                 version = 1 + len(step.options.get("upgrades", ()))
-                found[step.name] = StepInfo(step.name, step.kind, version)
+                found[step.name] = StepInfo(step.name, step.kind, version, _layout(step))
     return tuple(found.values())
+
+
+def _layout(step: Step) -> dict[str, Any] | None:
+    """Return the layout of a source as it reads after it was saved; None for other steps."""
+    if step.kind != "source":
+        return None
+    layout = step.options["source"].layout()
+    if layout is None:
+        return None
+    try:
+        saved: dict[str, Any] = json.loads(json.dumps(dict(layout), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FlowError(
+            f"{step.where}: the layout of source {step.name!r} is a dict of text, numbers, lists and dicts, as JSON "
+            f"has them, not {layout!r:.200}: {error}"
+        ) from error
+    return saved
 
 
 KINDS: Final[Sequence[str]] = ("source", "stateful_map", "reduce", "stateful", "sink")

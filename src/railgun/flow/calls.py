@@ -139,10 +139,13 @@ class RecordCalls(Call):
         """The record the function is called for."""
         return None if self.over else self.batch.values[self.row]
 
-    def raised(self, error: BaseException) -> None:
-        """Note that the function raised for the present row: make a dead letter of it, or raise a `StepError`."""
+    def raised(self, error: BaseException, other: Callable[..., Any] | None = None) -> None:
+        """Note that the function raised for the present row: make a dead letter of it, or raise a `StepError`.
+
+        `other`: the function that raised, if it was another one that is called beside it.
+        """
         row = self.row
-        self.operator.raised(self.function, self.batch, row, error)  # type: ignore[arg-type]
+        self.operator.raised(other or self.function, self.batch, row, error)  # type: ignore[arg-type]
         self.failed_rows.append(row)
 
 

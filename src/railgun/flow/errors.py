@@ -6,7 +6,7 @@ import errno
 from typing import Final
 
 from railgun.core.errors import RailgunError
-from railgun.wire.columns import EncodingError
+from railgun.wire.columns import CannotUnpickleError, EncodingError
 
 LASTING: Final = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
@@ -47,6 +47,16 @@ class UserCodeError(StepError):
         return f"step {self.step!r}: {self.function} raised\n{self.cause.rstrip()}"
 
 
+class NotAResultError(StepError):
+    """A function returned a coroutine or a generator, which is no result; `record` says which, `cause` what to do."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a {self.record}, which is no result, as nobody runs it: "
+            f"{self.cause}"
+        )
+
+
 class UnpicklableStateError(StepError):
     """The state of a key is of a type that pickle refuses: it could be neither moved nor saved."""
 
@@ -58,11 +68,42 @@ class UnpicklableStateError(StepError):
         )
 
 
+class UnloadableStateError(StepError):
+    """The state of a key can be pickled, and cannot be unpickled: it could be neither moved nor loaded."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: the state of key {self.key} is of type {self.record}, which can be pickled, but "
+            f"cannot be unpickled: {self.cause}. State moves between workers and is saved and loaded, so its class "
+            "says by __reduce__ or __getstate__ how it is made again; an exception with arguments of its own has to."
+        )
+
+
 class UnpicklableRecordError(StepError):
     """A record is of a type that pickle refuses, and cannot be sent to another worker."""
 
     def __str__(self) -> str:
         return f"step {self.step!r}: a record cannot be sent to another worker: {self.cause}"
+
+
+class UnloadableRecordError(StepError):
+    """Records or states that another worker sent cannot be unpickled here."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: what another worker has sent cannot be unpickled: {self.cause}. Records and states "
+            "travel between workers, so their classes say by __reduce__ or __getstate__ how they are made again."
+        )
+
+
+class UncollectableError(StepError):
+    """Items of a `Collect` sink cannot be unpickled in the program that started the flow."""
+
+    def __str__(self) -> str:
+        return (
+            f"sink {self.step!r}: the program that started the flow cannot unpickle the items that Collect brings: "
+            f"{self.cause}. Their classes say by __reduce__ or __getstate__ how they are made again."
+        )
 
 
 class UpgradeError(StepError):
@@ -110,9 +151,9 @@ def would_come_again(error: BaseException, saves: bool) -> bool:
     `saves`: whether the flow takes snapshots. Without them it would begin anew, which nobody wants for a full disk.
 
     - What user code raises would come again, but for what comes from outside and may pass (`may_pass`).
-    - So would a value that pickle refuses, and a module that is not there.
+    - So would a value that cannot be pickled or unpickled, and a module that is not there.
     - A lost connection, a timeout, a file that another process holds, a bug of a moment would not.
     """
     if isinstance(error, StepError):
         return not (error.passing and saves)
-    return isinstance(error, EncodingError | ImportError)
+    return isinstance(error, EncodingError | CannotUnpickleError | ImportError)

@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from railgun.flow.errors import FlowError
+from railgun.flow.functions import check_methods, why_not
 from railgun.flow.operators.operator import DeadLetter, name_of
 from railgun.flow.operators.reading import SECOND, Clock
 from railgun.flow.operators.stateful import Reduce, Stateful, StatefulMap, StatefulSteps
@@ -49,7 +50,21 @@ R = TypeVar("R")
 K = TypeVar("K")
 S = TypeVar("S")
 
+GENERATES = ("flat_map", "map_batches")  # whose functions may be generator functions
 NEEDS_KEY = ("stateful_map", "stateful", "reduce", "with_key")
+
+
+def _check_function(function: Any, where: str, kind: str, name: str | None = None) -> None:
+    """Refuse what cannot be called for a result; `kind` is the step or the argument that the function is for."""
+    if not callable(function):
+        raise FlowError(f"{where}: {kind} needs a function, not {function!r}")
+    why = why_not(function, generates=kind in GENERATES)
+    if why:
+        raise FlowError(f"{where}: {kind}{_named(name)}: {why}")
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f" {name!r}"
 
 
 class Flow:
@@ -107,8 +122,12 @@ class Flow:
             raise FlowError(
                 f"{where}: {source!r} is not a Source; an iterable can be one: Items({source!r:.40})"
             )
+        if why := check_methods(source, ["open", "layout", "as_of_now"], ["partitions"]):
+            raise FlowError(f"{where}: source{_named(name)}: {why}")
         if time is not None and not callable(time):
             raise FlowError(f"{where}: time is a function of an item, which {time!r} is not")
+        if time is not None:
+            _check_function(time, where, "time", name)
         if not lateness >= 0 or not idle_after > 0:
             raise FlowError(
                 f"{where}: lateness and idle_after are seconds, not {lateness!r} and {idle_after!r}"
@@ -303,9 +322,9 @@ class Stream(Generic[T]):
     ) -> KeyedStream[K, Any]:
         """Bring items to the worker that owns their key. `value`: what of the item is needed there (default: all)."""
         where = caller()
-        self._callable(key, where, "key_by")
+        _check_function(key, where, "key_by", name)
         if value is not None:
-            self._callable(value, where, "key_by")
+            _check_function(value, where, "key_by", name)
         step = self.flow.add(
             "key_by",
             "key_by",
@@ -324,6 +343,8 @@ class Stream(Generic[T]):
         where = caller()
         if not isinstance(sink, Sink):
             raise FlowError(f"{where}: {sink!r} is not a Sink")
+        if why := check_methods(sink, ["open", "commit", "recover"]):
+            raise FlowError(f"{where}: sink{_named(name)}: {why}")
         self.flow.add("sink", type(sink).__name__, name, (self.step,), where, sink=sink)
 
     # ------------------------------------------------------------ inside
@@ -338,7 +359,7 @@ class Stream(Generic[T]):
         **arguments: Any,
     ) -> Any:
         where = caller()
-        self._callable(function, where, kind)
+        _check_function(function, where, kind, name)
         called = name_of(function).rsplit(".", 1)[-1]
         label = kind if called.startswith("<") else f"{kind}:{called}"
         make = partial(operator, function=function, **arguments)
@@ -356,11 +377,6 @@ class Stream(Generic[T]):
 
     def _stream(self, step: Step) -> Any:
         return KeyedStream(self.flow, step) if step.keyed else Stream(self.flow, step)
-
-    @staticmethod
-    def _callable(function: Any, where: str, kind: str) -> None:
-        if not callable(function):
-            raise FlowError(f"{where}: {kind} needs a function, not {function!r}")
 
     if not TYPE_CHECKING:
 
@@ -387,7 +403,7 @@ class KeyedStream(Stream[T], Generic[K, T]):
         When the form of the state changes, add a function to `upgrades` that makes the new one of the old one: what
         was saved before goes through those it has not gone through yet.
         """
-        self._callable(initial, caller(), "stateful_map, for its initial state,")
+        _check_function(initial, caller(), "stateful_map, for its initial state,")
         made: KeyedStream[K, R] = self._then(
             "stateful_map", StatefulMap, function, name, on_error, initial=initial
         )
@@ -417,6 +433,9 @@ class KeyedStream(Stream[T], Generic[K, T]):
         where = caller()
         if not isinstance(logic, Stateful):
             raise FlowError(f"{where}: stateful needs an instance of Stateful, not {logic!r}")
+        why = check_methods(logic, ["initial"], ["on_item", "on_timer", "on_end"])
+        if why:
+            raise FlowError(f"{where}: stateful{_named(name)}: {why}")
         label = f"stateful:{type(logic).__name__}"
         step = self.flow.add(
             "stateful", label, name, (self.step,), where, on_error,
@@ -427,7 +446,7 @@ class KeyedStream(Stream[T], Generic[K, T]):
 
     def _upgraded(self, upgrades: Sequence[Callable[[Any], Any]]) -> Self:
         for upgrade in upgrades:
-            self._callable(upgrade, self.step.where, "each of upgrades")
+            _check_function(upgrade, self.step.where, "each of upgrades")
         self.step.options["upgrades"] = tuple(upgrades)
         return self
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.flow.errors import FlowError
+from railgun.flow.operators.consumers import Consumers
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Operator, Setting
 from railgun.flow.operators.reading import Reading
@@ -301,7 +302,11 @@ class Operators:
     writing: tuple[Writing, ...]
     outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
-    unites: bool = False
+    consumers: tuple[Consumers, ...]
+    """Where several steps take from one stream."""
+    warnings: list[str]
+    """What people are to be told, and have not been."""
+    unites: bool
     """Whether streams are united in the stage."""
 
 
@@ -374,6 +379,11 @@ def build(
             ways.release.append(meeting.release)
     mark_parting([*made.values(), *outlets], ways)
     operators = list(made.values())
+    warnings: list[str] = []
+    for operator in operators:
+        if len(operator.outs) > 1:
+            operator.consumers = Consumers(operator.step, operator.outs, warnings.append)
+            operator.consumers.numbered = operator.parting is not None
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
     return Operators(
@@ -383,6 +393,8 @@ def build(
         tuple(operator for operator in operators if isinstance(operator, Writing)),
         tuple(outlets),
         errors,
+        tuple(op.consumers for op in operators if op.consumers is not None),
+        warnings,
         any(isinstance(operator, Meeting) for operator in operators),
     )
 

@@ -7,6 +7,7 @@ neither. What is installed travels by name. A flow that cannot be pickled is ref
 from __future__ import annotations
 
 import inspect
+import io
 import pickle
 import sys
 import sysconfig
@@ -70,9 +71,32 @@ def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends classes with `__slots__` as they are.
+
+    cloudpickle makes them again with a `__dict__`. Values of such a class cannot be unpickled in the program that
+    started the flow, where the class has none.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if (
+            isinstance(obj, type)
+            and "__slots__" in vars(obj)
+            and not issubclass(obj, tuple)  # a NamedTuple says so itself, and has no slots to fill
+            and isinstance(reduced, tuple)
+            and reduced[0].__name__ == "_make_skeleton_class"
+        ):
+            kind, name, bases, body, *rest = reduced[1]
+            made_of = kind, name, bases, {**body, "__slots__": vars(obj)["__slots__"]}, *rest
+            return reduced[0], made_of, *reduced[2:]
+        return reduced
+
+
 def _pickled(value: Any) -> bytes:
-    pickled: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return pickled
+    with io.BytesIO() as file:
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+        return file.getvalue()
 
 
 def _blame(flow: Flow, error: Exception) -> str:

@@ -33,7 +33,7 @@ Rules of the interface:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from railgun.core.errors import RailgunError
@@ -69,6 +69,17 @@ class Source(ABC, Generic[T_co]):
     @abstractmethod
     def open(self, partition: Any, position: Any) -> Reader[T_co]:
         """A reader of a part, from a position on."""
+
+    def layout(self) -> Mapping[str, Any] | None:
+        """Return what the positions in the parts depend on, by name, as JSON values; None: on nothing.
+
+        It is saved with snapshots. A snapshot in whose layout a name has another value is refused: its positions would
+        mean something else, so that records would be left out or come twice. Names that only the source has now are not
+        compared. A source needs a layout if its parts are divided anew when it is made with other arguments, as
+        `Generate` with another number of partitions; not if each part is a thing of its own, as a file or a stream is.
+        It is asked in the program that starts the flow, and does not wait for anything.
+        """
+        return None
 
     def as_of_now(self) -> Source[T_co]:
         """The same source with nothing but what is there now: however often it is read, it brings the same.

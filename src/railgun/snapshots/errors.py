@@ -54,5 +54,9 @@ class DecodingError(SnapshotError):
     """A key or a state cannot be made again from what was saved, though the file is whole."""
 
 
+class UnloadableError(DecodingError, columns.CannotUnpickleError):
+    """A key or a state cannot be made again from what was saved: unpickling it raises, and would again."""
+
+
 class DoesNotFitError(SnapshotError):
     """A snapshot and a flow do not belong together, or no longer do."""

@@ -9,9 +9,11 @@ Rules:
 3. What state means is the step's matter: it goes only to a step of the same kind. A newer version of state than the
    flow knows is refused; an older one is brought up by the step's `upgrade(state, from_version)`, called once for each
    version between, and refused if the step has none.
-4. Keys of another type than those in the snapshot find none of its state, and parts that a source does not have any
+4. A position means something only within the layout of its source (`Source.layout`). A snapshot with another one than
+   the source has now is refused: going on from it would leave records out, and bring others twice.
+5. Keys of another type than those in the snapshot find none of its state, and parts that a source does not have any
    more cannot be read on. Both can be meant, and are told as a warning, by name (`other_keys`, `other_parts`).
-5. A name that is given and leads nowhere is a slip of the pen, and refused. All that is wrong is told at once.
+6. A name that is given and leads nowhere is a slip of the pen, and refused. All that is wrong is told at once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Number
 
+from railgun.snapshots.choices import FRESH
 from railgun.snapshots.choices import drop as drop_of
 from railgun.snapshots.choices import rename as rename_as
 from railgun.snapshots.errors import DoesNotFitError
@@ -132,7 +135,26 @@ def _misfits(had: StepInfo, now: StepInfo, upgrades: Collection[str]) -> list[st
             f"{where} has state of version {had.version} in the snapshot and {now.version} in the flow, and no "
             f"upgrade(state, from_version): write one, or {drop_of(had.name)}"
         ]
+    changes = _layout_changes(had.layout or {}, now.layout or {})
+    if changes:
+        return [
+            f"source {now.name!r} divides its records into parts in another way than in the snapshot, so that the "
+            f"saved positions mean something else: {changes}. Make the source as it was; "
+            f"or begin afresh ({FRESH()}); or read the source again from its start, with the state of all other "
+            f"steps as it is ({drop_of(had.name)})"
+        ]
     return []
+
+
+def _layout_changes(had: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Say what of a saved layout is not so any more; names that it does not have are not compared."""
+    told = []
+    for name, was in had.items():
+        if name not in now:
+            told.append(f"{name} was {was!r:.100} and is not there any more")
+        elif now[name] != was:
+            told.append(f"{name} was {was!r:.100} and is {now[name]!r:.100}")
+    return ", ".join(told)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -162,10 +184,10 @@ def other_keys(step: str, saved: Sequence[object], made: Sequence[object]) -> st
 def other_parts(step: str, saved: Iterable[object], listed: Collection[object]) -> str:
     """Say which parts of a source a snapshot has positions in, and the source does not list now; else nothing.
 
-    >>> other_parts("words", [0, 1, 2], {0, 1})
+    >>> other_parts("words", [0, 1, 2, 2], {0, 1})
     "source 'words': the snapshot has positions in parts that the source does not have now: 2"
     """
-    gone = [f"{part!r:.100}" for part in saved if part not in listed]
+    gone = [f"{part!r:.100}" for part in dict.fromkeys(saved) if part not in listed]
     if not gone:
         return ""
     more = f" and {len(gone) - 5} more" if len(gone) > 5 else ""

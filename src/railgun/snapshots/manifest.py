@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from typing import Any, Final
 
 from railgun.snapshots.errors import DamagedError, FormatError, SnapshotError
@@ -54,6 +54,8 @@ class StepInfo:
     name: str
     kind: str
     version: int
+    layout: Mapping[str, Any] | None = None
+    """What the positions of a source depend on (`Source.layout`), as JSON. Snapshots of older versions have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,11 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _made(kind: Any, told: dict[str, Any]) -> Any:
-    """One of our dataclasses; fields that a later version has added are left out."""
-    return kind(**{name: told[name] for name in kind.__dataclass_fields__})
+    """Make one of our dataclasses; leave out fields of later versions, and fields with a default may be missing."""
+    fields = kind.__dataclass_fields__
+    return kind(
+        **{name: told[name] for name in fields if name in told or fields[name].default is MISSING}
+    )
 
 
 def _positions(told: Any) -> dict[str, dict[str, int]]:

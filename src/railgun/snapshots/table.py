@@ -62,10 +62,11 @@ from railgun.snapshots.errors import (
     EncodingError,
     FormatError,
     SnapshotError,
+    UnloadableError,
     UnpicklableError,
 )
 from railgun.snapshots.plain import as_json, from_json, is_unicode, one_as_json
-from railgun.wire.pickling import PROTOCOL, dumps
+from railgun.wire.pickling import PROTOCOL, dumps, find_unloadable, may_unpickle_later
 
 FORMAT: Final = 1
 
@@ -110,6 +111,7 @@ class TableWriter:
         self.size = 0
         """Bytes so far, before compression, roughly."""
         self._finished = False
+        self._tried: set[type] = set()  # types of which a value was pickled and unpickled
         self._hashes = bytearray()
         self._key = Column(pa.string())
         self._key_pickle = Column(pa.binary())
@@ -284,26 +286,45 @@ class TableWriter:
     def _pickled(self, keys: list[Any], values: list[Any]) -> list[Any]:
         """One pickle a value; if there is no other way, with the value's class in it."""
         try:
-            plain = list(map(pickle.dumps, values, repeat(PROTOCOL)))
-            if len(plain) == len(values):
-                return plain
-            pickles: list[Any] = []
+            pickles: list[Any] = list(map(pickle.dumps, values, repeat(PROTOCOL)))
         except BaseException as error:
             pass_interrupt(error)
             pickles = []
+        if len(pickles) < len(values):
+            self._pickle_with_classes(keys, values, pickles)
+        self._check_loads(keys, values)
+        return pickles
+
+    def _pickle_with_classes(self, keys: list[Any], values: list[Any], pickles: list[Any]) -> None:
+        pickles.clear()
         try:
             pickles.extend(map(dumps, values))
             if len(pickles) < len(values):
                 raise StopIteration("raised by the value itself")
         except BaseException as error:
             pass_interrupt(error)
-            key, value = keys[len(pickles)], values[len(pickles)]
-            what = "the key" if key is value else f"a {type(value).__name__} of key"
+            what = _what(keys, values, len(pickles))
             raise UnpicklableError(
-                f"step {self.step!r}: {what} {_short(key)} cannot be saved: {type(error).__name__}: {error}. "
+                f"step {self.step!r}: {what} cannot be saved: {type(error).__name__}: {error}. "
                 "State must be made of what pickle takes: no open files, locks or connections."
             ) from error
-        return pickles
+
+    def _check_loads(self, keys: list[Any], values: list[Any]) -> None:
+        """Refuse values that were pickled and cannot be unpickled: one of each type is tried for each table."""
+        found = find_unloadable(values, self._tried)
+        if found is not None:
+            at, error = found
+            raise UnpicklableError(
+                f"step {self.step!r}: {_what(keys, values, at)} can be pickled, but cannot be unpickled: "
+                f"{type(error).__name__}: {error}. A class says by __reduce__ or __getstate__ how it is made again."
+            ) from error
+
+
+def _what(keys: list[Any], values: list[Any], at: int) -> str:
+    """Name a value of a key, or the key itself."""
+    key, value = keys[at], values[at]
+    what = "the key" if key is value else f"a {type(value).__name__} of key"
+    return f"{what} {_short(key)}"
 
 
 _Mixed = list[bytes | None]
@@ -500,7 +521,8 @@ def _unpickled(pickles: list[bytes], name: str, step: str, keys: Sequence[Any]) 
             raise StopIteration("raised by the value itself")
     except BaseException as error:
         pass_interrupt(error)
-        raise DecodingError(
+        kind = DecodingError if may_unpickle_later(error) else UnloadableError
+        raise kind(
             f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
             f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
         ) from error

@@ -20,7 +20,8 @@ on a real link, and links deliver in an order drawn from `seed`; the same seed g
 unless `advance` moves it.
 
 A function that returns its state as the result, and changes it with the next record, is found: the tester raises
-`SharedStateError`, which names step and key. Return a copy. (On workers such results are copied.)
+`SharedStateError`, which names step and key. Return a copy. (On workers such results are copied.) So is a function that
+changes items in place which another step gets, too: `SharedItemError`.
 
 With `snapshots=True` the flow can be saved, and goes back to what was saved when a worker dies:
 
@@ -230,6 +231,8 @@ class FlowTester:
         self.world.stir()
         while self.world.happen():
             pass
+        for runtime in self.runtimes.values():
+            runtime.check_items()
 
 
 class _Fed(Source[Any]):

@@ -27,6 +27,7 @@ from railgun.flow.errors import would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
+from railgun.wire.columns import encode_column
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.worker import loading
 from railgun.worker.runtime import Outside, Runtime
@@ -114,7 +115,9 @@ class Process:
         outside = Outside(
             send=partial(world.send, self.worker, start.generation),
             report=lambda stage, told: self.tell(o.Report(start.generation, stage, told)),  # type: ignore[arg-type]
-            to_driver=lambda *items: self.tell(control.Items(start.generation, *items)),
+            to_driver=lambda stage, step, items: self.tell(
+                control.Items(start.generation, stage, step, encode_column(list(items)), len(items))
+            ),
             clock=lambda: world.now,
             tell=self.tell,
             mark=lambda *mark: self.tell(control.Mark(start.generation, *mark)),
@@ -124,8 +127,7 @@ class Process:
             *(world.plan, self.worker, start.generation, start.placement, start.members),
             *(start.epochs, outside, world.now, world.store),
         )
-        for operator in runtime.keyed():
-            operator.sharing.strict = world.strict
+        runtime.be_strict(world.strict)
         load = self.load if start.snapshot is not None else None
         if start.recover and world.store is not None:
             runtime.saver.recover(list(load.tokens) if load is not None else [])

@@ -18,7 +18,7 @@ from operator import countOf
 from typing import Any
 
 from railgun.core.errors import RailgunError, pass_interrupt, represent
-from railgun.wire.pickling import dumps
+from railgun.wire.pickling import dumps, may_unpickle_later
 
 
 class EncodingError(RailgunError):
@@ -27,6 +27,13 @@ class EncodingError(RailgunError):
 
 class DecodingError(RailgunError):
     """Bytes are not what they should be."""
+
+
+class CannotUnpickleError(DecodingError):
+    """A value was pickled, and unpickling it raises: it would do so again."""
+
+    stage: int | None = None
+    """The index of the stage that the value was sent to, if it was sent to one."""
 
 
 def encode_column(values: list[Any]) -> bytes:
@@ -62,7 +69,8 @@ def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
         raise
     except BaseException as error:
         pass_interrupt(error)
-        raise DecodingError(f"a column cannot be read: {represent(error)}") from error
+        kind = DecodingError if may_unpickle_later(error) else CannotUnpickleError
+        raise kind(f"a column cannot be read: {represent(error)}") from error
     if not isinstance(values, list) or len(values) != rows:
         raise DecodingError(f"a column has not the {rows} values that were expected")
     return values

@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
-from railgun.core.errors import pass_interrupt
-from railgun.wire.columns import DecodingError
+from railgun.core.errors import pass_interrupt, represent
+from railgun.wire.columns import CannotUnpickleError, DecodingError
 from railgun.wire.hello import NONCE, Acceptor, Dialer, HelloError
-from railgun.wire.pickling import dumps
+from railgun.wire.pickling import dumps, may_unpickle_later
 
 PATIENCE: Final = 10.0
 BUFFER: Final = 256 << 10
@@ -261,7 +261,8 @@ class Messages:
                 found.append(pickle.loads(bytes(self._data[at + _LENGTH.size : end])))
             except BaseException as error:
                 pass_interrupt(error)
-                raise DecodingError(f"a message cannot be read: {error!r}") from error
+                kind = DecodingError if may_unpickle_later(error) else CannotUnpickleError
+                raise kind(f"a message cannot be read: {represent(error)}") from error
             at = end
         del self._data[:at]
         return found

@@ -5,7 +5,6 @@ The orders and reports that belong to a generation of the flow are those of `cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +137,9 @@ class Items:
     generation: int
     stage: int
     step: str
-    items: Sequence[Any]
+    data: bytes
+    """The items as a column (`wire.columns`): if they cannot be unpickled, it is known whose they are."""
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)

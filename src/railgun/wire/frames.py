@@ -22,7 +22,7 @@ import numpy as np
 
 from railgun.core.rescale import messages as m
 from railgun.wire.batch import decode_batch, encode_batch
-from railgun.wire.columns import DecodingError
+from railgun.wire.columns import CannotUnpickleError, DecodingError
 
 HEADER: Final = struct.Struct("<IBHI")
 LARGEST: Final = 1 << 30
@@ -177,7 +177,12 @@ class FrameReader:
             if end > len(view):
                 self._wanted = HEADER.size + length
                 break
-            yield Frame(generation, stage, decode(kind, view[at + HEADER.size : end]))
+            try:
+                message = decode(kind, view[at + HEADER.size : end])
+            except CannotUnpickleError as error:
+                error.stage = stage
+                raise
+            yield Frame(generation, stage, message)
             at = end
         self._pieces = [view[at:].tobytes()] if at < len(view) else []
         self._size = len(view) - at

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
+from railgun.core.errors import pass_interrupt
+
 PROTOCOL: Final = 5
+_ATOMS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def dumps(value: Any) -> bytes:
@@ -33,6 +37,42 @@ def dumps(value: Any) -> bytes:
 
         pickled: bytes = cloudpickle.dumps(value, PROTOCOL)
         return pickled
+
+
+def may_unpickle_later(error: BaseException) -> bool:
+    """Whether what unpickling raised may pass: memory was short, or something outside did not answer."""
+    return isinstance(error, MemoryError | OSError)
+
+
+def find_unloadable(values: Sequence[Any], tried: set[type]) -> tuple[int, BaseException] | None:
+    """Pickle and unpickle one value of each type that is not in `tried`, and add the types to it.
+
+    Returns the position of a value that cannot be unpickled and what it raised, or None. So values that could be saved
+    and never loaded are found before they are needed, at the cost of one value of each type.
+
+    >>> class Strange(Exception):
+    ...     def __init__(self, code, text): super().__init__(text)
+    >>> find_unloadable([1, 2, ValueError(3)], set()), find_unloadable([1, Strange(2, "x")], set())
+    (None, (1, TypeError("Strange.__init__() missing 1 required positional argument: 'text'")))
+    """
+    fresh = set(map(type, values)) - tried - _ATOMS
+    if not fresh:
+        return None
+    tried |= fresh
+    for at, value in enumerate(values):
+        if type(value) not in fresh:
+            continue
+        fresh.discard(type(value))
+        data = dumps(value)
+        try:
+            pickle.loads(data)
+        except BaseException as error:
+            pass_interrupt(error)
+            if not may_unpickle_later(error):
+                return at, error
+        if not fresh:
+            break
+    return None
 
 
 def adopt_classes() -> None:

@@ -30,11 +30,12 @@ from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.rescale import messages as m
 from railgun.flow.calls import Call, attempt
-from railgun.flow.errors import StepError, would_come_again
+from railgun.flow.errors import StepError, UnloadableRecordError, would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
+from railgun.wire.columns import CannotUnpickleError, encode_column
 from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
@@ -44,7 +45,7 @@ from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
 from railgun.worker.looking import look
-from railgun.worker.pulse import Pulse
+from railgun.worker.pulse import UNPICKLE_FLOW, Pulse
 from railgun.worker.runtime import Outside, Runtime
 from railgun.worker.saver import Then, Work
 from railgun.worker.spec import WorkerSpec
@@ -524,7 +525,8 @@ class _Process:
 
     def _carrier(self, generation: int) -> Callable[[int, str, Sequence[Any]], None]:
         def carry(stage: int, step: str, items: Sequence[Any]) -> None:
-            self._tell(control.Items(generation, stage, step, items))
+            data = encode_column(list(items))
+            self._tell(control.Items(generation, stage, step, data, len(items)))
 
         return carry
 
@@ -657,6 +659,9 @@ class _Process:
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
+        if isinstance(error, CannotUnpickleError) and error.stage is not None and self.plan:
+            stage = self.plan.stages[error.stage].name
+            error = UnloadableRecordError(stage, "", "", "", str(error))
         final = would_come_again(error, self.store is not None)
         step = error.step if isinstance(error, StepError) else ""
         told = (
@@ -687,7 +692,7 @@ class FlowLoadError(RailgunError):
 
 def _load(plan: bytes) -> Plan:
     try:
-        with Call("", "unpickle"):  # imports modules of users
+        with Call("", UNPICKLE_FLOW):  # imports modules of users
             loaded = pickle.loads(plan)
         adopt_classes()
     except ModuleNotFoundError as error:

@@ -197,6 +197,20 @@ class Runtime:
         for operator in self.keyed():
             operator.loaded()
 
+    def be_strict(self, strict: bool = True) -> None:
+        """Let it be an error, and not mended, if user code changes results or items that others have (`FlowTester`)."""
+        for operator in self.keyed():
+            operator.sharing.strict = strict
+        for runner in self.stages:
+            for consumers in runner.operators.consumers:
+                consumers.strict = strict
+
+    def check_items(self) -> None:
+        """Raise `SharedItemError` if a step has changed items that others got, where that is an error."""
+        for runner in self.stages:
+            for consumers in runner.operators.consumers:
+                consumers.check()
+
     def receiving(self) -> Iterator[Receiving]:
         """What programs outside push to."""
         for runner in self.sources:
@@ -311,6 +325,8 @@ class Runtime:
             if now >= self._next_listing[runner.stage.index]:
                 self._list(runner, now)
             runner.tell_bound(now)
+        for runner in self.stages:
+            runner.tell_warnings()
         if now >= self._next_flush:
             self._next_flush = now + FLUSH
             self.flush()

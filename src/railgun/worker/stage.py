@@ -164,6 +164,12 @@ class StageRunner:
             if told:
                 self.runtime.outside.warn(told)
 
+    def tell_warnings(self) -> None:
+        """Tell people what operators want to be told."""
+        warnings = self.operators.warnings
+        while warnings:
+            self.runtime.outside.warn(warnings.pop(0))
+
     def flush_outlets(self) -> bool:
         """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
         return sum(outlet.flush() for outlet in self.operators.outlets) > 0

@@ -21,14 +21,26 @@ from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.order import Order, Turns
 from railgun.flow.calls import Call
-from railgun.flow.errors import UnpicklableStateError, UpgradeError
+from railgun.flow.errors import (
+    UnloadableRecordError,
+    UnloadableStateError,
+    UnpicklableStateError,
+    UpgradeError,
+)
+from railgun.flow.functions import UNFINISHED, check_result
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
-from railgun.flow.operators.sharing import Sharing, shares
+from railgun.flow.operators.sharing import Sharing, own_copy, shares
 from railgun.flow.operators.timers import Timers
 from railgun.state.store import MemoryStore, blocks
-from railgun.wire.columns import DecodingError, EncodingError, decode_column, encode_column
-from railgun.wire.pickling import dumps
+from railgun.wire.columns import (
+    CannotUnpickleError,
+    DecodingError,
+    EncodingError,
+    decode_column,
+    encode_column,
+)
+from railgun.wire.pickling import dumps, find_unloadable
 
 if TYPE_CHECKING:
     from railgun.snapshots.table import Rows
@@ -107,6 +119,8 @@ class Leaving:
 class Keyed(Operator):
     """An operator with one state for each key."""
 
+    not_results = UNFINISHED
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.store = setting.store(setting.step) if setting.store else MemoryStore()
@@ -118,6 +132,7 @@ class Keyed(Operator):
         self.changes: Changes | None = None  # if snapshots are taken
         self.loaded_keys: list[Any] = []  # some of those that were in the snapshot
         self.sharing = Sharing()
+        self._tried: set[type] = set()  # types of which a state was pickled and unpickled
 
     # ------------------------------------------------------------ results and state
 
@@ -141,10 +156,15 @@ class Keyed(Operator):
         last: Any,
     ) -> None:
         """Look for results of a batch that share objects with states; `state` and `last` are of its last call."""
+        for result in state, last:
+            check_result(self.step, function, result, self.not_results)
         sharing = self.sharing
         if sharing.strict:
             sharing.compare(self.step, function, keys, results)
-        elif not sharing.watching and shares(state, last):
+            results[:] = map(own_copy, results)
+        elif sharing.watching:
+            sharing.put_back(results)
+        elif shares(state, last):
             sharing.found_late(self.step, function, keys, results)
 
     # ------------------------------------------------------------ snapshots
@@ -283,27 +303,43 @@ class Keyed(Operator):
         return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
 
     def _encoded(self, keys: list[Any], states: list[Any]) -> bytes:
-        """Encode the states of these keys; raise `UnpicklableStateError` for the first that pickle refuses."""
+        """Encode the states of these keys.
+
+        Raises `UnpicklableStateError` for the first that pickle refuses, `UnloadableStateError` for one that cannot be
+        unpickled; one of each type is tried.
+        """
         try:
-            return encode_column(states)
+            encoded = encode_column(states)
         except EncodingError:
             for key, state in zip(keys, states, strict=True):
                 self.check_state(key, state)
             raise
+        self._check_loads(keys, states)
+        return encoded
 
     def check_state(self, key: Any, state: Any) -> None:
-        """Raise `UnpicklableStateError` if pickle refuses a state."""
-        try:
-            dumps(state)
-        except BaseException as error:
-            pass_interrupt(error)
-            raise UnpicklableStateError(
-                self.step,
-                "",
-                shorten(key),
-                type(state).__qualname__,
-                f"{type(error).__name__}: {error}",
-            ) from error
+        """Raise `UnpicklableStateError` if pickle refuses a state, `UnloadableStateError` if it cannot be unpickled."""
+        with Call(self.step, "pickle"):
+            try:
+                dumps(state)
+            except BaseException as error:
+                pass_interrupt(error)
+                told = self._told_of_state(key, state, error)
+                raise UnpicklableStateError(*told) from error
+            self._check_loads([key], [state])
+
+    def _check_loads(self, keys: Sequence[Any], states: Sequence[Any]) -> None:
+        found = find_unloadable(states, self._tried)
+        if found is not None:
+            at, error = found
+            told = self._told_of_state(keys[at], states[at], error)
+            raise UnloadableStateError(*told) from error
+
+    def _told_of_state(
+        self, key: Any, state: Any, error: BaseException
+    ) -> tuple[str, str, str, str, str]:
+        kind = type(state).__qualname__
+        return self.step, "", shorten(key), kind, f"{type(error).__name__}: {error}"
 
     def take(self, data: memoryview) -> list[Any]:
         """Put state from another worker in; the keys it is of."""
@@ -313,9 +349,12 @@ class Keyed(Operator):
             raise DecodingError(f"the state of keys cannot be read: {error}") from error
         at = _HEAD.size
         with Call(self.step, "unpickle"):
-            keys = decode_column(data[at : at + named], rows)
-            at += named
-            states = decode_column(data[at : at + saved], rows)
+            try:
+                keys = decode_column(data[at : at + named], rows)
+                at += named
+                states = decode_column(data[at : at + saved], rows)
+            except CannotUnpickleError as error:
+                raise UnloadableRecordError(self.step, "", "", "", str(error)) from error
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
         if self.changes is not None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
 from railgun.flow.errors import StepError
+from railgun.flow.functions import ASYNCHRONOUS, check_result
+from railgun.flow.operators.consumers import Consumers
 from railgun.flow.telling import name_of as name_of
 from railgun.flow.telling import shorten as shorten
 from railgun.flow.telling import tell as tell
@@ -56,11 +58,16 @@ class Setting:
 class Operator:
     """A step at work on one worker."""
 
+    not_results: frozenset[type] = ASYNCHRONOUS
+    """Types of objects that are no results of the step's function."""
+
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.outs: list[Operator] = []
         self.parting: Ways | None = None
         """Set if ways part here that meet again in the stage."""
+        self.consumers: Consumers | None = None
+        """Hands batches to `outs` if there are several."""
 
     @property
     def step(self) -> str:
@@ -75,13 +82,14 @@ class Operator:
         """Hand a batch to all that follow."""
         if not len(batch.values):
             return
-        if self.parting is None:
+        if self.consumers is None:
             for out in self.outs:
                 out.push(batch)
-            return
-        with self.parting.parting():
-            for way, out in enumerate(self.outs):
-                out.push(batch.numbered(way))
+        elif self.parting is None:
+            self.consumers.push(batch)
+        else:
+            with self.parting.parting():
+                self.consumers.push(batch)
 
     def ways_onwards(self) -> list[Operator]:
         """Return the operators that batches go to from here."""
@@ -114,6 +122,9 @@ class Operator:
                     raise StopIteration("raised by the function itself")
                 except BaseException as error:
                     call.raised(error)
+        if results:
+            for result in results[0], results[-1]:
+                check_result(self.step, user or function, result, self.not_results)
         return results, call.failed_rows
 
     def raised(

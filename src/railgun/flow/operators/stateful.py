@@ -26,6 +26,7 @@ import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.calls import RecordCalls, TimerCalls
+from railgun.flow.functions import ASYNCHRONOUS
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.sharing import copied
@@ -77,6 +78,7 @@ class StatefulMap(Keyed):
         get = states.get
         rows = zip(batch.keys, batch.values, strict=True)
         called = self._call_apart if self.sharing.watching else function
+        state: Any = None
         with RecordCalls(self, function, batch) as call:
             append = self.taking(call.results)
             while not call.over:
@@ -92,7 +94,7 @@ class StatefulMap(Keyed):
                             states[key] = state
                         append(result)
                 except BaseException as error:
-                    call.raised(error)
+                    call.raised(error, initial if state is _NONE_YET else None)
             left = kept(batch, call.failed_rows)
             if call.results:
                 last = get(_keys(left)[-1])
@@ -211,6 +213,8 @@ class Stateful(ABC, Generic[K, T, S, R]):
 class StatefulSteps(Keyed):
     """Runs a `Stateful`."""
 
+    not_results = ASYNCHRONOUS
+
     def __init__(self, setting: Setting, logic: Stateful[Any, Any, Any, Any]) -> None:
         super().__init__(setting)
         self.logic = logic
@@ -232,9 +236,10 @@ class StatefulSteps(Keyed):
         frontiers = self._frontiers(batch)
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        apart = self._apart if self.sharing.watching else None
+        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
+        state: Any = None
         with RecordCalls(self, on_item, batch) as call:
-            append = self.taking(call.results)
+            append = call.results.append
             while not call.over:
                 try:
                     for key, value, time in rows:
@@ -242,26 +247,30 @@ class StatefulSteps(Keyed):
                         if frontiers is not None:
                             context.frontier = next(frontiers)
                         state = get(key, _NONE_YET)
-                        context.state = initial() if state is _NONE_YET else state
+                        if state is _NONE_YET:
+                            state = initial()
+                        context.state = state
                         made = on_item(value, context)
                         # A list is copied: it may be one that changes with the next item, the state for example.
-                        made = () if made is None else made if type(made) is tuple else list(made)
-                        if apart is not None:
-                            made = apart(made)
+                        if made is None:
+                            made = ()
+                        elif type(made) is not tuple or listed is not list:
+                            made = listed(made)
                         self._keep(key)
                         append(made)
                 except BaseException as error:
-                    call.raised(error)
+                    call.raised(error, initial if state is _NONE_YET else None)
                     if context.key not in states:
                         self.timers.forget(context.key)  # as if the key had not been seen
             left = kept(batch, call.failed_rows)
-            if call.results:
-                last = get(_keys(left)[-1])
+            emitted = spread(left, call.results)
+            if len(emitted):
+                last = get(_keys(emitted)[-1])
                 self.check_results(
-                    on_item, _keys(left), call.results, last, tuple(call.results[-1])
+                    on_item, _keys(emitted), emitted.values, last, emitted.values[-1]
                 )
         context.frontier = frontier
-        self.emit(spread(left, call.results))
+        self.emit(emitted)
 
     def _frontiers(self, batch: RowBatch) -> Iterator[int] | None:
         """Return the frontier for each row; None: they all see the same, the worker's.
@@ -275,12 +284,20 @@ class StatefulSteps(Keyed):
         floors = (floor(key, frontier) for key in batch.keys or ())
         return map(max, floors, repeat(frontier) if late is None else late)
 
-    def _apart(self, made: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a call, as copies if they share anything with the state that stays."""
-        if not made or self.context.state is FORGET:
-            return made
-        kept_apart: Sequence[Any] = self.sharing.apart(self.context.state, tuple(made))
-        return kept_apart
+    def _each_apart(self, made: Iterable[Any]) -> list[Any]:
+        """Return the results of a call, one by one as they are made, as copies if they share anything with the state.
+
+        What is emitted with a state that is forgotten is nobody else's.
+        """
+        results: list[Any] = []
+        sharing, context = self.sharing, self.context
+        for result in made:
+            if sharing.strict:
+                sharing.note(result)
+            elif context.state is not FORGET:
+                result = sharing.apart(context.state, result)
+            results.append(result)
+        return results
 
     def _keep(self, key: Any) -> None:
         state = self.context.state
@@ -377,6 +394,7 @@ class StatefulSteps(Keyed):
         soon: Callable[[], list[Any]] | None,
     ) -> None:
         context, states, frontier = self.context, self.states, self.context.frontier
+        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
         fetched: set[Any] = set()
         keys: list[Any] = []
         values: list[Any] = []
@@ -392,9 +410,7 @@ class StatefulSteps(Keyed):
             context.key, context.time, context.state, context.port = key, at, state, 0
             context.frontier = max(frontier, at, self.floors.get(key, MIN))
             try:
-                made = list(function(context) or ())
-                if self.sharing.watching:
-                    made = list(self._apart(made))
+                made = listed(function(context) or ())
             except BaseException as error:
                 self.raised_for(function, key, None, at, error)
                 continue
@@ -405,10 +421,16 @@ class StatefulSteps(Keyed):
             values += made
             times += [at] * len(made)
             if len(values) >= _MOST:
-                self.emit(_timed(keys, values, times))
+                self._emit_timed(function, keys, values, times)
                 keys, values, times = [], [], []
         if values:
-            self.emit(_timed(keys, values, times))
+            self._emit_timed(function, keys, values, times)
+
+    def _emit_timed(
+        self, function: Callable[..., Any], keys: list[Any], values: list[Any], times: list[int]
+    ) -> None:
+        self.check_results(function, keys, values, self.states.get(keys[-1]), values[-1])
+        self.emit(_timed(keys, values, times))
 
 
 def _keys(batch: RowBatch) -> Sequence[Any]:

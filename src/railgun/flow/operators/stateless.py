@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import key_hash
 from railgun.flow.calls import Call
+from railgun.flow.functions import UNFINISHED
 from railgun.flow.operators.operator import Operator, Setting, without
 from railgun.wire.rows import RowBatch, joined
 
@@ -42,6 +43,8 @@ class Map(Operator):
 
 class Filter(Map):
     """Keep the items for which the function says yes."""
+
+    not_results = UNFINISHED
 
     def push(self, batch: RowBatch) -> None:
         """Keep some rows."""
@@ -171,6 +174,8 @@ class WithKey(Operator):
 
 class KeyBy(Operator):
     """Gives every item a key, and hands it to the distributor of the stage that begins here."""
+
+    not_results = UNFINISHED
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from railgun.flow.calls import SinkCall
+from railgun.flow.functions import check_methods
 from railgun.flow.operators.operator import Operator, Setting, shorten
 from railgun.flow.sink import Place, Sink, Token, TwoPhaseWriter, Writer
 from railgun.wire.rows import RowBatch
@@ -20,6 +21,8 @@ class Writing(Operator):
         self.sink = sink
         with self.calling("open"):
             self.writer: Writer[object] = sink.open(place)
+            if why := check_methods(self.writer, ["write", "flush", "close", "prepare", "cut"]):
+                raise TypeError(why)
         self.records = 0
         self.dirty = False
 

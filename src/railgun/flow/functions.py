@@ -1,0 +1,76 @@
+"""Which functions a step takes: those that return their result when they are called.
+
+A coroutine function returns a coroutine, which is no result, and true to every filter. So does a generator function,
+whose body has not begun when it returns. They are refused where the flow is written (`why_not`). A function can return
+such an object without being one of them: this is noticed when it runs, at the first and the last result of each batch
+(`check_result`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Final
+
+from railgun.flow.errors import NotAResultError
+from railgun.flow.telling import name_of
+
+ASYNCHRONOUS: Final = frozenset({CoroutineType, AsyncGeneratorType})
+UNFINISHED: Final = ASYNCHRONOUS | {GeneratorType}
+_RUN: Final = "call asyncio.run(...) in a plain function, which waits for the result"
+
+
+def why_not(function: Any, *, generates: bool = False) -> str:
+    """Say why a function cannot be a step's, or nothing; `generates`: it may be a generator function.
+
+    >>> async def ask(item): ...
+    >>> why_not(ask)
+    'ask is asynchronous, and would give coroutines instead of results: call asyncio.run(...) in a plain function, ...
+    >>> def words(line): yield from line.split()
+    >>> why_not(words)
+    'words is a generator function, and would give generators instead of results: return the result, or use ...
+    >>> why_not(words, generates=True), why_not(str)
+    ('', '')
+    """
+    plain = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    called = plain if inspect.isroutine(plain) else type(plain).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        return f"{name_of(plain)} is asynchronous, and would give coroutines instead of results: {_RUN}"
+    if not generates and inspect.isgeneratorfunction(called):
+        return (
+            f"{name_of(plain)} is a generator function, and would give generators instead of results: return the "
+            "result, or use flat_map for several of them"
+        )
+    return ""
+
+
+def check_methods(thing: object, plain: Sequence[str], generating: Sequence[str] = ()) -> str:
+    """Say which of the methods of `thing` cannot be called for its result, and why; or nothing.
+
+    `generating`: methods that may be generator functions.
+    """
+    for names, generates in ((plain, False), (generating, True)):
+        for name in names:
+            method = getattr(type(thing), name, None)
+            if method is not None and (why := why_not(method, generates=generates)):
+                return f"{type(thing).__name__}.{name} {why.partition(' ')[2]}"
+    return ""
+
+
+def check_result(
+    step: str, function: Callable[..., Any], result: Any, refused: frozenset[type]
+) -> None:
+    """Raise `NotAResultError` if a result is of a type that is no result."""
+    if type(result) not in refused:
+        return
+    if type(result) is CoroutineType:
+        result.close()  # Python would warn that nobody has awaited it
+    what = "generator" if type(result) is GeneratorType else "coroutine"
+    if type(result) is AsyncGeneratorType:
+        what = "asynchronous generator"
+    instead = "return the result itself" if what == "generator" else _RUN
+    raise NotAResultError(step, name_of(function), "", what, instead)
