@@ -395,6 +395,27 @@ def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance
     assert group.letters(5) == [Bury(0, 4, "never", "distance")]
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_ps_11_a_message_that_holds_its_group_dies_after_more_deliveries_than_the_distance(
+    exclusive: bool,
+) -> None:
+    group = a_group(10, credit=1, distance=3, exclusive=exclusive)
+    for delivery in (1, 2, 3, 4):
+        [deliver] = group.take(delivery)
+        assert (deliver.first, deliver.end, deliver.delivery) == (0, 1, delivery)
+        assert group.letters(delivery) == [], "nothing later was acknowledged"
+        group.nack("ann", [deliver.receipt], 1000 * (delivery == 4), "poison", delivery)
+    assert taken(group, 5) == ([] if exclusive else [("ann", 1, 2, 1)])
+    assert group.letters(5) == [Bury(0, 4, "poison", "distance")], "also while it is delayed"
+    group.buried(0, 5)
+    group.leave("ann", graceful=False, now=6)
+    group.redrive([(0, 0)], 6)
+    group.join("bob", 6)
+    group.grant("bob", 1, 6)
+    [deliver] = group.take(6)
+    assert (deliver.first, deliver.delivery) == (0, 1), "a redriven message counts anew"
+
+
 def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
     group = a_group(1000, credit=3, max_age=100)
     assert taken(group, 1000) == [("ann", 0, 3, 1)], "however long ago they were stored"

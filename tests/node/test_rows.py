@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.running import (
@@ -587,6 +588,39 @@ def test_ps11_a_message_nacked_at_once_again_and_again_dies_of_distance(tmp_path
             assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "no")
             assert deliveries == int(told["deliveries"])
             await nothing(dead)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "how", [{"prefetch": 1}, {"exclusive": True}, {"exclusive": True, "prefetch": 1}]
+)
+def test_ps11_a_message_that_nothing_gets_past_dies_of_distance(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", dead_distance=3)
+            await client.publish_many("orders", [b"poison", b"1", b"2"])
+            sub = await client.subscribe("orders", group="g", **how)
+            for delivery in (1, 2, 3, 4):
+                message = await sub.next(DEADLINE)
+                while message.payload != b"poison":  # came before the recall was known
+                    message = await sub.next(DEADLINE)
+                assert message.delivery == delivery
+                message.nack(reason="no")
+            dead = await subscribed_when_there(client, "orders.dlq")
+            told = (await dead.next(DEADLINE)).headers
+            assert (told["offset"], told["rule"], told["deliveries"]) == ("0", "distance", "4")
+            await nothing(dead)
+            async with asyncio.timeout(DEADLINE):
+                while (await client.group("orders", "g"))["floor"] < 3:
+                    message = await sub.next(DEADLINE)
+                    assert message.payload in (b"1", b"2")
+                    message.ack()
+                    with contextlib.suppress(StreamsError):  # of what was recalled
+                        await sub.flush()
 
     run(main())
 

@@ -172,7 +172,8 @@ def add_streams(commands: Any) -> None:
             "--dead-distance",
             _or_none(number),
             "N",
-            "dead-letter an unacknowledged message once one more than N offsets later is acknowledged",
+            "dead-letter a message once a message more than N offsets later is acknowledged, or after more than N "
+            "deliveries",
         ),
         (
             "--dead-deliveries",

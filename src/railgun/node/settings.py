@@ -47,7 +47,8 @@ class StreamSettings:
     max_age: float | None = None
     max_bytes: int | None = None
     dead_distance: int | None = None
-    """Dead-letter an unacknowledged message once a message more than this many offsets later is acknowledged."""
+    """Dead-letter a message once a message more than this many offsets later is acknowledged, or when it comes back
+    after more than this many deliveries."""
     dead_deliveries: int | None = None
     """Dead-letter a message that came back after this many deliveries."""
     dead_age: float | None = None

@@ -108,11 +108,13 @@ class Model:
     def put(self, offset: int) -> None:
         """Where a message goes that nobody has."""
         cell = self.cells[offset]
-        most = self.config.max_deliveries
+        most, distance = self.config.max_deliveries, self.config.distance
         if offset < self.first:
             self.miss(offset)
         elif most is not None and cell.count >= most:
             cell.place, cell.rule = "dead", "max_deliveries"
+        elif distance is not None and cell.count > distance:
+            cell.place, cell.rule = "dead", "distance"
         elif cell.until and (self.now is None or cell.until > self.now):
             cell.place = "delayed"
         else:

@@ -33,6 +33,7 @@ from railgun.core.delivery.messages import (
     Missed,
     NotMemberError,
     OffsetRangeError,
+    Rule,
     Standing,
     Why,
 )
@@ -169,9 +170,9 @@ class State:
 
     def place(self, first: int, end: int, standing: Standing) -> None:
         """Messages that nobody has are put where their standing says."""
-        most = self.config.max_deliveries
-        if most is not None and standing.count >= most:
-            self.dead.set(first, end, Proposal(standing, "max_deliveries"))
+        rule = self.delivered_too_often(standing)
+        if rule is not None:
+            self.dead.set(first, end, Proposal(standing, rule))
             return
         self.old_at = min(self.old_at, self.too_old_at(standing))
         if standing.until and (self.seen is None or standing.until > self.seen):
@@ -179,6 +180,15 @@ class State:
             self.set_timer(Timer(standing.until, first, end))
         else:
             self.waiting.set(first, end, standing)
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        """Return the dead-letter rule that gives messages up for their number of deliveries, or None."""
+        most, distance = self.config.max_deliveries, self.config.distance
+        if most is not None and standing.count >= most:
+            return "max_deliveries"
+        if distance is not None and standing.count > distance:
+            return "distance"
+        return None
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         """Messages that wait, or are new, go to a member."""
