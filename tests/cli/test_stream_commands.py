@@ -344,6 +344,25 @@ def test_a_consumer_with_an_id_goes_on_where_it_was(terminal: Terminal) -> None:
     assert told == (USAGE, "usage")
 
 
+def test_sub_says_that_its_consumer_was_taken_over(terminal: Terminal, data: Path) -> None:
+    terminal.type("stream", "ensure", "contested")
+    terminal.type("pub", "contested", "a")
+    at, who = ("--data", str(data)), ("--consumer", "audit")
+    first, _ = started("sub", "contested", *who, "--follow", *at, until="payload")
+    second, _ = started("sub", "contested", *who, "--follow", "--start", "0", *at, until="payload")
+    out, _ = first.communicate(timeout=20)
+    assert first.returncode == REFUSED
+    [told] = map(json.loads, out.splitlines())
+    assert told["error"]["kind"] == "consumer-taken"
+    assert "taken over the consumer 'audit' of 'contested'" in told["error"]["message"]
+    assert terminal.type("stream", "rm", "contested", "--yes") == DONE
+    out, _ = second.communicate(timeout=20)
+    assert second.returncode == REFUSED
+    [told] = map(json.loads, out.splitlines())
+    assert told["error"]["kind"] == "no-stream"
+    assert "the stream 'contested' was deleted" in told["error"]["message"]
+
+
 def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path) -> None:
     terminal.type("stream", "ensure", "again", "--dead-deliveries", "1")
     terminal.type("pub", "again", *"abc")

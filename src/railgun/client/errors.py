@@ -49,5 +49,13 @@ class NoNodeError(StreamsError, ConnectionError):
         super().__init__("NO_NODE", text)
 
 
+class SubscriptionLostError(StreamsError):
+    """The node has ended a subscription: nothing more comes, and prefetched messages are not given.
+
+    `code` says why: `CONSUMER_TAKEN` (another subscription has the ID of this tracked consumer), `NO_STREAM` (the
+    stream was deleted), `NO_GROUP` (the group was deleted), `STREAM_REPLACED`, or why the node cannot serve it.
+    """
+
+
 class NoAnswerError(StreamsError):
     """Nobody answered a request: NO_CONSUMERS, CONSUMERS_BUSY or RS_TIMEOUT."""
