@@ -349,6 +349,44 @@ def test_ps_10_a_group_that_was_further_than_the_stream_does_not_skip_what_comes
     assert taken(group) == [("bob", 6, 8, 1)]
 
 
+# --- Damage: what cannot be read ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_nothing_from_the_damage_on_is_delivered_and_what_was_not_sent_does_not_count(
+    exclusive: bool,
+) -> None:
+    group = a_group(10, credit=8, exclusive=exclusive, max_deliveries=1)
+    [deliver] = group.take(0)
+    assert (deliver.first, deliver.end) == (0, 8)
+    group.unreadable(5)
+    group.unsent("ann", [Receipt(5, 8, 1, deliver.epoch)], 0)
+    group.validate()
+    assert group.letters(0) == [], "no delivery counted"
+    assert taken(group) == [], "5 to 9 cannot be read"
+    assert group.at_damage()
+    assert group.explain(0).code == "DAMAGED"
+    group.nack("ann", [Receipt(4, 5, 1, deliver.epoch)], 0, "no", 0)
+    assert [bury.offset for bury in group.letters(0)] == [4]
+    assert group.ack("ann", [Receipt(0, 4, 1, deliver.epoch)], 0) == []
+
+
+def test_what_can_be_read_before_the_damage_is_delivered_first() -> None:
+    group = a_group(10, credit=2)
+    group.unreadable(3)
+    assert taken(group) == [("ann", 0, 2, 1)]
+    assert not group.at_damage(), "2 is to come"
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 50, "later", 0)
+    assert taken(group) == [("ann", 2, 3, 1)]
+    assert not group.at_damage(), "0 is delayed"
+    group.ack("ann", [Receipt(1, 3, 1, 0)], 1)
+    group.tick(50)
+    assert not group.at_damage(), "0 waits"
+    assert taken(group, 50) == [("ann", 0, 1, 2)]
+    assert group.at_damage()
+    assert not a_group(10).at_damage(), "nothing is damaged"
+
+
 # --- PS-11: dead letters --------------------------------------------------------------------------
 
 

@@ -24,7 +24,12 @@ from railgun.cli import streams_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.client import Client, connect
-from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
+from railgun.client.errors import (
+    DuplicateIdError,
+    NoAnswerError,
+    StreamsError,
+    refuse_damaged,
+)
 from railgun.client.message import Message
 from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
@@ -373,12 +378,14 @@ async def _messages(
                 told = await client.describe(subscription.stream)
                 position = max(position, told["first"])
             elif await _at_end(client, subscription, quiet):
-                return
+                break
             continue
         quiet = 0.0
         position = found[-1].offset + 1
         left = left and left - len(found)
         yield found
+    if subscription.persistent and left != 0:
+        refuse_damaged(await client.describe(subscription.stream))  # its end is not the stream's
 
 
 async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:

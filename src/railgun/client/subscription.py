@@ -16,7 +16,9 @@ Rules:
 6. A subscription that the node ends (its tracked ID was taken over, its stream or group was deleted) raises
    `SubscriptionLostError` at once, from every call: messages that were prefetched are dropped, because they are not
    this consumer's any more.
-7. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
+7. A stream whose log is damaged ends with `StreamDamagedError` when all before the damage was given. The subscription
+   stays: what a group has delivered may still be acked.
+8. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
    once, and then it is about what is said from there on.
 """
 
@@ -31,7 +33,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from railgun.client.checks import MAX_OFFSET, check_nack, check_timeout, check_whole
-from railgun.client.errors import StreamsError, SubscriptionLostError
+from railgun.client.errors import (
+    DAMAGED,
+    StreamDamagedError,
+    StreamsError,
+    SubscriptionLostError,
+)
 from railgun.client.message import Arrival, Buffer, Message
 from railgun.wire.codes import resent
 from railgun.wire.proto import streams_pb2 as p
@@ -155,6 +162,10 @@ class Subscription:
     def cut_off(self, error: StreamsError) -> None:
         """The connection is lost."""
         self.trouble = str(error)
+        if isinstance(self._error, StreamDamagedError):
+            self._error = (
+                None  # it is made again, and what was not given comes again before the damage
+            )
         if self.persistent:
             self._messages.clear()
             self.forfeits += bool(self.group)
@@ -206,6 +217,9 @@ class Subscription:
             case p.Failed() if resent(command.code):
                 self.cut_off(StreamsError(command.code, command.text))
                 self.client.renew(self)
+            case p.Failed() if command.code == DAMAGED:
+                self._error = StreamDamagedError(command.text)
+                self._arrived.set()
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
 
@@ -386,7 +400,7 @@ class Subscription:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
         check_timeout(timeout)
-        if self._error is not None:
+        if isinstance(self._error, SubscriptionLostError):
             raise self._error
         known, sent = self._known, self._safe
 
@@ -400,7 +414,7 @@ class Subscription:
         except StreamsError as error:
             if error.code != "DEADLINE":  # so it is told
                 self._known, self._safe = self._doubts, max(self._safe, sent)
-            if self._error is not None:
+            if isinstance(self._error, SubscriptionLostError):
                 raise self._error from error
             raise
         self._safe = max(self._safe, sent)

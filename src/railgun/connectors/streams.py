@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from railgun.client.address import DATA, Address
-from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.errors import DuplicateIdError, StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
 from railgun.client.patience import PAUSES_S, patiently
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
@@ -321,9 +321,10 @@ class Streams(Source[Any]):
         now = copy.copy(self)
         with _named(str(self)), _SHARED.use(self.node) as client:
             node = _Patient(client, str(self))
-            now.ends = {
-                name: node.admin("describe", name=name)["end"] for name in self.partitions()
-            }
+            told = {name: node.admin("describe", name=name) for name in self.partitions()}
+            for one in told.values():
+                refuse_damaged(one)
+            now.ends = {name: one["end"] for name, one in told.items()}
         now.bounded = True
         return now
 
@@ -358,6 +359,8 @@ class _Reader(Reader[Any]):
                     node = _Patient(self._client, self._who)
                     told = node.admin("describe", name=stream)
                     end = told["end"]
+                    if not source.follow:
+                        refuse_damaged(told)
                 self.end = None if source.follow else end
             if at_end:
                 offset = end

@@ -596,6 +596,7 @@ class Node:
                 "bytes": log.size,
                 "last_time": log.last_time / SECOND if log.durable_end > log.first else None,
                 "trouble": str(stream.trouble or ""),
+                "damaged_at": None if stream.damage is None else stream.damage.offset,
                 "groups": self.groups(name),
                 "readers": sum(group.startswith("#") for group in stream.groups),
             }

@@ -39,7 +39,7 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
     receivers = parties if not state.config.exclusive else [p for p in parties if p is state.active]
     credit = sum(max(0, party.free) for party in receivers)
     in_flight = sum(party.flights.total for party in parties)
-    ready = state.waiting.total + state.end - state.next
+    ready = state.ready_below(state.readable)
     letters = state.dead.total + len(state.proposed)
     has_room = f"{in_flight} messages are in flight"
     until = min((standing.until for _, _, standing in state.delayed), default=now)
@@ -50,7 +50,7 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
     elif now < state.pause[0]:
         code = "BLOCKED"
         text = f"a nack blocks the group for another {state.pause[0] - now} µs; {has_room}"
-    elif blocked != FAR:
+    elif blocked != state.readable:
         code = "PAUSED"
         what = delay if state.delayed.first == blocked else writing
         text = f"exclusive, and nothing from offset {blocked} on is delivered: {what}"
@@ -63,6 +63,9 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
         code, text = "DELAYED", delay
     elif letters:
         code, text = "LETTERS", writing
+    elif state.readable != FAR:
+        code = "DAMAGED"
+        text = f"the log of the stream is damaged: nothing from offset {state.readable} on can be read; {has_room}"
     elif in_flight:
         code, text = "WAITING_FOR_ACKS", f"{has_room}, and there are no others"
     else:

@@ -85,6 +85,7 @@ class State:
         "old_at",
         "pause",
         "proposed",
+        "readable",
         "redriven",
         "seen",
         "settled",
@@ -109,6 +110,8 @@ class State:
         self.kind = config.exclusive if saved is None else saved.exclusive
         """Whether the group is exclusive. None: it is not known, and the next consumer decides."""
         self.config = config if self.kind is None else replace(config, exclusive=self.kind)
+        self.readable = FAR
+        """The stream cannot be read from this offset on: nothing from there on is delivered."""
         self.first = first  # of the stream
         self.end = end  # of the stream
         self.why: Why = "start" if saved is None else "tracked"
@@ -215,6 +218,13 @@ class State:
         party.spans[at] = min(low, first), max(high, end)
         if not known:
             self.set_timer(Timer(at, 0, 0, party.name))
+
+    def ready_below(self, offset: int) -> int:
+        """Return how many messages below an offset wait or are new."""
+        if offset == FAR:
+            return self.waiting.total + self.end - self.next
+        waiting = sum(end - first for first, end, _ in self.waiting.pieces(0, offset))
+        return waiting + max(0, min(self.end, offset) - self.next)
 
     def expiry(self, now: int) -> int | None:
         """When a delivery of now is taken back: after `ack_wait`, and up to a `GRAINS`-th of it later."""
