@@ -381,6 +381,18 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     assert terminal.json("dlq", "redrive", "again", "--offset", "1") == (
         DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2, "refused": []}],
     )  # fmt: skip
+    [[one, two]] = [told["letters"] for told in terminal.json("dlq", "ls", "again")[1]]
+    assert (one["letter"], two["letter"]) == (0, 2), "what was redriven is no dead letter any more"
+    assert (one["rule"], one["redriven"]) == ("dead_deliveries", False)
+    _, shown = terminal.json("dlq", "show", "again", "--count", "2")
+    assert [letter["payload"] for letter in shown] == ["a", "c"]
+    _, [told] = terminal.json("dlq", "ls", "again", "--all")
+    assert [letter["redriven"] for letter in told["letters"]] == [False, True, False]
+    assert terminal.type("dlq", "show", "again", "--all") == DONE
+    assert (
+        "letter 1: offset 1, group g, 1 deliveries, rule dead_deliveries, redriven\nb"
+        in terminal.out
+    )
     assert terminal.type("dlq", "redrive", "again", "--count", "1") == DONE
     assert terminal.out == "again: 1 redriven, 1 left\n"
     assert terminal.type("sub", "again", "--group", "g") == DONE
@@ -572,6 +584,7 @@ SECRET = '[cluster]\nsecret_file = "secret"\n'
         (f"{SECRET}bootstrap_expect = 8\n", "cluster.bootstrap_expect is 0 (join) to 7 nodes"),
         (f'{SECRET}discovery = "x://a"\n', "cluster.discovery: there is no x://"),
         (f"{SECRET}patience = 0\n", "cluster.patience: patience is 0.1 to 3600 seconds, not 0"),
+        (f"{SECRET}master_wait = 0.1\n", "master_wait is 1 to 3600 seconds, not 0.1"),
         (f'[node]\nname = "a b"\n{SECRET}', "node.name is letters"),
         (f'[node]\nregions = {{"a b" = "master"}}\n{SECRET}', "node.regions is a table"),
         (f'[node]\nhost = "0.0.0.0"\n{SECRET}', "node.advertise is missing"),

@@ -396,8 +396,8 @@ def test_ps_11_distance_is_to_the_highest_acked_and_spares_what_is_in_flight() -
     group.nack("ann", [Receipt(2, 5, 1, 0)], 100, "no", 0)
     group.ack("ann", [Receipt(9, 10, 1, 0)], 1)
     assert group.letters(1) == [
-        Bury(2, 1, "no", "distance"),
-        Bury(3, 1, "no", "distance"),
+        Bury(2, 1, "no", "dead_distance"),
+        Bury(3, 1, "no", "dead_distance"),
     ], "4 is 5 behind; 0 and 1 are further, but ann has them"
     group.leave("ann", graceful=False, now=2)
     assert [bury.offset for bury in group.letters(2)] == [0, 1]
@@ -415,7 +415,7 @@ def test_ps_11_max_deliveries_counts_and_then_waits_for_a_failure() -> None:
     assert group.letters(1) == [], "the second delivery may do"
     group.nack("bob", [Receipt(0, 1, 2, 0)], 1000, "twice", 1)
     assert taken(group) == []
-    assert group.letters(1) == [Bury(0, 2, "twice", "max_deliveries")]
+    assert group.letters(1) == [Bury(0, 2, "twice", "dead_deliveries")]
 
 
 def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance() -> None:
@@ -430,7 +430,7 @@ def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance
     assert group.letters(4) == []
     group.nack("ann", [Receipt(0, 1, 4, 0)], 0, "never", 5)
     assert taken(group, 5) == [], "death comes before delivery"
-    assert group.letters(5) == [Bury(0, 4, "never", "distance")]
+    assert group.letters(5) == [Bury(0, 4, "never", "dead_distance")]
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -444,7 +444,7 @@ def test_ps_11_a_message_that_holds_its_group_dies_after_more_deliveries_than_th
         assert group.letters(delivery) == [], "nothing later was acknowledged"
         group.nack("ann", [deliver.receipt], 1000 * (delivery == 4), "poison", delivery)
     assert taken(group, 5) == ([] if exclusive else [("ann", 1, 2, 1)])
-    assert group.letters(5) == [Bury(0, 4, "poison", "distance")], "also while it is delayed"
+    assert group.letters(5) == [Bury(0, 4, "poison", "dead_distance")], "also while it is delayed"
     group.buried(0, 5)
     group.leave("ann", graceful=False, now=6)
     group.redrive([(0, 0)], 6)
@@ -463,7 +463,7 @@ def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
     group.nack("ann", [Receipt(0, 1, 2, 0)], 500, "still not", 1090)
     assert group.deadline() == 1100
     assert group.letters(1099) == []
-    assert group.letters(1100) == [Bury(0, 2, "still not", "max_age")]
+    assert group.letters(1100) == [Bury(0, 2, "still not", "dead_age")]
     group.leave("ann", graceful=True, now=1200)
     group.join("bob", 1200)
     group.grant("bob", 1, 1200)
@@ -481,7 +481,7 @@ def test_ps_11_the_age_of_a_message_survives_a_restart_and_old_messages_are_not_
     again.join("eve", 1100)
     again.grant("eve", 3, 1100)
     assert taken(again, 1100) == [("eve", 2, 3, 2)]
-    assert [bury.rule for bury in again.letters(1100)] == ["max_age", "max_age"]
+    assert [bury.rule for bury in again.letters(1100)] == ["dead_age", "dead_age"]
 
 
 def test_ps_11_messages_delivered_one_by_one_share_their_times() -> None:
@@ -500,7 +500,7 @@ def test_ps_11_a_clock_that_goes_back_does_not_let_messages_live_longer() -> Non
     group.nack("ann", [Receipt(0, 1, 1, 0)], 10_000, "no", 5000)
     group.tick(1000)
     assert group.deadline() == 1100
-    assert group.letters(1100) == [Bury(0, 1, "no", "max_age")]
+    assert group.letters(1100) == [Bury(0, 1, "no", "dead_age")]
 
 
 def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
@@ -514,14 +514,14 @@ def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
     group.join("bob", 0)
     group.grant("bob", 3, 0)
     assert taken(group) == [("bob", 1, 3, 1)]
-    assert group.letters(0) == [Bury(0, 1, "no", "max_deliveries")]
+    assert group.letters(0) == [Bury(0, 1, "no", "dead_deliveries")]
 
 
 def test_ps_11_the_letter_is_written_before_the_group_moves_on() -> None:
     group = a_group(1, max_deliveries=1)
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
-    letter = [Bury(0, 1, "no", "max_deliveries")]
+    letter = [Bury(0, 1, "no", "dead_deliveries")]
     assert group.letters(1) == letter
     assert group.letters(1) == [], "once"
     assert group.floor == 0

@@ -519,7 +519,7 @@ def test_ps11_dead_letters_by_deliveries_come_once_and_say_why(tmp_path: Path) -
             assert int(told.pop("time")) > 0
             assert told == {
                 "stream": "orders", "offset": "0", "id": "p1", "group": "g", "deliveries": "2",
-                "reason": "no 2", "rule": "max_deliveries",
+                "reason": "no 2", "rule": "dead_deliveries",
             }  # fmt: skip
             letter.ack()
             await dead.flush()
@@ -557,7 +557,7 @@ def test_ps11_dead_letters_by_distance(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             dead = await client.subscribe("orders.dlq")
             told = (await dead.next(DEADLINE)).headers
-            assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "later")
+            assert (told["offset"], told["rule"], told["reason"]) == ("0", "dead_distance", "later")
             await nothing(dead)
 
     run(main())
@@ -585,7 +585,7 @@ def test_ps11_a_message_nacked_at_once_again_and_again_dies_of_distance(tmp_path
             dead = await subscribed_when_there(client, "orders.dlq")
             told = (await dead.next(DEADLINE)).headers
             consuming.cancel()
-            assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "no")
+            assert (told["offset"], told["rule"], told["reason"]) == ("0", "dead_distance", "no")
             assert deliveries == int(told["deliveries"])
             await nothing(dead)
 
@@ -612,7 +612,7 @@ def test_ps11_a_message_that_nothing_gets_past_dies_of_distance(
                 message.nack(reason="no")
             dead = await subscribed_when_there(client, "orders.dlq")
             told = (await dead.next(DEADLINE)).headers
-            assert (told["offset"], told["rule"], told["deliveries"]) == ("0", "distance", "4")
+            assert (told["offset"], told["rule"], told["deliveries"]) == ("0", "dead_distance", "4")
             await nothing(dead)
             async with asyncio.timeout(DEADLINE):
                 while (await client.group("orders", "g"))["floor"] < 3:

@@ -295,10 +295,13 @@ def add_streams(commands: Any) -> None:
     made.add_argument("group", metavar="GROUP")
 
     letters = several("dlq", "the dead letters of a stream")
+    redriven = "also those that were redriven"
     made = command("ls", "dead_letters", "which there are, and why", letters)
     made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--all", action="store_true", help=redriven)
     made = command("show", "show_dead_letters", "print them whole", letters)
     made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--all", action="store_true", help=redriven)
     made.add_argument("--count", type=_some, metavar="N", help="so many, the oldest (all)")
     made = command(
         "redrive",

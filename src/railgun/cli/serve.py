@@ -14,7 +14,7 @@ from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.core.cluster.fields import NAME, REGION
-from railgun.core.cluster.options import OPTIONS, check_options
+from railgun.core.cluster.options import OPTIONS, check_asked
 from railgun.core.errors import RailgunError
 from railgun.node.cluster.config import (
     CLUSTER_PORT,
@@ -208,7 +208,7 @@ def _cluster(
         settings: dict[str, Any] = {}
         for name in OPTIONS:
             if name in section:
-                settings |= check_options({name: section[name]})
+                settings |= check_asked({name: section[name]})
     except RailgunError as error:
         raise CommandError(USAGE, "config", f"{file}: cluster.{name}: {error}") from error
     return ClusterConfig(

@@ -14,6 +14,7 @@ import signal
 import ssl
 import sys
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
@@ -33,7 +34,7 @@ from railgun.client.errors import (
 from railgun.client.message import Message
 from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
-from railgun.node.settings import DEAD, StreamSettings
+from railgun.node.settings import DEAD, REDRIVE, StreamSettings
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs
@@ -537,8 +538,10 @@ def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -
 
     async def work(client: Client) -> int:
         found = [
-            {"letter": message.offset, "buried": message.time / 1e6, **message.headers}
-            async for message in _letters(client, options.stream, None)
+            {"letter": message.offset, "buried": message.time / 1e6}
+            | view.headers_of(message.headers)
+            | {"redriven": redriven}
+            async for message, redriven in _letters(client, options)
         ]
         out.listing("letters", found, view.letters, f"{options.stream} has no dead letters")
         return DONE
@@ -551,11 +554,14 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
 
     async def work(client: Client) -> int:
         count = 0
-        async for message in _letters(client, options.stream, options.count):
+        async for message, redriven in _letters(client, options):
             count += 1
-            out.data(**as_data(message))
-            out.line(view.letter(message.offset, message.headers), "bold")
+            headers = view.headers_of(message.headers)
+            out.data(**as_data(message) | {"headers": headers, "redriven": redriven})
+            out.line(view.letter(message.offset, headers, redriven), "bold")
             out.raw(message.payload + b"\n")
+            if count == options.count:
+                break
         if not count:
             out.line(f"{options.stream} has no dead letters")
         return DONE
@@ -563,15 +569,35 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
     return talk(options, work)
 
 
-async def _letters(client: Client, stream: str, most: int | None) -> AsyncIterator[Message]:
+async def _letters(
+    client: Client, options: argparse.Namespace
+) -> AsyncIterator[tuple[Message, bool]]:
+    """Yield dead letters, and whether each was redriven: those only if all are asked for."""
+    stream: str = options.stream
     await client.describe(stream)  # or there is no such stream
     try:
+        redriven = await _redriven(client, stream + DEAD)
         subscription = await client.subscribe(stream + DEAD)
     except StreamsError as error:
         if error.code == "NO_STREAM":  # none has died yet
             return
         raise
     async with subscription:
-        async for messages in _messages(client, subscription, most, follow=False):
+        async for messages in _messages(client, subscription, None, follow=False):
             for message in messages:
-                yield message
+                gone = redriven(message.offset)
+                if options.all or not gone:
+                    yield message, gone
+
+
+async def _redriven(client: Client, letters: str) -> Callable[[int], bool]:
+    """Return what tells whether a letter was redriven, by its offset among the dead letters."""
+    try:
+        told = await client.admin("finished", name=letters, group=REDRIVE)
+    except StreamsError as error:
+        if error.code != "NO_GROUP":
+            raise
+        return lambda offset: False
+    ends = [(0, told["floor"]), *map(tuple, told["ranges"])]
+    firsts = [first for first, _ in ends]
+    return lambda offset: offset < ends[bisect_right(firsts, offset) - 1][1]

@@ -81,7 +81,9 @@ SILENCE_S: Final = 20.0
 SILENCE_WITH_OTHERS_S: Final = 2.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 STALL_S: Final = 1.0  # for which the event loop was busy, so that the connection may be gone
-IDEMPOTENT: Final = frozenset({"describe", "list", "groups", "group", "nodes", "cluster", "ensure"})
+IDEMPOTENT: Final = frozenset(
+    {"describe", "list", "groups", "group", "finished", "nodes", "cluster", "ensure"}
+)
 """Calls that are sent again when their connection is lost: they only read, or do nothing the second time."""
 TICK_S: Final = 0.4  # between two looks at the heartbeat: others may have become known
 NO_QUORUM_S: Final = 10.0  # until a node that had no quorum is left again for the others

@@ -635,6 +635,12 @@ class Node:
         await stream.remove(group)
         return {"deleted": group}
 
+    def finished(self, name: str, group: str) -> dict[str, Any]:
+        """Return which messages a group has finished with: all below `floor`, and `ranges` (first, end) above it."""
+        _, driver = self._driver(name, group)
+        settled = driver.group.settled
+        return {"floor": driver.group.floor, "ranges": [(first, end) for first, end, _ in settled]}
+
     def group(self, name: str, group: str) -> dict[str, Any]:
         """What a group is doing, and why it gets nothing if so."""
         _, driver = self._driver(name, group)

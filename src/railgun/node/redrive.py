@@ -30,9 +30,10 @@ from railgun.core.errors import RailgunError
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import Persistent
+from railgun.node.settings import REDRIVE
 from railgun.wire.records import Records
 
-GROUP: Final = "redrive"
+GROUP: Final = REDRIVE
 PIECE: Final = 256 << 10  # bytes of letters read at once
 MOST_REFUSED: Final = 1000  # letters that are told one by one
 _MEMBER: Final = "redrive"

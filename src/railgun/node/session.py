@@ -134,7 +134,9 @@ class Consumer:
                         self.outbox.appendleft(deliver)
                         break
                     damage = self.stream.damage
-                    if damage is None:  # it will be mended: the client comes again
+                    if (
+                        damage is None
+                    ):  # in a cluster this copy is mended soon: who asks again is served
                         self.session.lose(self, error)
                         return
                     self.outbox.appendleft(deliver)

@@ -17,6 +17,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
 """The dead letters of a stream are in the stream of its name with this at its end."""
 
+REDRIVE: Final = "redrive"
+"""The group of the dead letters of a stream that has finished with those that were redriven."""
 TRACKED: Final = "@"
 """A tracked consumer is an exclusive group of its own, whose name is the consumer's ID behind this."""
 

@@ -313,7 +313,7 @@ class DistanceOfAcksOnly(Group):
 
     def delivered_too_often(self, standing: Standing) -> Rule | None:
         rule = super().delivered_too_often(standing)
-        return None if rule == "distance" else rule
+        return None if rule == "dead_distance" else rule
 
 
 @mutant
@@ -322,7 +322,7 @@ class DistanceOfDeliveriesIsOneLess(Group):
 
     def delivered_too_often(self, standing: Standing) -> Rule | None:
         rule, distance = super().delivered_too_often(standing), self.config.distance
-        return "distance" if rule is None and distance and standing.count >= distance else rule
+        return "dead_distance" if rule is None and distance and standing.count >= distance else rule
 
 
 @mutant

@@ -80,7 +80,7 @@ class Letters(State):
         spared: list[tuple[int, int, Standing]] = []  # redriven not long ago
         while (piece := place.pop(FAR, limit)) is not None:
             first, end, standing = piece
-            self.dead.set(first, end, Proposal(standing, "distance"))
+            self.dead.set(first, end, Proposal(standing, "dead_distance"))
             for low, high, mark in self.redriven.pieces(first, end):
                 if mark.highest >= limit:
                     self.dead.remove(low, high)
@@ -92,7 +92,7 @@ class Letters(State):
         for first, end, standing in list(place):
             if self.too_old_at(standing) <= now:
                 place.remove(first, end)
-                self.dead.set(first, end, Proposal(standing, "max_age"))
+                self.dead.set(first, end, Proposal(standing, "dead_age"))
 
     def buried(self, offset: int, now: int) -> bool:
         """The letter is written: the group has finished with that message. False: it was not proposed."""

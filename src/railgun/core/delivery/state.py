@@ -188,9 +188,9 @@ class State:
         """Return the dead-letter rule that gives messages up for their number of deliveries, or None."""
         most, distance = self.config.max_deliveries, self.config.distance
         if most is not None and standing.count >= most:
-            return "max_deliveries"
+            return "dead_deliveries"
         if distance is not None and standing.count > distance:
-            return "distance"
+            return "dead_distance"
         return None
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
