@@ -344,6 +344,30 @@ def test_a_consumer_with_an_id_goes_on_where_it_was(terminal: Terminal) -> None:
     assert told == (USAGE, "usage")
 
 
+def test_errors_have_no_numbers_of_the_system_and_no_bytes_of_python(
+    terminal: Terminal, data: Path, tmp_path: Path
+) -> None:
+    terminal.type("stream", "ensure", "worded", "--max-ids", "5")
+    terminal.type("pub", "worded", "a", "--id", "first")
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32)
+    nobody = ("--node", f"127.0.0.1:{free_port()}", "--secret-file", str(secret))
+    missing = ("--data", str(data), "--secret-file", str(tmp_path / "none"))
+    no_certificate = ("--data", str(data), "--certificate", str(tmp_path / "none"))
+    (tmp_path / "file").write_text("")
+    for words, at, expected in (
+        (("pub", "worded", "b", "--id", "first"), None, "the ID 'first' is taken by offset 0"),
+        (("stream", "ls"), nobody, "no node at 127.0.0.1"),
+        (("stream", "ls"), missing, "No such file or directory"),
+        (("stream", "ls"), no_certificate, "cannot be used: No such file or directory"),
+        (("serve", "--port", "0"), ("--data", str(tmp_path / "file" / "x")), "Not a directory"),
+    ):
+        assert terminal.type(*words, at=at) != DONE
+        assert expected in terminal.err
+        for wrong in ("Errno", "b'", "..", "µs"):
+            assert wrong not in terminal.err.replace(str(tmp_path), "")
+
+
 def test_sub_says_that_its_consumer_was_taken_over(terminal: Terminal, data: Path) -> None:
     terminal.type("stream", "ensure", "contested")
     terminal.type("pub", "contested", "a")

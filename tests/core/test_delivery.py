@@ -371,6 +371,17 @@ def test_nothing_from_the_damage_on_is_delivered_and_what_was_not_sent_does_not_
     assert group.ack("ann", [Receipt(0, 4, 1, deliver.epoch)], 0) == []
 
 
+def test_texts_for_people_tell_times_in_seconds() -> None:
+    group = a_group(2, credit=1)
+    group.take(0)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 2_500_000, "no", 0)
+    group.take(0)
+    group.ack("ann", [Receipt(1, 2, 1, 0)], 0)
+    assert group.explain(0).text.endswith("the first for 2.5 s")
+    with pytest.raises(DeliveryError, match="a delay of -1 s"):
+        group.nack("ann", [Receipt(0, 1, 1, 0)], -1_000_000, "no", 0)
+
+
 def test_what_can_be_read_before_the_damage_is_delivered_first() -> None:
     group = a_group(10, credit=2)
     group.unreadable(3)

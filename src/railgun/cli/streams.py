@@ -34,6 +34,7 @@ from railgun.client.errors import (
 from railgun.client.message import Message
 from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
+from railgun.core.errors import said
 from railgun.node.settings import DEAD, REDRIVE, StreamSettings
 
 PATIENCE: Final = 3.0  # seconds until there is no node
@@ -80,7 +81,7 @@ async def connect_by(options: argparse.Namespace) -> Client:
             bytes.fromhex(secret)
         except (OSError, ValueError) as error:
             raise CommandError(
-                USAGE, "secret", f"there is no secret in {options.secret_file}: {error}"
+                USAGE, "secret", f"there is no secret in {options.secret_file}: {said(error)}"
             ) from error
     tls: ssl.SSLContext | None = None
     if options.certificate is not None:
@@ -88,7 +89,7 @@ async def connect_by(options: argparse.Namespace) -> Client:
             tls = ssl.create_default_context(cafile=options.certificate)
         except OSError as error:
             raise CommandError(
-                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+                USAGE, "certificate", f"{options.certificate} cannot be used: {said(error)}"
             ) from error
     data = Path(options.data)
     client = await connect(
@@ -455,7 +456,9 @@ def respond(options: argparse.Namespace, out: Output, registry: Registry) -> int
         try:
             words = shlex.split(options.program)
         except ValueError as error:
-            raise CommandError(USAGE, "usage", f"--command {options.program!r}: {error}") from error
+            raise CommandError(
+                USAGE, "usage", f"--command {options.program!r}: {said(error)}"
+            ) from error
         if not words or shutil.which(words[0]) is None:
             raise CommandError(USAGE, "usage", f"there is no command {' '.join(words[:1])!r}")
 
@@ -488,7 +491,7 @@ async def _respond(
                 await message.respond(given)
                 out.data(answered=True, **as_data(message))
             except (StreamsError, CommandError, OSError) as error:
-                out.warn(f"a request is not answered: {error}")
+                out.warn(f"a request is not answered: {said(error)}")
             finally:
                 room.release()
 

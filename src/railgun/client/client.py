@@ -66,6 +66,7 @@ from railgun.client.errors import (
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
+from railgun.core.errors import said
 from railgun.wire.codes import nothing_done, resent
 from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
@@ -188,7 +189,7 @@ class Client:
                 dials.reset()
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
-                self._last_error = getattr(error, "text", str(error)) or "no answer"
+                self._last_error = getattr(error, "text", said(error)) or "no answer"
                 hopeless &= getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION)
             self._disconnected()
             if not self._closing and self._nodes.turn(self.loop.time() - began > LASTING):
@@ -210,7 +211,7 @@ class Client:
 
         def gone(connection: Connection, error: Exception | None) -> None:
             code = error.code if isinstance(error, HelloError) else "CONNECTION_LOST"
-            told = StreamsError(code, str(error or "the node closed the connection"))
+            told = StreamsError(code, said(error) if error else "the node closed the connection")
             for future in (opened, lost):
                 if not future.done():
                     future.set_exception(told)
@@ -757,7 +758,9 @@ class Client:
         try:
             told = json.dumps(arguments)
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadValueError(f"{call}: arguments are what JSON can say: {error}") from error
+            raise BadValueError(
+                f"{call}: arguments are what JSON can say: {said(error)}"
+            ) from error
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:

@@ -514,8 +514,9 @@ def tell(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
+    shown = (id or b"").decode("utf-8", "backslashreplace")
     if refused.code == "DUPLICATE_ID":
         return DuplicateIdError(
-            f"the ID {id!r} is taken by offset {refused.offset}", refused.offset
+            f"the ID {shown!r} is taken by offset {refused.offset}", refused.offset
         )
-    return StreamsError(refused.code, f"the ID {id!r} cannot be remembered")
+    return StreamsError(refused.code, f"the ID {shown!r} cannot be remembered")

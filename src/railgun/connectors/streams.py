@@ -60,6 +60,7 @@ from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError
 from railgun.connectors.files import as_json, encoded
 from railgun.connectors.staging import MODES, Mode
+from railgun.core.errors import said
 from railgun.flow.operators.operator import shorten
 from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
@@ -432,7 +433,7 @@ class _Reader(Reader[Any]):
         except ValueError as error:
             raise ConnectorError(
                 f"{self._who}, offset {records.base + len(items)}: {shorten(payloads[len(items)])} is not "
-                f"{self.source.format}: {error}. To go on without such messages read them as bytes, and decode "
+                f"{self.source.format}: {said(error)}. To go on without such messages read them as bytes, and decode "
                 "them with .map(..., on_error='dead_letter')"
             ) from error
         self._items, self._row = items, 0

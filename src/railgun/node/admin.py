@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.node.errors import storage_error
 from railgun.node.node import Node
 from railgun.node.persistent import Persistent
@@ -335,5 +335,5 @@ async def call(node: Node, name: str, given: Mapping[str, Any]) -> Any:
     except Exception as error:
         _LOG.exception("the call %s has failed in a way nobody has thought of", name)
         raise InternalError(
-            f"{name} has failed: {type(error).__name__}: {error}. This is an error of Railgun."
+            f"{name} has failed: {type(error).__name__}: {said(error)}. This is an error of Railgun."
         ) from error

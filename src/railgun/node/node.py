@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeV
 
 from railgun.core.cluster.options import OPTIONS
 from railgun.core.delivery import OffsetRangeError
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.core.exchange import Exchange, Responses
 from railgun.core.pacing import PacedClock
 from railgun.node.clock import steady_us, time_of_day
@@ -244,7 +244,7 @@ class Node:
                 settings = StreamSettings.of(told_settings)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
                 where = self._disk.where(f"{home}/{_SETTINGS}")
-                told.append(f"stream {name!r} is left alone: {where} cannot be read: {error}")
+                told.append(f"stream {name!r} is left alone: {where} cannot be read: {said(error)}")
                 self._unreadable.add(name)
                 continue
             finally:

@@ -580,7 +580,9 @@ class Session:
         check_name(command.response)
         timeout = command.timeout or int(self.node.response_timeout_s() * SECOND)
         if timeout > LONGEST_TIMEOUT:
-            raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
+            raise RequestError(
+                "BAD_REQUEST", f"a timeout of {timeout / SECOND:g} s: a day is the longest"
+            )
         name = command.response
         self.node.await_response(name, self, timeout)
         self._requests[name] = command.request

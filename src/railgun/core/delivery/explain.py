@@ -33,6 +33,15 @@ class Explanation:
         return f"{self.code}: {self.text}"
 
 
+def _seconds(us: int) -> str:
+    """Return a duration of so many µs as text.
+
+    >>> _seconds(90_000_000), _seconds(1_234_567), _seconds(-5)
+    ('90 s', '1.235 s', '0 s')
+    """
+    return f"{round(max(0, us) / 1e6, 3):.10g} s"
+
+
 def explain(state: State, blocked: int, now: int) -> Explanation:
     """Why nothing is delivered, or that something is."""
     parties = list(state.members.values())
@@ -43,13 +52,13 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
     letters = state.dead.total + len(state.proposed)
     has_room = f"{in_flight} messages are in flight"
     until = min((standing.until for _, _, standing in state.delayed), default=now)
-    delay = f"{state.delayed.total} messages are delayed, the first for {max(0, until - now)} µs"
+    delay = f"{state.delayed.total} messages are delayed, the first for {_seconds(until - now)}"
     writing = f"{letters} messages wait for their letters to be written"
     if not parties:
         code, text = "NO_MEMBERS", "no consumer has joined the group"
     elif now < state.pause[0]:
         code = "BLOCKED"
-        text = f"a nack blocks the group for another {state.pause[0] - now} µs; {has_room}"
+        text = f"a nack blocks the group for another {_seconds(state.pause[0] - now)}; {has_room}"
     elif blocked != state.readable:
         code = "PAUSED"
         what = delay if state.delayed.first == blocked else writing

@@ -268,7 +268,7 @@ class Group(Letters):
     ) -> list[Command]:
         """Let messages come again after `delay` µs, which blocks the group if `block`. Return what is stale."""
         if not 0 <= delay <= DAY:
-            raise BadDelayError(f"a delay of {delay} µs: it must be from 0 to a day")
+            raise BadDelayError(f"a delay of {delay / 1e6:g} s: it must be from 0 to a day")
         if block and not delay:
             raise BadDelayError("a nack that blocks needs a delay: for how long?")
         party, claims, told = self._claim(member, receipts, now)
