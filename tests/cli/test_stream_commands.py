@@ -368,6 +368,20 @@ def test_errors_have_no_numbers_of_the_system_and_no_bytes_of_python(
             assert wrong not in terminal.err.replace(str(tmp_path), "")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sub", "s", "--group", ""), ("sub", "s", "--consumer", ""), ("pub", "s", "x", "--topic", ""),
+        ("req", "s", "x", "--topic", ""), ("respond", "s", "--text", "x", "--group", ""),
+    ],
+)  # fmt: skip
+def test_an_option_with_an_empty_value_is_refused_by_name(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words]) == USAGE
+    assert f"{words[-2]}: it is empty" in capfd.readouterr().err
+
+
 def test_sub_says_that_its_consumer_was_taken_over(terminal: Terminal, data: Path) -> None:
     terminal.type("stream", "ensure", "contested")
     terminal.type("pub", "contested", "a")

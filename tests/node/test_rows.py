@@ -765,7 +765,8 @@ def test_ps15_where_a_group_begins_and_why(tmp_path: Path) -> None:
             await client.publish_many("orders", [b"%d" % n for n in range(10)])
 
             async def began(group: str, start: str | int) -> tuple[int, str]:
-                async with await client.subscribe("orders", group=group, start=start) as sub:  # type: ignore[arg-type]
+                how: dict[str, Any] = {"group": group} if group else {}
+                async with await client.subscribe("orders", start=start, **how) as sub:  # type: ignore[arg-type]
                     return sub.offset, sub.why
 
             assert await began("a", "start") == (0, "start")

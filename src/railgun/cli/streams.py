@@ -24,6 +24,7 @@ from typing import Any, Final
 from railgun.cli import streams_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
+from railgun.client.checks import LEFT_OUT
 from railgun.client.client import Client, connect
 from railgun.client.errors import (
     DuplicateIdError,
@@ -259,7 +260,7 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
-    stream, given = options.stream, {"topic": options.topic, "acks": options.acks}
+    stream, given = options.stream, {"topic": options.topic or "", "acks": options.acks}
     if options.id is not None:
         [message] = options.messages
         yield [await client.publish(stream, message, id=options.id, **given)]
@@ -329,8 +330,8 @@ def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> i
 async def _print(client: Client, options: argparse.Namespace, out: Output) -> int:
     prefetch = min(1000, options.count or 1000)
     subscription = await client.subscribe(
-        options.stream, group=options.group, exclusive=options.exclusive, consumer=options.consumer,
-        start=options.start, matcher=options.matcher, prefetch=prefetch,
+        options.stream, group=options.group or LEFT_OUT, exclusive=options.exclusive,
+        consumer=options.consumer or LEFT_OUT, start=options.start, matcher=options.matcher, prefetch=prefetch,
     )  # fmt: skip
     async with subscription:
         follow = options.follow
@@ -440,7 +441,10 @@ def request(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
     async def work(client: Client) -> int:
         answer = await client.request(
-            options.stream, options.message, topic=options.topic, timeout=options.timeout
+            options.stream,
+            options.message,
+            topic=options.topic or "",
+            timeout=options.timeout,
         )
         out.data(**payload_data(answer))
         out.raw(answer + b"\n")
@@ -472,7 +476,7 @@ async def _respond(
     client: Client, options: argparse.Namespace, words: list[str], out: Output
 ) -> int:
     subscription = await client.subscribe(
-        options.stream, group=options.group, matcher=options.matcher
+        options.stream, group=options.group or LEFT_OUT, matcher=options.matcher
     )
     tasks: set[asyncio.Task[None]] = set()
     async with subscription:

@@ -43,6 +43,7 @@ from google.protobuf.message import Message as Command
 
 from railgun.client.address import DATA, Address
 from railgun.client.checks import (
+    LEFT_OUT,
     MAX_DELAY_S,
     MAX_PREFETCH,
     MAX_REQUEST_S,
@@ -52,6 +53,7 @@ from railgun.client.checks import (
     check_headers,
     check_id,
     check_list,
+    check_optional,
     check_seconds,
     check_start,
     check_text,
@@ -670,9 +672,9 @@ class Client:
         self,
         stream: str,
         *,
-        group: str = "",
+        group: str = LEFT_OUT,
         exclusive: bool = False,
-        consumer: str = "",
+        consumer: str = LEFT_OUT,
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,
@@ -689,12 +691,12 @@ class Client:
         (`Subscription.identity`). If that stream was deleted and made anew, `STREAM_REPLACED` is raised.
         """
         check_text("stream", stream)
-        check_text("group", group)
-        check_text("consumer", consumer)
+        group = check_optional("group", group)
+        consumer = check_optional("consumer", consumer)
         check_text("identity", identity)
         check_flag("exclusive", exclusive)
         check_start(start)
-        check_whole("prefetch", prefetch, 0, MAX_PREFETCH)
+        check_whole("prefetch", prefetch, 1, MAX_PREFETCH)
         check_seconds("ack_wait", ack_wait, 0.0, MAX_DELAY_S)
         if matcher is not None:
             check_text("matcher", matcher)
@@ -705,6 +707,8 @@ class Client:
                     "a subscription is of a group or of a tracked consumer, not of both",
                 )
             group, exclusive = TRACKED + consumer, True
+        if exclusive and not group:
+            raise BadValueError("exclusive is for the members of a group: name one")
         made = Subscription(
             self,
             next(self._channels),

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from railgun.client.address import DATA, Address
+from railgun.client.checks import LEFT_OUT
 from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
@@ -145,9 +146,9 @@ class SyncClient:
         self,
         stream: str,
         *,
-        group: str = "",
+        group: str = LEFT_OUT,
         exclusive: bool = False,
-        consumer: str = "",
+        consumer: str = LEFT_OUT,
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,

@@ -651,6 +651,8 @@ class Session:
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
         if command.ack_wait > MAX_DELAY:
             raise RequestError("BAD_REQUEST", f"ack_wait is at most {MAX_DELAY // DAY} days")
+        if not command.credit:
+            raise RequestError("BAD_REQUEST", "a credit of 0 (prefetch): it must be at least 1")
         if isinstance(stream, Ephemeral):
             if tracked:
                 raise RequestError(
@@ -672,6 +674,8 @@ class Session:
             self.subscriptions[channel] = listener
             self.send(p.Subscribed(request=command.request, why="end"), (), channel)
             return
+        if command.exclusive and not command.group:
+            raise RequestError("BAD_REQUEST", "exclusive is for the members of a group: name one")
         if command.has_matcher:
             raise RequestError(
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
