@@ -37,6 +37,7 @@ from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
 from railgun.core.errors import said
 from railgun.node.settings import DEAD, REDRIVE, StreamSettings
+from railgun.wire.codes import no_node
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs
@@ -45,15 +46,6 @@ AT_ONCE: Final = 16  # commands that answer requests
 CHUNK: Final = 1 << 18
 FIXED: Final = ("kind", "region")  # of a stream, for ever
 SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSettings))
-_GONE: Final = (
-    "NO_NODE",
-    "CONNECTION_LOST",
-    "DEADLINE",
-    "CLOSED",
-    "NO_MASTER",
-    "DEPOSED",
-    "NO_LEADER",
-)
 _SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 
 
@@ -105,7 +97,7 @@ def command_error(error: StreamsError, **data: Any) -> CommandError:
     code = REFUSED
     if isinstance(error, NoAnswerError):
         code = FAILED
-    elif error.code in _GONE:
+    elif no_node(error.code):
         code = NO_NODE
     elif error.code in _SENSELESS:
         code = USAGE

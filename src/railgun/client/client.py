@@ -69,7 +69,7 @@ from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.core.errors import said
-from railgun.wire.codes import nothing_done, resent
+from railgun.wire.codes import resent
 from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.heartbeat import Beat, Heartbeat
@@ -475,7 +475,21 @@ class Client:
             self._outbox.flush()
             self._connection.close()
 
-    def gives_up(self, error: StreamsError) -> bool:
+    def tries_again(self, error: StreamsError, *, idempotent: bool) -> bool:
+        """Return whether a request that failed so is sent again, until its deadline.
+
+        It is if the cause is a change of nodes or roles, and nothing was done or the request is `idempotent` (does no
+        harm when it is done twice). An idempotent one is sent again also when the connection was lost.
+        """
+        if self._closing:
+            return False
+        if error.code in ("CONNECTION_LOST", "CLOSED"):
+            return idempotent
+        if not resent(error.code) or not (error.nothing_done or idempotent):
+            return False
+        return not self._gives_up(error)
+
+    def _gives_up(self, error: StreamsError) -> bool:
         """Return whether a request that was refused for want of a quorum is not tried again: rule 7."""
         if not error.no_quorum:
             return False
@@ -734,15 +748,9 @@ class Client:
             except BaseException as error:
                 if self._subscriptions.pop(made.channel, None) is not None:
                     self.send(p.Unsubscribe(), (), made.channel)  # the node may make it yet
-                lost = isinstance(error, StreamsError) and error.code in (
-                    "CONNECTION_LOST",
-                    "CLOSED",
-                )
-                if not lost or self._closing:
-                    refused = isinstance(error, StreamsError) and resent(error.code)
-                    again = refused and not self.gives_up(cast(StreamsError, error))
-                    if not (again and await self._pause(pauses, deadline)):
-                        raise
+                again = isinstance(error, StreamsError) and self.tries_again(error, idempotent=True)
+                if not again or not await self._pause(pauses, deadline):
+                    raise
                 # nothing has come of it, and it is asked for again
 
     async def unsubscribe(self, subscription: Subscription) -> None:
@@ -774,9 +782,7 @@ class Client:
                 )
                 return json.loads(answer.result)
             except StreamsError as error:
-                again = resent(error.code) and nothing_done(error.code)
-                again = again and not self.gives_up(error)
-                again |= error.code == "CONNECTION_LOST" and call in IDEMPOTENT
+                again = self.tries_again(error, idempotent=call in IDEMPOTENT)
                 if not again or not await self._pause(pauses, deadline):
                     raise
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.nodes import Pauses
-from railgun.wire.codes import resent
 from railgun.wire.commands import LARGEST
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -403,24 +402,19 @@ class Publisher:
             self._published(answer)
         else:
             error = StreamsError(answer.code, answer.text, answer.no_quorum)
+            batch = self._under_way[answer.request]
             if answer.code == "CLOSED":
                 self._failed(answer.request, error)
-            elif self._client.gives_up(error):
-                self._done(answer.request).fail(error)
-            elif resent(answer.code):
+            elif batch.acks != p.NONE and self._client.tries_again(error, idempotent=batch.safe):
                 self._masterless(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
         return True
 
     def _masterless(self, number: int, error: StreamsError) -> None:
-        """There was no master for a publish, or there is none any more: it is sent again, if that does no harm."""
+        """There was no master for a publish, or there is none any more: it is sent again."""
         batch = self._under_way[number]
-        done_perhaps = not error.nothing_done
-        if batch.acks == p.NONE or self._client.closing or (done_perhaps and not batch.safe):
-            self._done(number).fail(error)
-            return
-        batch.again |= done_perhaps
+        batch.again |= not error.nothing_done
         batch.refusal = error
         held = self._held.setdefault(batch.stream, _Held())
         held.why = str(error)
