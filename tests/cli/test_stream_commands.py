@@ -344,6 +344,63 @@ def test_a_consumer_with_an_id_goes_on_where_it_was(terminal: Terminal) -> None:
     assert told == (USAGE, "usage")
 
 
+def test_errors_have_no_numbers_of_the_system_and_no_bytes_of_python(
+    terminal: Terminal, data: Path, tmp_path: Path
+) -> None:
+    terminal.type("stream", "ensure", "worded", "--max-ids", "5")
+    terminal.type("pub", "worded", "a", "--id", "first")
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32)
+    nobody = ("--node", f"127.0.0.1:{free_port()}", "--secret-file", str(secret))
+    missing = ("--data", str(data), "--secret-file", str(tmp_path / "none"))
+    no_certificate = ("--data", str(data), "--certificate", str(tmp_path / "none"))
+    (tmp_path / "file").write_text("")
+    for words, at, expected in (
+        (("pub", "worded", "b", "--id", "first"), None, "the ID 'first' is taken by offset 0"),
+        (("stream", "ls"), nobody, "no node at 127.0.0.1"),
+        (("stream", "ls"), missing, "No such file or directory"),
+        (("stream", "ls"), no_certificate, "cannot be used: No such file or directory"),
+        (("serve", "--port", "0"), ("--data", str(tmp_path / "file" / "x")), "Not a directory"),
+    ):
+        assert terminal.type(*words, at=at) != DONE
+        assert expected in terminal.err
+        for wrong in ("Errno", "b'", "..", "µs"):
+            assert wrong not in terminal.err.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sub", "s", "--group", ""), ("sub", "s", "--consumer", ""), ("pub", "s", "x", "--topic", ""),
+        ("req", "s", "x", "--topic", ""), ("respond", "s", "--text", "x", "--group", ""),
+    ],
+)  # fmt: skip
+def test_an_option_with_an_empty_value_is_refused_by_name(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words]) == USAGE
+    assert f"{words[-2]}: it is empty" in capfd.readouterr().err
+
+
+def test_sub_says_that_its_consumer_was_taken_over(terminal: Terminal, data: Path) -> None:
+    terminal.type("stream", "ensure", "contested")
+    terminal.type("pub", "contested", "a")
+    at, who = ("--data", str(data)), ("--consumer", "audit")
+    first, _ = started("sub", "contested", *who, "--follow", *at, until="payload")
+    second, _ = started("sub", "contested", *who, "--follow", "--start", "0", *at, until="payload")
+    out, _ = first.communicate(timeout=20)
+    assert first.returncode == REFUSED
+    [told] = map(json.loads, out.splitlines())
+    assert told["error"]["kind"] == "consumer-taken"
+    assert "taken over the consumer 'audit' of 'contested'" in told["error"]["message"]
+    assert terminal.type("stream", "rm", "contested", "--yes") == DONE
+    out, _ = second.communicate(timeout=20)
+    assert second.returncode == REFUSED
+    [told] = map(json.loads, out.splitlines())
+    assert told["error"]["kind"] == "no-stream"
+    assert "the stream 'contested' was deleted" in told["error"]["message"]
+
+
 def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path) -> None:
     terminal.type("stream", "ensure", "again", "--dead-deliveries", "1")
     terminal.type("pub", "again", *"abc")
@@ -362,6 +419,18 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     assert terminal.json("dlq", "redrive", "again", "--offset", "1") == (
         DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2, "refused": []}],
     )  # fmt: skip
+    [[one, two]] = [told["letters"] for told in terminal.json("dlq", "ls", "again")[1]]
+    assert (one["letter"], two["letter"]) == (0, 2), "what was redriven is no dead letter any more"
+    assert (one["rule"], one["redriven"]) == ("dead_deliveries", False)
+    _, shown = terminal.json("dlq", "show", "again", "--count", "2")
+    assert [letter["payload"] for letter in shown] == ["a", "c"]
+    _, [told] = terminal.json("dlq", "ls", "again", "--all")
+    assert [letter["redriven"] for letter in told["letters"]] == [False, True, False]
+    assert terminal.type("dlq", "show", "again", "--all") == DONE
+    assert (
+        "letter 1: offset 1, group g, 1 deliveries, rule dead_deliveries, redriven\nb"
+        in terminal.out
+    )
     assert terminal.type("dlq", "redrive", "again", "--count", "1") == DONE
     assert terminal.out == "again: 1 redriven, 1 left\n"
     assert terminal.type("sub", "again", "--group", "g") == DONE
@@ -553,6 +622,7 @@ SECRET = '[cluster]\nsecret_file = "secret"\n'
         (f"{SECRET}bootstrap_expect = 8\n", "cluster.bootstrap_expect is 0 (join) to 7 nodes"),
         (f'{SECRET}discovery = "x://a"\n', "cluster.discovery: there is no x://"),
         (f"{SECRET}patience = 0\n", "cluster.patience: patience is 0.1 to 3600 seconds, not 0"),
+        (f"{SECRET}master_wait = 0.1\n", "master_wait is 1 to 3600 seconds, not 0.1"),
         (f'[node]\nname = "a b"\n{SECRET}', "node.name is letters"),
         (f'[node]\nregions = {{"a b" = "master"}}\n{SECRET}', "node.regions is a table"),
         (f'[node]\nhost = "0.0.0.0"\n{SECRET}', "node.advertise is missing"),

@@ -349,6 +349,55 @@ def test_ps_10_a_group_that_was_further_than_the_stream_does_not_skip_what_comes
     assert taken(group) == [("bob", 6, 8, 1)]
 
 
+# --- Damage: what cannot be read ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_nothing_from_the_damage_on_is_delivered_and_what_was_not_sent_does_not_count(
+    exclusive: bool,
+) -> None:
+    group = a_group(10, credit=8, exclusive=exclusive, max_deliveries=1)
+    [deliver] = group.take(0)
+    assert (deliver.first, deliver.end) == (0, 8)
+    group.unreadable(5)
+    group.unsent("ann", [Receipt(5, 8, 1, deliver.epoch)], 0)
+    group.validate()
+    assert group.letters(0) == [], "no delivery counted"
+    assert taken(group) == [], "5 to 9 cannot be read"
+    assert group.at_damage()
+    assert group.explain(0).code == "DAMAGED"
+    group.nack("ann", [Receipt(4, 5, 1, deliver.epoch)], 0, "no", 0)
+    assert [bury.offset for bury in group.letters(0)] == [4]
+    assert group.ack("ann", [Receipt(0, 4, 1, deliver.epoch)], 0) == []
+
+
+def test_texts_for_people_tell_times_in_seconds() -> None:
+    group = a_group(2, credit=1)
+    group.take(0)
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 2_500_000, "no", 0)
+    group.take(0)
+    group.ack("ann", [Receipt(1, 2, 1, 0)], 0)
+    assert group.explain(0).text.endswith("the first for 2.5 s")
+    with pytest.raises(DeliveryError, match="a delay of -1 s"):
+        group.nack("ann", [Receipt(0, 1, 1, 0)], -1_000_000, "no", 0)
+
+
+def test_what_can_be_read_before_the_damage_is_delivered_first() -> None:
+    group = a_group(10, credit=2)
+    group.unreadable(3)
+    assert taken(group) == [("ann", 0, 2, 1)]
+    assert not group.at_damage(), "2 is to come"
+    group.nack("ann", [Receipt(0, 1, 1, 0)], 50, "later", 0)
+    assert taken(group) == [("ann", 2, 3, 1)]
+    assert not group.at_damage(), "0 is delayed"
+    group.ack("ann", [Receipt(1, 3, 1, 0)], 1)
+    group.tick(50)
+    assert not group.at_damage(), "0 waits"
+    assert taken(group, 50) == [("ann", 0, 1, 2)]
+    assert group.at_damage()
+    assert not a_group(10).at_damage(), "nothing is damaged"
+
+
 # --- PS-11: dead letters --------------------------------------------------------------------------
 
 
@@ -358,8 +407,8 @@ def test_ps_11_distance_is_to_the_highest_acked_and_spares_what_is_in_flight() -
     group.nack("ann", [Receipt(2, 5, 1, 0)], 100, "no", 0)
     group.ack("ann", [Receipt(9, 10, 1, 0)], 1)
     assert group.letters(1) == [
-        Bury(2, 1, "no", "distance"),
-        Bury(3, 1, "no", "distance"),
+        Bury(2, 1, "no", "dead_distance"),
+        Bury(3, 1, "no", "dead_distance"),
     ], "4 is 5 behind; 0 and 1 are further, but ann has them"
     group.leave("ann", graceful=False, now=2)
     assert [bury.offset for bury in group.letters(2)] == [0, 1]
@@ -377,7 +426,7 @@ def test_ps_11_max_deliveries_counts_and_then_waits_for_a_failure() -> None:
     assert group.letters(1) == [], "the second delivery may do"
     group.nack("bob", [Receipt(0, 1, 2, 0)], 1000, "twice", 1)
     assert taken(group) == []
-    assert group.letters(1) == [Bury(0, 2, "twice", "max_deliveries")]
+    assert group.letters(1) == [Bury(0, 2, "twice", "dead_deliveries")]
 
 
 def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance() -> None:
@@ -392,7 +441,28 @@ def test_ps_11_a_message_that_is_nacked_at_once_again_and_again_dies_of_distance
     assert group.letters(4) == []
     group.nack("ann", [Receipt(0, 1, 4, 0)], 0, "never", 5)
     assert taken(group, 5) == [], "death comes before delivery"
-    assert group.letters(5) == [Bury(0, 4, "never", "distance")]
+    assert group.letters(5) == [Bury(0, 4, "never", "dead_distance")]
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_ps_11_a_message_that_holds_its_group_dies_after_more_deliveries_than_the_distance(
+    exclusive: bool,
+) -> None:
+    group = a_group(10, credit=1, distance=3, exclusive=exclusive)
+    for delivery in (1, 2, 3, 4):
+        [deliver] = group.take(delivery)
+        assert (deliver.first, deliver.end, deliver.delivery) == (0, 1, delivery)
+        assert group.letters(delivery) == [], "nothing later was acknowledged"
+        group.nack("ann", [deliver.receipt], 1000 * (delivery == 4), "poison", delivery)
+    assert taken(group, 5) == ([] if exclusive else [("ann", 1, 2, 1)])
+    assert group.letters(5) == [Bury(0, 4, "poison", "dead_distance")], "also while it is delayed"
+    group.buried(0, 5)
+    group.leave("ann", graceful=False, now=6)
+    group.redrive([(0, 0)], 6)
+    group.join("bob", 6)
+    group.grant("bob", 1, 6)
+    [deliver] = group.take(6)
+    assert (deliver.first, deliver.delivery) == (0, 1), "a redriven message counts anew"
 
 
 def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
@@ -404,7 +474,7 @@ def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
     group.nack("ann", [Receipt(0, 1, 2, 0)], 500, "still not", 1090)
     assert group.deadline() == 1100
     assert group.letters(1099) == []
-    assert group.letters(1100) == [Bury(0, 2, "still not", "max_age")]
+    assert group.letters(1100) == [Bury(0, 2, "still not", "dead_age")]
     group.leave("ann", graceful=True, now=1200)
     group.join("bob", 1200)
     group.grant("bob", 1, 1200)
@@ -422,7 +492,7 @@ def test_ps_11_the_age_of_a_message_survives_a_restart_and_old_messages_are_not_
     again.join("eve", 1100)
     again.grant("eve", 3, 1100)
     assert taken(again, 1100) == [("eve", 2, 3, 2)]
-    assert [bury.rule for bury in again.letters(1100)] == ["max_age", "max_age"]
+    assert [bury.rule for bury in again.letters(1100)] == ["dead_age", "dead_age"]
 
 
 def test_ps_11_messages_delivered_one_by_one_share_their_times() -> None:
@@ -441,7 +511,7 @@ def test_ps_11_a_clock_that_goes_back_does_not_let_messages_live_longer() -> Non
     group.nack("ann", [Receipt(0, 1, 1, 0)], 10_000, "no", 5000)
     group.tick(1000)
     assert group.deadline() == 1100
-    assert group.letters(1100) == [Bury(0, 1, "no", "max_age")]
+    assert group.letters(1100) == [Bury(0, 1, "no", "dead_age")]
 
 
 def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
@@ -455,14 +525,14 @@ def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
     group.join("bob", 0)
     group.grant("bob", 3, 0)
     assert taken(group) == [("bob", 1, 3, 1)]
-    assert group.letters(0) == [Bury(0, 1, "no", "max_deliveries")]
+    assert group.letters(0) == [Bury(0, 1, "no", "dead_deliveries")]
 
 
 def test_ps_11_the_letter_is_written_before_the_group_moves_on() -> None:
     group = a_group(1, max_deliveries=1)
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
-    letter = [Bury(0, 1, "no", "max_deliveries")]
+    letter = [Bury(0, 1, "no", "dead_deliveries")]
     assert group.letters(1) == letter
     assert group.letters(1) == [], "once"
     assert group.floor == 0

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from tests.core.cluster_play import Play, node
 
 from railgun.core.cluster.catalogue import DEAD
+from railgun.core.cluster.fields import RefusedError
 from railgun.core.cluster.metadata import MOST_REQUESTS, Metadata
+from railgun.core.cluster.options import check_asked
 from railgun.core.errors import ProtocolError
 
 FEW = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
@@ -410,6 +412,13 @@ def test_positions_of_another_epoch_region_or_stream_are_left_out() -> None:
 
 
 # --- Settings of the cluster ----------------------------------------------------------------------
+
+
+def test_a_log_of_an_older_version_may_have_a_shorter_master_wait_than_people_may_ask_for() -> None:
+    play = Play("a")
+    assert play.do("settings", change={"master_wait": 0.1})["result"] == "UPDATED"
+    with pytest.raises(RefusedError, match=r"master_wait is 1 to 3600 seconds, not 0\.1"):
+        check_asked({"master_wait": 0.1})
 
 
 def test_settings_change_by_command_and_files_are_compared() -> None:

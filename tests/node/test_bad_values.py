@@ -59,8 +59,8 @@ def calls() -> list[tuple[str, Call]]:
         bad("group", name, lambda c, v=name: c.group("orders", v))  # type: ignore[misc]
         bad("reset", name, lambda c, v=name: c.reset_group("orders", v, "start"))  # type: ignore[misc]
         bad("delete group", name, lambda c, v=name: c.delete_group("orders", v))  # type: ignore[misc]
-        if name != "":  # which is without a group
-            bad("group", name, lambda c, v=name: c.subscribe("orders", group=v))  # type: ignore[misc]
+        bad("group", name, lambda c, v=name: c.subscribe("orders", group=v))  # type: ignore[misc]
+        bad("consumer", name, lambda c, v=name: c.subscribe("orders", consumer=v))  # type: ignore[misc]
     for value in [5, None, [b"x"], 1.5, LONE, {}]:
         bad("payload", value, lambda c, v=value: c.publish("orders", v))  # type: ignore[misc]
         bad("payloads", value, lambda c, v=value: c.publish_many("orders", [b"x", v]))  # type: ignore[misc]
@@ -92,7 +92,7 @@ def calls() -> list[tuple[str, Call]]:
     for value in [-1, 1.5, "middle", None, True, 1 << 64, [], b"start", ""]:
         bad("start", value, lambda c, v=value: c.subscribe("orders", start=v))  # type: ignore[misc]
         bad("reset to", value, lambda c, v=value: c.reset_group("orders", "g", v))  # type: ignore[misc]
-    for value in [-1, 1.5, "5", None, 1 << 40, True]:
+    for value in [0, -1, 1.5, "5", None, 1 << 40, True]:
         bad("prefetch", value, lambda c, v=value: c.subscribe("orders", prefetch=v))  # type: ignore[misc]
     for value in [5, "..", "a*", "#.a.#.a.#", "x" * 300, LONE, b"#"]:
         bad("matcher", value, lambda c, v=value: c.subscribe("news", matcher=v))  # type: ignore[misc]
@@ -123,6 +123,7 @@ def calls() -> list[tuple[str, Call]]:
     bad("call", "nothing", lambda c: c.admin("nothing"))
     bad("arguments", set, lambda c: c.admin("describe", name={1}))
     bad("exclusive", "yes", lambda c: c.subscribe("orders", group="g", exclusive="yes"))  # type: ignore[arg-type]
+    bad("exclusive", "alone", lambda c: c.subscribe("orders", exclusive=True))
     bad("response", 5, lambda c: c.respond(5, b"x"))  # type: ignore[arg-type]
     # What is not sensible on a kind of stream.
     bad("ephemeral id", "a", lambda c: c.publish("news", b"x", id="a"))
@@ -198,7 +199,7 @@ def test_a_nack_that_cannot_be_meant_is_refused(tmp_path: Path, delay: Any, reas
     run(main())
 
 
-def test_a_node_refuses_a_delay_of_thirty_years_whoever_sends_it(tmp_path: Path) -> None:
+def test_a_node_refuses_what_makes_no_sense_whoever_sends_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
             client = await running.client()
@@ -224,6 +225,21 @@ def test_a_node_refuses_a_delay_of_thirty_years_whoever_sends_it(tmp_path: Path)
             raw.connection.send(b"".join(encode(p.Publish(request=4, stream="news"), [batch])))
             await until(lambda: len(raw.codes()) == 3)
             assert raw.codes() == ["BAD_DELAY", "BAD_REQUEST", "NOT_PERSISTENT"]
+            for channel, asked in enumerate(
+                (
+                    p.Subscribe(request=5, stream="orders", group="h"),
+                    p.Subscribe(request=6, stream="news"),
+                    p.Subscribe(request=7, stream="orders", exclusive=True, credit=1),
+                ),
+                start=5,
+            ):
+                raw.connection.send(b"".join(encode(asked, (), channel)))
+            await until(lambda: len(raw.codes()) == 6)
+            texts = [f.command.text for f in raw.frames if isinstance(f.command, p.Failed)][3:]
+            assert raw.codes()[3:] == ["BAD_REQUEST"] * 3
+            assert ["credit" in texts[0], "credit" in texts[1], "exclusive" in texts[2]] == [
+                True
+            ] * 3
             raw.connection.close()
 
     run(main())

@@ -225,7 +225,7 @@ def test_ps11_dead_letters_by_age(tmp_path: Path) -> None:
             letters = await client.subscribe("orders.dlq", group="undertaker")
             (letter,) = await take(letters, 1)
             assert letter.payload == b"0"
-            assert letter.headers["rule"] == "max_age"
+            assert letter.headers["rule"] == "dead_age"
 
     run(main())
 

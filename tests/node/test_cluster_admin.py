@@ -248,6 +248,8 @@ def test_drift_between_a_file_and_the_cluster_is_told_by_every_node(tmp_path: Pa
             assert codes(told) == {"DRIFT"}
             code, text = await refused(client, "cluster_settings", change={"patience": "long"})
             assert (code, "patience" in text) == ("BAD_SETTINGS", True)
+            code, text = await refused(client, "cluster_settings", change={"master_wait": 0.1})
+            assert (code, "master_wait is 1 to 3600 seconds" in text) == ("BAD_SETTINGS", True)
             now = await client.admin("cluster_settings")
             assert (now["result"], now["settings"]["patience"]) == ("UNCHANGED", 1.5)
 

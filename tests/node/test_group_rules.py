@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
 from tests.node.clustered import clustered, retried
-from tests.node.running import DEADLINE, Proxy, node, nothing, refused, run, take
+from tests.node.running import DEADLINE, Proxy, node, nothing, refused, run, take, until
 
-from railgun.client.errors import StreamsError
+from railgun.client.errors import StreamsError, SubscriptionLostError
 from railgun.client.sync import connect_sync
 from railgun.core.delivery import (
     Change,
@@ -67,8 +68,8 @@ def test_who_blocks_is_given_nothing_that_had_come_before(tmp_path: Path) -> Non
             client = await running.client()
             await client.ensure("orders")
             await client.publish_many("orders", [b"%d" % n for n in range(20)])
-            for group in ("g", ""):  # a group, and a consumer without one
-                sub = await client.subscribe("orders", group=group)
+            for how in ({"group": "g"}, {}):  # a group, and a consumer without one
+                sub = await client.subscribe("orders", **how)  # type: ignore[arg-type]
                 first = await sub.next(DEADLINE)
                 with pytest.raises(StreamsError, match="for how long"):
                     first.nack(block=True)
@@ -238,7 +239,6 @@ def test_the_last_subscription_with_an_id_takes_over_and_the_other_ends(tmp_path
             await old.flush()
             new = await two.subscribe("orders", consumer="audit")
             assert [m.offset for m in await take(new, 2)] == [1, 2]
-            old._messages.clear()
             with pytest.raises(StreamsError) as told:
                 await old.next(DEADLINE)
             assert told.value.code == "CONSUMER_TAKEN"
@@ -276,6 +276,70 @@ def test_who_was_away_does_not_take_a_consumer_back(tmp_path: Path) -> None:
                 await new.next(0.1)
 
     run(main())
+
+
+def test_a_consumer_that_was_taken_over_gives_nothing_it_had_prefetched(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            one, two = await running.client(), await running.client()
+            await one.ensure("orders")
+            await one.publish_many("orders", [b"%d" % n for n in range(6)])
+            old = await one.subscribe("orders", consumer="audit")
+            first = await old.next(DEADLINE)
+            new = await two.subscribe("orders", consumer="audit")
+            assert (await new.next(DEADLINE)).offset == 0
+            await until(lambda: old.over)
+            for ask in (old.next, old.batch):
+                with pytest.raises(SubscriptionLostError, match="taken over") as told:
+                    await ask(timeout=DEADLINE)
+                assert told.value.code == "CONSUMER_TAKEN"
+            first.ack()
+            with pytest.raises(SubscriptionLostError, match="taken over"):
+                await old.flush()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("kind", "how"), [
+    ("persistent", {}), ("persistent", {"group": "g"}), ("ephemeral", {"group": "g"}),
+])  # fmt: skip
+def test_a_subscription_of_a_deleted_stream_gives_nothing_it_had_prefetched(
+    tmp_path: Path, kind: str, how: dict[str, str]
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client, other = await running.client(), await running.client()
+            await client.ensure("orders", kind=kind)
+            sub = await other.subscribe("orders", **how)  # type: ignore[arg-type]
+            await client.publish_many("orders", [b"%d" % n for n in range(6)])
+            await sub.next(DEADLINE)
+            await client.delete("orders")
+            await until(lambda: sub.over)
+            with pytest.raises(SubscriptionLostError, match="'orders' was deleted") as told:
+                await sub.next(DEADLINE)
+            assert told.value.code == "NO_STREAM"
+            if kind == "persistent":
+                with pytest.raises(SubscriptionLostError, match="was deleted"):
+                    await sub.flush()
+
+    run(main())
+
+
+def test_without_an_event_loop_a_lost_subscription_gives_nothing_it_had_prefetched(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path), connect_sync(data=tmp_path, timeout=DEADLINE) as client:
+        client.ensure("orders")
+        client.publish_many("orders", [b"%d" % n for n in range(6)])
+        with client.subscribe("orders", group="g") as sub:
+            assert sub.next(DEADLINE).offset == 0
+            client.admin("delete", name="orders", dead_letters=False)
+            deadline = time.monotonic() + DEADLINE
+            while not sub.under.over and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for ask in (sub.next, sub.batch):
+                with pytest.raises(SubscriptionLostError, match="was deleted"):
+                    ask(timeout=DEADLINE)
 
 
 def test_a_tracked_consumer_goes_on_with_another_master(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tests.node.outages import Processes, processes
 
 import railgun
 from railgun import Flow, Generate, Streams, StreamSink
+from railgun.cli.errors import NO_NODE, REFUSED, USAGE
+from railgun.cli.streams import command_error
 from railgun.client.errors import StreamsError
 from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient
@@ -70,6 +72,16 @@ def test_what_a_client_repeats_by_itself_may_pass() -> None:
     assert nothing_done("NO_MASTER")
     assert not nothing_done("DEPOSED")
     assert not may_pass("NO_STREAM")
+
+
+def test_commands_that_find_no_node_to_serve_them_end_with_the_exit_code_for_that() -> None:
+    gone = {
+        "NO_NODE", "CONNECTION_LOST", "DEADLINE", "CLOSED", "NO_MASTER", "DEPOSED", "NO_LEADER",
+    }  # fmt: skip
+    for code in (*CODES, "A_CODE_OF_A_LATER_VERSION"):
+        expected = USAGE if code in ("BAD_SETTINGS", "BAD_REQUEST") else REFUSED
+        told = command_error(StreamsError(code, "no"))
+        assert told.code == (NO_NODE if code in gone else expected), code
 
 
 def test_a_call_is_repeated_while_its_error_may_pass_and_no_longer() -> None:

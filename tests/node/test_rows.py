@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.running import (
@@ -518,7 +519,7 @@ def test_ps11_dead_letters_by_deliveries_come_once_and_say_why(tmp_path: Path) -
             assert int(told.pop("time")) > 0
             assert told == {
                 "stream": "orders", "offset": "0", "id": "p1", "group": "g", "deliveries": "2",
-                "reason": "no 2", "rule": "max_deliveries",
+                "reason": "no 2", "rule": "dead_deliveries",
             }  # fmt: skip
             letter.ack()
             await dead.flush()
@@ -556,7 +557,7 @@ def test_ps11_dead_letters_by_distance(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             dead = await client.subscribe("orders.dlq")
             told = (await dead.next(DEADLINE)).headers
-            assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "later")
+            assert (told["offset"], told["rule"], told["reason"]) == ("0", "dead_distance", "later")
             await nothing(dead)
 
     run(main())
@@ -584,9 +585,42 @@ def test_ps11_a_message_nacked_at_once_again_and_again_dies_of_distance(tmp_path
             dead = await subscribed_when_there(client, "orders.dlq")
             told = (await dead.next(DEADLINE)).headers
             consuming.cancel()
-            assert (told["offset"], told["rule"], told["reason"]) == ("0", "distance", "no")
+            assert (told["offset"], told["rule"], told["reason"]) == ("0", "dead_distance", "no")
             assert deliveries == int(told["deliveries"])
             await nothing(dead)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "how", [{"prefetch": 1}, {"exclusive": True}, {"exclusive": True, "prefetch": 1}]
+)
+def test_ps11_a_message_that_nothing_gets_past_dies_of_distance(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", dead_distance=3)
+            await client.publish_many("orders", [b"poison", b"1", b"2"])
+            sub = await client.subscribe("orders", group="g", **how)
+            for delivery in (1, 2, 3, 4):
+                message = await sub.next(DEADLINE)
+                while message.payload != b"poison":  # came before the recall was known
+                    message = await sub.next(DEADLINE)
+                assert message.delivery == delivery
+                message.nack(reason="no")
+            dead = await subscribed_when_there(client, "orders.dlq")
+            told = (await dead.next(DEADLINE)).headers
+            assert (told["offset"], told["rule"], told["deliveries"]) == ("0", "dead_distance", "4")
+            await nothing(dead)
+            async with asyncio.timeout(DEADLINE):
+                while (await client.group("orders", "g"))["floor"] < 3:
+                    message = await sub.next(DEADLINE)
+                    assert message.payload in (b"1", b"2")
+                    message.ack()
+                    with contextlib.suppress(StreamsError):  # of what was recalled
+                        await sub.flush()
 
     run(main())
 
@@ -731,7 +765,8 @@ def test_ps15_where_a_group_begins_and_why(tmp_path: Path) -> None:
             await client.publish_many("orders", [b"%d" % n for n in range(10)])
 
             async def began(group: str, start: str | int) -> tuple[int, str]:
-                async with await client.subscribe("orders", group=group, start=start) as sub:  # type: ignore[arg-type]
+                how: dict[str, Any] = {"group": group} if group else {}
+                async with await client.subscribe("orders", start=start, **how) as sub:  # type: ignore[arg-type]
                     return sub.offset, sub.why
 
             assert await began("a", "start") == (0, "start")

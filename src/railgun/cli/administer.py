@@ -15,7 +15,7 @@ from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
 from railgun.client.registry import Registry
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.node.clock import time_of_day
 from railgun.node.retime import retime as mend_times
 from railgun.node.settings import DEAD, SECOND
@@ -129,7 +129,7 @@ def retime(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         code = str(getattr(error, "code", "FAILED"))
         raise CommandError(FAILED, code.lower().replace("_", "-"), str(error)) from error
     except OSError as error:
-        raise CommandError(FAILED, "disk", f"{options.data}: {error}") from error
+        raise CommandError(FAILED, "disk", f"{options.data}: {said(error)}") from error
     out.data(latest=when, changed=changed)
     for name, count in changed.items():
         out.line(f"{name}: {count:,} batches changed")

@@ -50,6 +50,12 @@ def _some(told: str) -> int:
     return count
 
 
+def _text(told: str) -> str:
+    if not told:
+        raise argparse.ArgumentTypeError("it is empty: leave it out, or give it a value")
+    return told
+
+
 def _wait(told: str) -> float:
     wait = 0.0 if told == "0" else seconds(told)
     if wait > 600:
@@ -172,7 +178,8 @@ def add_streams(commands: Any) -> None:
             "--dead-distance",
             _or_none(number),
             "N",
-            "dead-letter an unacknowledged message once one more than N offsets later is acknowledged",
+            "dead-letter a message once a message more than N offsets later is acknowledged, or after more than N "
+            "deliveries",
         ),
         (
             "--dead-deliveries",
@@ -227,7 +234,7 @@ def add_streams(commands: Any) -> None:
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("messages", metavar="MESSAGE", nargs="*")
     made.add_argument("--id", help="of the one message: it is stored once")
-    made.add_argument("--topic", default="", help="of an ephemeral stream")
+    made.add_argument("--topic", type=_text, default=None, help="of an ephemeral stream")
     made.add_argument(
         "--acks", choices=("quorum", "master", "all", "none"), default="quorum",
         help="of a cluster: on whose disks it is when that is told (quorum)",
@@ -236,10 +243,12 @@ def add_streams(commands: Any) -> None:
 
     made = command("sub", "subscribe", "print messages, a line each")
     made.add_argument("stream", metavar="STREAM")
-    made.add_argument("--group", default="", help="share them with its members, and ack them")
+    made.add_argument(
+        "--group", type=_text, default=None, help="share them with its members, and ack them"
+    )
     made.add_argument("--exclusive", action="store_true", help="one member at a time, in order")
     made.add_argument(
-        "--consumer", default="", metavar="ID",
+        "--consumer", type=_text, default=None, metavar="ID",
         help="go on where the consumer with this ID was, and ack what is printed; takes over from another one",
     )  # fmt: skip
     made.add_argument(
@@ -255,7 +264,7 @@ def add_streams(commands: Any) -> None:
     made = command("req", "request", "ask who listens to an ephemeral stream; prints the answer")
     made.add_argument("stream", metavar="STREAM")
     made.add_argument("message", metavar="MESSAGE")
-    made.add_argument("--topic", default="")
+    made.add_argument("--topic", type=_text, default=None)
     made.add_argument(
         "--timeout",
         type=seconds,
@@ -271,7 +280,9 @@ def add_streams(commands: Any) -> None:
         help="gets the request on stdin; what it prints is the answer",
     )  # fmt: skip
     how.add_argument("--text", help="the answer")
-    made.add_argument("--group", default="", help="each request goes to one of its members")
+    made.add_argument(
+        "--group", type=_text, default=None, help="each request goes to one of its members"
+    )
     made.add_argument("--matcher", metavar="M", help="of topics: a.*, a.#")
     made.add_argument("--count", type=_some, metavar="N", help="end after so many")
 
@@ -294,10 +305,13 @@ def add_streams(commands: Any) -> None:
     made.add_argument("group", metavar="GROUP")
 
     letters = several("dlq", "the dead letters of a stream")
+    redriven = "also those that were redriven"
     made = command("ls", "dead_letters", "which there are, and why", letters)
     made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--all", action="store_true", help=redriven)
     made = command("show", "show_dead_letters", "print them whole", letters)
     made.add_argument("stream", metavar="STREAM")
+    made.add_argument("--all", action="store_true", help=redriven)
     made.add_argument("--count", type=_some, metavar="N", help="so many, the oldest (all)")
     made = command(
         "redrive",

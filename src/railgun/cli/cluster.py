@@ -18,6 +18,7 @@ from railgun.cli.streams import talk
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.client.registry import Registry
+from railgun.core.errors import said
 
 EVERY: Final = 1.0  # seconds between two looks
 _MARGIN: Final = 10.0  # seconds more than a node may take
@@ -92,7 +93,7 @@ async def _watch(client: Client, options: argparse.Namespace, out: Output) -> No
                 if not out.as_json:
                     live.update(view.status(found), refresh=True)
             except StreamsError as error:
-                out.warn(f"no answer: {error}")
+                out.warn(f"no answer: {said(error)}")
             await asyncio.sleep(options.every)
 
 

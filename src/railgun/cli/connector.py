@@ -25,6 +25,7 @@ from railgun.connector.ready.progress import Progress
 from railgun.connector.ready.table import Table, TableError, open_database
 from railgun.connector.ready.tail import Tail
 from railgun.connector.ready.webhooks import ListenError, Webhooks, open_to_all
+from railgun.core.errors import said
 from railgun.wire.listening import is_loopback
 
 OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
@@ -86,7 +87,7 @@ def http(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             tls.load_cert_chain(options.certificate, options.key)
         except OSError as error:
             raise CommandError(
-                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+                USAGE, "certificate", f"{options.certificate} cannot be used: {said(error)}"
             ) from error
     elif not is_loopback(options.host):
         raise CommandError(USAGE, "no-tls", str(open_to_all(options.host)))
@@ -237,5 +238,5 @@ def _token(options: argparse.Namespace) -> str | None:
         return Path(options.token_file).read_text("utf-8").strip()
     except (OSError, ValueError) as error:
         raise CommandError(
-            USAGE, "token", f"there is no token in {options.token_file}: {error}"
+            USAGE, "token", f"there is no token in {options.token_file}: {said(error)}"
         ) from error

@@ -14,8 +14,8 @@ from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.core.cluster.fields import NAME, REGION
-from railgun.core.cluster.options import OPTIONS, check_options
-from railgun.core.errors import RailgunError
+from railgun.core.cluster.options import OPTIONS, check_asked
+from railgun.core.errors import RailgunError, said
 from railgun.node.cluster.config import (
     CLUSTER_PORT,
     ROLES,
@@ -56,7 +56,7 @@ def serve(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         kind = code.lower().replace("_", "-")
         raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
     except OSError as error:  # its directory, or its certificate
-        raise CommandError(FAILED, "disk", f"the node cannot start: {error}") from error
+        raise CommandError(FAILED, "disk", f"the node cannot start: {said(error)}") from error
 
 
 def _run(node: Coroutine[Any, Any, int]) -> int:
@@ -122,7 +122,7 @@ def read_config(file: Path) -> dict[str, Any]:
             USAGE, "config", f"{file} cannot be read: {error.strerror or error}"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CommandError(USAGE, "config", f"{file} is no TOML: {error}") from error
+        raise CommandError(USAGE, "config", f"{file} is no TOML: {said(error)}") from error
     for name, section in told.items():
         if name not in SECTIONS:
             raise _unknown(file, name, f"there are the sections {' and '.join(SECTIONS)}")
@@ -208,7 +208,7 @@ def _cluster(
         settings: dict[str, Any] = {}
         for name in OPTIONS:
             if name in section:
-                settings |= check_options({name: section[name]})
+                settings |= check_asked({name: section[name]})
     except RailgunError as error:
         raise CommandError(USAGE, "config", f"{file}: cluster.{name}: {error}") from error
     return ClusterConfig(

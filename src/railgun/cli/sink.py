@@ -18,7 +18,7 @@ from railgun.connector.sinks.file_target import FileTarget
 from railgun.connector.sinks.server import SinkServer
 from railgun.connector.sinks.table_target import TableTarget
 from railgun.connector.sinks.targets import Target
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 
 EVERY: Final = 1.0  # seconds between two lines on how far it is
 _CODES: Final = {
@@ -47,7 +47,7 @@ def _sink(options: argparse.Namespace, out: Output, target: Any) -> int:
         kind = code.lower().replace("_", "-")
         raise CommandError(_CODES.get(code, FAILED), kind, str(error)) from error
     except OSError as error:  # its directory, or its certificate
-        raise CommandError(FAILED, "disk", f"the sink cannot start: {error}") from error
+        raise CommandError(FAILED, "disk", f"the sink cannot start: {said(error)}") from error
 
 
 async def _serve(options: argparse.Namespace, out: Output, target: Target) -> int:

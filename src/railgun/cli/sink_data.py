@@ -18,6 +18,7 @@ from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.connector.errors import SinkError
 from railgun.connector.sinks.ledger import Ledger, Txn
+from railgun.core.errors import said
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import FileLock
 
@@ -94,7 +95,7 @@ def _opened(options: argparse.Namespace) -> Iterator[Ledger]:
     except SinkError as error:
         raise CommandError(FAILED, error.code.lower(), str(error)) from error
     except OSError as error:
-        raise CommandError(FAILED, "disk", f"{directory}: {error}") from error
+        raise CommandError(FAILED, "disk", f"{directory}: {said(error)}") from error
 
 
 def _told(txn: Txn) -> dict[str, Any]:

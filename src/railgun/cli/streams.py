@@ -14,6 +14,7 @@ import signal
 import ssl
 import sys
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
@@ -23,12 +24,20 @@ from typing import Any, Final
 from railgun.cli import streams_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
+from railgun.client.checks import LEFT_OUT
 from railgun.client.client import Client, connect
-from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
+from railgun.client.errors import (
+    DuplicateIdError,
+    NoAnswerError,
+    StreamsError,
+    refuse_damaged,
+)
 from railgun.client.message import Message
 from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
-from railgun.node.settings import DEAD, StreamSettings
+from railgun.core.errors import said
+from railgun.node.settings import DEAD, REDRIVE, StreamSettings
+from railgun.wire.codes import no_node
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs
@@ -37,15 +46,6 @@ AT_ONCE: Final = 16  # commands that answer requests
 CHUNK: Final = 1 << 18
 FIXED: Final = ("kind", "region")  # of a stream, for ever
 SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamSettings))
-_GONE: Final = (
-    "NO_NODE",
-    "CONNECTION_LOST",
-    "DEADLINE",
-    "CLOSED",
-    "NO_MASTER",
-    "DEPOSED",
-    "NO_LEADER",
-)
 _SENSELESS: Final = ("BAD_SETTINGS", "BAD_REQUEST")
 
 
@@ -74,7 +74,7 @@ async def connect_by(options: argparse.Namespace) -> Client:
             bytes.fromhex(secret)
         except (OSError, ValueError) as error:
             raise CommandError(
-                USAGE, "secret", f"there is no secret in {options.secret_file}: {error}"
+                USAGE, "secret", f"there is no secret in {options.secret_file}: {said(error)}"
             ) from error
     tls: ssl.SSLContext | None = None
     if options.certificate is not None:
@@ -82,7 +82,7 @@ async def connect_by(options: argparse.Namespace) -> Client:
             tls = ssl.create_default_context(cafile=options.certificate)
         except OSError as error:
             raise CommandError(
-                USAGE, "certificate", f"{options.certificate} cannot be used: {error}"
+                USAGE, "certificate", f"{options.certificate} cannot be used: {said(error)}"
             ) from error
     data = Path(options.data)
     client = await connect(
@@ -97,7 +97,7 @@ def command_error(error: StreamsError, **data: Any) -> CommandError:
     code = REFUSED
     if isinstance(error, NoAnswerError):
         code = FAILED
-    elif error.code in _GONE:
+    elif no_node(error.code):
         code = NO_NODE
     elif error.code in _SENSELESS:
         code = USAGE
@@ -252,7 +252,7 @@ def publish(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
 
 async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
-    stream, given = options.stream, {"topic": options.topic, "acks": options.acks}
+    stream, given = options.stream, {"topic": options.topic or "", "acks": options.acks}
     if options.id is not None:
         [message] = options.messages
         yield [await client.publish(stream, message, id=options.id, **given)]
@@ -322,8 +322,8 @@ def subscribe(options: argparse.Namespace, out: Output, registry: Registry) -> i
 async def _print(client: Client, options: argparse.Namespace, out: Output) -> int:
     prefetch = min(1000, options.count or 1000)
     subscription = await client.subscribe(
-        options.stream, group=options.group, exclusive=options.exclusive, consumer=options.consumer,
-        start=options.start, matcher=options.matcher, prefetch=prefetch,
+        options.stream, group=options.group or LEFT_OUT, exclusive=options.exclusive,
+        consumer=options.consumer or LEFT_OUT, start=options.start, matcher=options.matcher, prefetch=prefetch,
     )  # fmt: skip
     async with subscription:
         follow = options.follow
@@ -373,12 +373,14 @@ async def _messages(
                 told = await client.describe(subscription.stream)
                 position = max(position, told["first"])
             elif await _at_end(client, subscription, quiet):
-                return
+                break
             continue
         quiet = 0.0
         position = found[-1].offset + 1
         left = left and left - len(found)
         yield found
+    if subscription.persistent and left != 0:
+        refuse_damaged(await client.describe(subscription.stream))  # its end is not the stream's
 
 
 async def _at_end(client: Client, subscription: Subscription, quiet: float) -> bool:
@@ -431,7 +433,10 @@ def request(options: argparse.Namespace, out: Output, registry: Registry) -> int
 
     async def work(client: Client) -> int:
         answer = await client.request(
-            options.stream, options.message, topic=options.topic, timeout=options.timeout
+            options.stream,
+            options.message,
+            topic=options.topic or "",
+            timeout=options.timeout,
         )
         out.data(**payload_data(answer))
         out.raw(answer + b"\n")
@@ -447,7 +452,9 @@ def respond(options: argparse.Namespace, out: Output, registry: Registry) -> int
         try:
             words = shlex.split(options.program)
         except ValueError as error:
-            raise CommandError(USAGE, "usage", f"--command {options.program!r}: {error}") from error
+            raise CommandError(
+                USAGE, "usage", f"--command {options.program!r}: {said(error)}"
+            ) from error
         if not words or shutil.which(words[0]) is None:
             raise CommandError(USAGE, "usage", f"there is no command {' '.join(words[:1])!r}")
 
@@ -461,7 +468,7 @@ async def _respond(
     client: Client, options: argparse.Namespace, words: list[str], out: Output
 ) -> int:
     subscription = await client.subscribe(
-        options.stream, group=options.group, matcher=options.matcher
+        options.stream, group=options.group or LEFT_OUT, matcher=options.matcher
     )
     tasks: set[asyncio.Task[None]] = set()
     async with subscription:
@@ -480,7 +487,7 @@ async def _respond(
                 await message.respond(given)
                 out.data(answered=True, **as_data(message))
             except (StreamsError, CommandError, OSError) as error:
-                out.warn(f"a request is not answered: {error}")
+                out.warn(f"a request is not answered: {said(error)}")
             finally:
                 room.release()
 
@@ -530,8 +537,10 @@ def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -
 
     async def work(client: Client) -> int:
         found = [
-            {"letter": message.offset, "buried": message.time / 1e6, **message.headers}
-            async for message in _letters(client, options.stream, None)
+            {"letter": message.offset, "buried": message.time / 1e6}
+            | view.headers_of(message.headers)
+            | {"redriven": redriven}
+            async for message, redriven in _letters(client, options)
         ]
         out.listing("letters", found, view.letters, f"{options.stream} has no dead letters")
         return DONE
@@ -544,11 +553,14 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
 
     async def work(client: Client) -> int:
         count = 0
-        async for message in _letters(client, options.stream, options.count):
+        async for message, redriven in _letters(client, options):
             count += 1
-            out.data(**as_data(message))
-            out.line(view.letter(message.offset, message.headers), "bold")
+            headers = view.headers_of(message.headers)
+            out.data(**as_data(message) | {"headers": headers, "redriven": redriven})
+            out.line(view.letter(message.offset, headers, redriven), "bold")
             out.raw(message.payload + b"\n")
+            if count == options.count:
+                break
         if not count:
             out.line(f"{options.stream} has no dead letters")
         return DONE
@@ -556,15 +568,35 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
     return talk(options, work)
 
 
-async def _letters(client: Client, stream: str, most: int | None) -> AsyncIterator[Message]:
+async def _letters(
+    client: Client, options: argparse.Namespace
+) -> AsyncIterator[tuple[Message, bool]]:
+    """Yield dead letters, and whether each was redriven: those only if all are asked for."""
+    stream: str = options.stream
     await client.describe(stream)  # or there is no such stream
     try:
+        redriven = await _redriven(client, stream + DEAD)
         subscription = await client.subscribe(stream + DEAD)
     except StreamsError as error:
         if error.code == "NO_STREAM":  # none has died yet
             return
         raise
     async with subscription:
-        async for messages in _messages(client, subscription, most, follow=False):
+        async for messages in _messages(client, subscription, None, follow=False):
             for message in messages:
-                yield message
+                gone = redriven(message.offset)
+                if options.all or not gone:
+                    yield message, gone
+
+
+async def _redriven(client: Client, letters: str) -> Callable[[int], bool]:
+    """Return what tells whether a letter was redriven, by its offset among the dead letters."""
+    try:
+        told = await client.admin("finished", name=letters, group=REDRIVE)
+    except StreamsError as error:
+        if error.code != "NO_GROUP":
+            raise
+        return lambda offset: False
+    ends = [(0, told["floor"]), *map(tuple, told["ranges"])]
+    firsts = [first for first, _ in ends]
+    return lambda offset: offset < ends[bisect_right(firsts, offset) - 1][1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -103,26 +103,45 @@ def group(one: Told) -> RenderableType:
     return _pairs(pairs)
 
 
+_OLD_RULES: Final = {
+    "max_deliveries": "dead_deliveries", "distance": "dead_distance", "max_age": "dead_age",
+}  # fmt: skip
+
+
+def headers_of(letter: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a dead letter, with its rule as the settings call it: older letters have another name.
+
+    >>> headers_of({"group": "g", "rule": "distance"}), headers_of({"rule": "dead_age"})
+    ({'group': 'g', 'rule': 'dead_distance'}, {'rule': 'dead_age'})
+    """
+    rule = letter.get("rule", "")
+    return dict(letter) | ({"rule": _OLD_RULES[rule]} if rule in _OLD_RULES else {})
+
+
 def letters(found: Sequence[Told]) -> RenderableType:
     """Dead letters, without what is in them."""
-    table = columns("letter>", "group", "offset>", "id", "deliveries>", "rule", "reason", "buried>")
+    table = columns(
+        "letter>", "group", "offset>", "id", "deliveries>", "rule", "reason", "buried>", ""
+    )
     for one in found:
         names = ("group", "offset", "id", "deliveries", "rule", "reason")
         words = [Text(str(one.get(name, ""))) for name in names]
-        table.add_row(str(one["letter"]), *words, _ago(one["buried"]))
+        again = "redriven" if one["redriven"] else ""
+        table.add_row(str(one["letter"]), *words, _ago(one["buried"]), again)
     return table
 
 
-def letter(offset: int, headers: dict[str, str]) -> str:
-    """What is said of a dead letter.
+def letter(offset: int, headers: Mapping[str, str], redriven: bool = False) -> str:
+    """Describe a dead letter in one line.
 
-    >>> letter(0, {"offset": "7", "group": "g", "deliveries": "3", "rule": "deliveries", "reason": "no"})
-    'letter 0: offset 7, group g, 3 deliveries, rule deliveries: no'
+    >>> letter(0, {"offset": "7", "group": "g", "deliveries": "3", "rule": "dead_deliveries", "reason": "no"})
+    'letter 0: offset 7, group g, 3 deliveries, rule dead_deliveries: no'
     """
     told = (
         f"letter {offset}: offset {headers.get('offset', '?')}, group {headers.get('group', '?')}"
     )
     told += f", {headers.get('deliveries', '?')} deliveries, rule {headers.get('rule', '?')}"
+    told += ", redriven" if redriven else ""
     return told + (f": {headers['reason']}" if headers.get("reason") else "")
 
 

@@ -50,6 +50,32 @@ def check_text(name: str, value: Any, *, empty: bool = True) -> str:
     return value
 
 
+class _LeftOut(str):
+    """An empty text that no caller gives."""
+
+    __slots__ = ()
+
+
+LEFT_OUT: Final = _LeftOut()
+"""The default of an argument that may be left out, but not be given as an empty text."""
+
+
+def check_optional(name: str, value: Any) -> str:
+    """Return a text that is not empty; or an empty one if the argument was left out.
+
+    >>> check_optional("group", LEFT_OUT), check_optional("group", "billing")
+    ('', 'billing')
+    >>> check_optional("group", "")
+    Traceback (most recent call last):
+    railgun.client.checks.BadValueError: group is empty: leave it out, or name one (BAD_REQUEST)
+    """
+    if value is LEFT_OUT:
+        return ""
+    if isinstance(value, str) and not value:
+        raise BadValueError(f"{name} is empty: leave it out, or name one")
+    return check_text(name, value)
+
+
 def _encoded(name: str, value: str) -> bytes:
     try:
         return value.encode()

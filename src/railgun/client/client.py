@@ -6,9 +6,13 @@ Rules:
    together: those that come up in one turn of the event loop, and those that come up while as many publishes of the
    stream as may be are under way.
 2. Every call has a deadline. If it passes, what was asked for may have been done or not.
-3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Publishes that were not
-   answered are sent again if all their messages have IDs: then they cannot come twice, and a duplicate is what was
-   wanted. Others raise `CONNECTION_LOST`: they may be stored or not, and only the caller knows whether twice does harm.
+3. A connection that is lost is made again, with growing pauses, and subscriptions with it. Requests that were never
+   written to it are sent by the next one, until their deadline. Publishes that were written and not answered are sent
+   again if all their messages have IDs: then they cannot come twice, and a duplicate is what was wanted. So are calls
+   that do no harm when they are done twice (`IDEMPOTENT`). Others raise `CONNECTION_LOST`: they may have been done or
+   not, and only the caller knows whether twice does harm.
+   An event loop that was busy for `STALL_S` does not know whether the node has given the connection up meanwhile: the
+   client pings, and sends nothing else before the node has answered or another connection is made.
    A node that is about to end says so (`GoingAway`): nothing more is sent to it, what it has taken it answers, and what
    it has not (`STOPPING`) goes to the next node, or to this one when it is back, until the deadline.
 4. A connection that does not answer pings is dead (`wire.heartbeat`): after `SILENCE_S` seconds, or after
@@ -39,6 +43,7 @@ from google.protobuf.message import Message as Command
 
 from railgun.client.address import DATA, Address
 from railgun.client.checks import (
+    LEFT_OUT,
     MAX_DELAY_S,
     MAX_PREFETCH,
     MAX_REQUEST_S,
@@ -48,6 +53,7 @@ from railgun.client.checks import (
     check_headers,
     check_id,
     check_list,
+    check_optional,
     check_seconds,
     check_start,
     check_text,
@@ -62,7 +68,8 @@ from railgun.client.errors import (
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
-from railgun.wire.codes import nothing_done, resent
+from railgun.core.errors import said
+from railgun.wire.codes import resent
 from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.heartbeat import Beat, Heartbeat
@@ -76,6 +83,11 @@ LATE: Final = "not published in time: it may be stored or not"
 SILENCE_S: Final = 20.0
 SILENCE_WITH_OTHERS_S: Final = 2.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
+STALL_S: Final = 1.0  # for which the event loop was busy, so that the connection may be gone
+IDEMPOTENT: Final = frozenset(
+    {"describe", "list", "groups", "group", "finished", "nodes", "cluster", "ensure"}
+)
+"""Calls that are sent again when their connection is lost: they only read, or do nothing the second time."""
 TICK_S: Final = 0.4  # between two looks at the heartbeat: others may have become known
 NO_QUORUM_S: Final = 10.0  # until a node that had no quorum is left again for the others
 DIAL_S: Final = (
@@ -90,7 +102,14 @@ ANSWER_GRACE_S: Final = 5.0
 """How much longer than a request's timeout a client waits to be told of it."""
 LOST: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
 """What a request is told whose connection is lost, or about to be."""
-_NOBODY: Final = (None, 0.0)
+_NOBODY: Final = (None, 0.0, 0)
+
+
+class _NotSentError(StreamsError):
+    """A request was not written before its connection was lost: nothing was done, and it may be sent again."""
+
+    def __init__(self, lost: StreamsError) -> None:
+        super().__init__(lost.code, lost.text)
 
 
 class Client:
@@ -119,13 +138,18 @@ class Client:
         self._open = asyncio.Event()
         self._closing = False
         self._going = False  # whether the node is about to end
+        self._awake_s = 0.0  # when the event loop was known to turn
+        self._verifying = (
+            0  # the number of the ping that tells whether the connection is alive; 0: it is
+        )
         self._running: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None
         self._heartbeat = Heartbeat(SILENCE_S, 0.0)  # of each connection its own
         self._token = secrets.token_hex(12)  # names of responses are unique in the world
         self._numbers = itertools.count(1)
         self._channels = itertools.count(1)
-        self._answers: dict[int, tuple[asyncio.Future[Any], float]] = {}  # and until when
+        self._answers: dict[int, tuple[asyncio.Future[Any], float, int]] = {}
+        """By the numbers of requests: who waits, until when, and the last frame of the request."""
         self._subscriptions: dict[int, Subscription] = {}
         self._renewing: set[int] = set()  # channels of those that are made again
         self._outbox: Outbox | None = None
@@ -167,7 +191,7 @@ class Client:
                 dials.reset()
                 await self._alive()
             except (OSError, StreamsError, FrameError) as error:
-                self._last_error = getattr(error, "text", str(error)) or "no answer"
+                self._last_error = getattr(error, "text", said(error)) or "no answer"
                 hopeless &= getattr(error, "code", "") in (BAD_SECRET, BAD_VERSION)
             self._disconnected()
             if not self._closing and self._nodes.turn(self.loop.time() - began > LASTING):
@@ -189,7 +213,7 @@ class Client:
 
         def gone(connection: Connection, error: Exception | None) -> None:
             code = error.code if isinstance(error, HelloError) else "CONNECTION_LOST"
-            told = StreamsError(code, str(error or "the node closed the connection"))
+            told = StreamsError(code, said(error) if error else "the node closed the connection")
             for future in (opened, lost):
                 if not future.done():
                     future.set_exception(told)
@@ -208,6 +232,7 @@ class Client:
             raise
         self._connection, self._lost = connection, lost
         self._going = False
+        self._verifying, self._awake_s = 0, self.loop.time()
         self._outbox = Outbox(self.loop, connection.transport)
         self._heartbeat = Heartbeat(SILENCE_S, self.loop.time())
         await self._resume()
@@ -241,8 +266,10 @@ class Client:
         try:
             while self._connection is here and not subscription.over:
                 try:
-                    await self.ask(
-                        lambda n: self.send(subscription.request(n), (), subscription.channel)
+                    await self._ask(
+                        lambda n: self.send(subscription.request(n), (), subscription.channel),
+                        None,
+                        once=True,  # the next connection makes it again by itself
                     )
                     return
                 except StreamsError as error:
@@ -271,6 +298,7 @@ class Client:
         heartbeat, beat = self._heartbeat, Beat.NOTHING
         while beat is not Beat.DEAD:
             await asyncio.wait([self._lost], timeout=min(TICK_S, heartbeat.interval_s))
+            self._notice_stall()
             heartbeat.silence_s = SILENCE_S if len(self._nodes) == 1 else SILENCE_WITH_OTHERS_S
             if self._lost.done():
                 self._lost.result()
@@ -284,12 +312,14 @@ class Client:
     def _disconnected(self) -> None:
         self._open.clear()
         self._going = False
+        self._verifying = 0
+        written = self._outbox.written if self._outbox is not None else 0
         self._connection = self._outbox = None
         told = StreamsError("CONNECTION_LOST", self._last_error)
-        self._publisher.cut_off(told)
+        self._publisher.cut_off(told, written)
         answers, self._answers = self._answers, {}
-        for future, _ in answers.values():
-            tell(future, told)
+        for future, _, frame in answers.values():
+            tell(future, told if frame <= written else _NotSentError(told))
         for subscription in self._subscriptions.values():
             subscription.cut_off(told)
 
@@ -298,7 +328,7 @@ class Client:
         if not self._closing:
             if self._learning is not None:
                 self._learning.cancel()
-            if self._open.is_set() or self._going:
+            if self._open.is_set() or self._going or self._verifying:
                 pending = self._publisher.pending()
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
@@ -335,10 +365,31 @@ class Client:
         """Whether there is a connection now."""
         return self._outbox is not None
 
-    @property
-    def sendable(self) -> bool:
-        """Whether there is a connection to a node that takes requests."""
-        return self._outbox is not None and not self._going
+    def may_send(self) -> bool:
+        """Return whether there is a connection to a node that takes requests; look first whether it is still there."""
+        if self._connection is None or self._outbox is None or self._going:
+            return False
+        if self._connection.transport.is_closing():  # it is lost, and made again soon
+            self._open.clear()
+            return False
+        self._notice_stall()
+        return not self._verifying
+
+    def _notice_stall(self) -> None:
+        """Ask the node whether the connection is alive if the event loop was busy for long; send nothing before."""
+        now_s = self.loop.time()
+        stalled, self._awake_s = now_s - self._awake_s > STALL_S, now_s
+        if stalled and self._outbox is not None and not self._going and not self._verifying:
+            self._verifying = next(self._numbers)
+            self._open.clear()
+            self.send(p.Ping(number=self._verifying))
+
+    def _verified(self) -> None:
+        """The node has answered: send what waits."""
+        self._verifying = 0
+        if not self._going:
+            self._open.set()
+            self._publisher.go_on()
 
     @property
     def closing(self) -> bool:
@@ -357,7 +408,13 @@ class Client:
         if self._outbox is not None:
             self._outbox.send(encode(command, blobs, channel))
 
+    @property
+    def frames(self) -> int:
+        """How many frames were sent by this connection: the number of the last one."""
+        return 0 if self._outbox is None else self._outbox.frames
+
     def _received(self, connection: Connection, data: bytes) -> None:
+        self._notice_stall()
         self._heartbeat.heard_s = self.loop.time()
         try:
             for frame in self._reader.feed(data):
@@ -380,18 +437,21 @@ class Client:
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
                     self._subscriptions[channel].began(command)
-                future, _ = self._answers.pop(command.request, _NOBODY)
+                future, *_ = self._answers.pop(command.request, _NOBODY)
                 if future is not None and not future.done():
                     future.set_result((command, frame.blob))
             case p.Missed() | p.Lost() | p.Recalled():
                 self._tell(channel, command)
             case p.Ping():
                 self.send(p.Pong(number=command.number))
+            case p.Pong() if command.number == self._verifying:
+                if self._verifying:
+                    self._verified()
             case p.GoingAway():
                 self._go("the node has ended in order")
                 self.send(p.Pong(number=command.number))
             case _:
-                future, _ = self._answers.pop(getattr(command, "request", 0), _NOBODY)
+                future, *_ = self._answers.pop(getattr(command, "request", 0), _NOBODY)
                 if future is None:
                     self._tell(channel, command)
                 elif isinstance(command, p.Failed):
@@ -415,7 +475,21 @@ class Client:
             self._outbox.flush()
             self._connection.close()
 
-    def gives_up(self, error: StreamsError) -> bool:
+    def tries_again(self, error: StreamsError, *, idempotent: bool) -> bool:
+        """Return whether a request that failed so is sent again, until its deadline.
+
+        It is if the cause is a change of nodes or roles, and nothing was done or the request is `idempotent` (does no
+        harm when it is done twice). An idempotent one is sent again also when the connection was lost.
+        """
+        if self._closing:
+            return False
+        if error.code in ("CONNECTION_LOST", "CLOSED"):
+            return idempotent
+        if not resent(error.code) or not (error.nothing_done or idempotent):
+            return False
+        return not self._gives_up(error)
+
+    def _gives_up(self, error: StreamsError) -> bool:
         """Return whether a request that was refused for want of a quorum is not tried again: rule 7."""
         if not error.no_quorum:
             return False
@@ -437,11 +511,17 @@ class Client:
         """Send something with a number, and wait for the command that answers it."""
         return (await self._ask(send, timeout))[0]
 
-    async def _ask(self, send: Callable[[int], object], timeout: float | None) -> Any:
+    async def _ask(
+        self, send: Callable[[int], object], timeout: float | None, *, once: bool = False
+    ) -> Any:
+        """As `ask`, with what came beside the command. `once`: raise also what nothing was done of."""
         deadline = self.loop.time() + (self.timeout if timeout is None else timeout)
         while True:
             try:
                 return await self._ask_once(send, deadline)
+            except _NotSentError:
+                if once or self._closing:
+                    raise
             except StreamsError as error:
                 if error.code != "STOPPING" or self._closing:
                     raise
@@ -451,14 +531,14 @@ class Client:
         number = next(self._numbers)
         future: asyncio.Future[Any] = self.loop.create_future()
         try:
-            while not self.sendable and not self._closing:
+            while not self.may_send() and not self._closing:
                 reached_by = self._deadline(None) if deadline == math.inf else deadline
                 async with asyncio.timeout_at(reached_by):
                     await self._open.wait()
             if self._closing:
                 raise StreamsError("CLOSED", "the client is closed")
-            self._answers[number] = (future, deadline)
             send(number)
+            self._answers[number] = (future, deadline, self.frames)
             return await future
         except TimeoutError as error:
             raise DeadlineError("the node did not answer in time") from error
@@ -476,7 +556,7 @@ class Client:
         """Tell those whose deadline has passed. A look now and then is cheaper than a timer for each call."""
         now = self.loop.time()
         self._sweeping = self.loop.call_later(SWEEP, self._sweep)
-        late = [future for future, deadline in self._answers.values() if deadline < now]
+        late = [future for future, deadline, _ in self._answers.values() if deadline < now]
         for future in late:
             tell(future, TimeoutError())
         for future, error in self._publisher.late(now):
@@ -606,9 +686,9 @@ class Client:
         self,
         stream: str,
         *,
-        group: str = "",
+        group: str = LEFT_OUT,
         exclusive: bool = False,
-        consumer: str = "",
+        consumer: str = LEFT_OUT,
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,
@@ -625,12 +705,12 @@ class Client:
         (`Subscription.identity`). If that stream was deleted and made anew, `STREAM_REPLACED` is raised.
         """
         check_text("stream", stream)
-        check_text("group", group)
-        check_text("consumer", consumer)
+        group = check_optional("group", group)
+        consumer = check_optional("consumer", consumer)
         check_text("identity", identity)
         check_flag("exclusive", exclusive)
         check_start(start)
-        check_whole("prefetch", prefetch, 0, MAX_PREFETCH)
+        check_whole("prefetch", prefetch, 1, MAX_PREFETCH)
         check_seconds("ack_wait", ack_wait, 0.0, MAX_DELAY_S)
         if matcher is not None:
             check_text("matcher", matcher)
@@ -641,6 +721,8 @@ class Client:
                     "a subscription is of a group or of a tracked consumer, not of both",
                 )
             group, exclusive = TRACKED + consumer, True
+        if exclusive and not group:
+            raise BadValueError("exclusive is for the members of a group: name one")
         made = Subscription(
             self,
             next(self._channels),
@@ -661,20 +743,14 @@ class Client:
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
-                await self.ask(send, deadline - self.loop.time())
+                await self._ask(send, deadline - self.loop.time(), once=True)
                 return made
             except BaseException as error:
                 if self._subscriptions.pop(made.channel, None) is not None:
                     self.send(p.Unsubscribe(), (), made.channel)  # the node may make it yet
-                lost = isinstance(error, StreamsError) and error.code in (
-                    "CONNECTION_LOST",
-                    "CLOSED",
-                )
-                if not lost or self._closing:
-                    refused = isinstance(error, StreamsError) and resent(error.code)
-                    again = refused and not self.gives_up(cast(StreamsError, error))
-                    if not (again and await self._pause(pauses, deadline)):
-                        raise
+                again = isinstance(error, StreamsError) and self.tries_again(error, idempotent=True)
+                if not again or not await self._pause(pauses, deadline):
+                    raise
                 # nothing has come of it, and it is asked for again
 
     async def unsubscribe(self, subscription: Subscription) -> None:
@@ -694,7 +770,9 @@ class Client:
         try:
             told = json.dumps(arguments)
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadValueError(f"{call}: arguments are what JSON can say: {error}") from error
+            raise BadValueError(
+                f"{call}: arguments are what JSON can say: {said(error)}"
+            ) from error
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:
             try:
@@ -704,8 +782,7 @@ class Client:
                 )
                 return json.loads(answer.result)
             except StreamsError as error:
-                again = resent(error.code) and nothing_done(error.code)
-                again = again and not self.gives_up(error)
+                again = self.tries_again(error, idempotent=call in IDEMPOTENT)
                 if not again or not await self._pause(pauses, deadline):
                     raise
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from railgun.core.errors import RailgunError
 from railgun.wire import codes
+
+DAMAGED: Final = "LOG_DAMAGED"
 
 
 class StreamsError(RailgunError):
@@ -47,6 +52,33 @@ class NoNodeError(StreamsError, ConnectionError):
 
     def __init__(self, text: str) -> None:
         super().__init__("NO_NODE", text)
+
+
+class SubscriptionLostError(StreamsError):
+    """The node has ended a subscription: nothing more comes, and prefetched messages are not given.
+
+    `code` says why: `CONSUMER_TAKEN` (another subscription has the ID of this tracked consumer), `NO_STREAM` (the
+    stream was deleted), `NO_GROUP` (the group was deleted), `STREAM_REPLACED`, or why the node cannot serve it.
+    """
+
+
+class StreamDamagedError(StreamsError):
+    """The log of a stream is damaged: nothing from an offset on can be read. The text names both.
+
+    All before that offset was given; what was delivered to a group may still be acknowledged.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(DAMAGED, text)
+
+
+def refuse_damaged(described: Mapping[str, Any]) -> None:
+    """Raise `StreamDamagedError` if `described` (what `describe` tells) is of a stream that ends in damage.
+
+    For whoever reads up to `described["end"]`, and would take it for the end of the stream.
+    """
+    if described.get("damaged_at") is not None:
+        raise StreamDamagedError(str(described["trouble"]))
 
 
 class NoAnswerError(StreamsError):

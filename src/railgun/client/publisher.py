@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.nodes import Pauses
-from railgun.wire.codes import resent
 from railgun.wire.commands import LARGEST
 from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import build
@@ -65,8 +64,8 @@ class Batch:
     """Messages of one stream that wait to be sent, or to be answered."""
 
     __slots__ = (
-        "acks", "again", "deadline", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
-        "stream", "together", "topic",
+        "acks", "again", "deadline", "frame", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
+        "stream", "together", "topic", "unsent",
     )  # fmt: skip
 
     def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks = p.QUORUM) -> None:
@@ -85,6 +84,8 @@ class Batch:
         self.together = False  # one ID for all of it
         self.again = False  # whether it may have been stored before
         self.refusal: StreamsError | None = None  # it was sent, and nothing was done
+        self.frame = 0  # its number in the present connection; 0: it is not in that
+        self.unsent = False  # it was not written before its connection was lost
 
     def add(
         self,
@@ -178,12 +179,13 @@ class Publisher:
     def resume(self) -> None:
         """There is a connection: send what can be sent again, and what waits."""
         for number, batch in list(self._under_way.items()):
-            if batch.refusal is None:
+            if batch.refusal is None and not batch.unsent:
                 batch.again = True
             elif batch.forsaken:
                 self._done(number)
                 continue
             batch.refusal = None
+            batch.unsent = False
             try:
                 self._send_batch(number, batch)
             except Exception as error:  # its own: the others go on
@@ -191,14 +193,23 @@ class Publisher:
         for key in list(self._waiting):
             self._try_send(key)
 
-    def cut_off(self, error: StreamsError) -> None:
-        """The connection is lost."""
+    def go_on(self) -> None:
+        """The connection is known to be alive again: send what waits."""
+        for stream in list(self._held):
+            self._look_after(stream)
+        for key in list(self._waiting):
+            self._try_send(key)
+
+    def cut_off(self, error: StreamsError, written: int) -> None:
+        """The connection is lost; the first `written` frames had been written to it."""
         for held in self._held.values():
             if held.timer is not None:
                 held.timer.cancel()
         self._held.clear()
         for number, batch in list(self._under_way.items()):
-            if batch.refusal is None or self._client.closing:
+            batch.unsent |= batch.refusal is None and batch.frame > written and batch.acks != p.NONE
+            batch.frame = 0
+            if self._client.closing or not (batch.refusal or batch.unsent):
                 self._failed(number, error)
 
     def _failed(self, number: int, error: StreamsError) -> None:
@@ -336,7 +347,7 @@ class Publisher:
     def _try_send(self, key: tuple[str, str]) -> None:
         """Send what waits, unless enough is under way and it is little."""
         line = self._waiting.get(key)
-        while line and self._client.sendable:
+        while line and self._client.may_send():
             held = self._held.get(key[0])
             if held is not None and held.numbers:
                 return
@@ -379,6 +390,7 @@ class Publisher:
             acks=batch.acks,
         )
         self._client.send(told, blobs)
+        batch.frame = self._client.frames
 
     # ------------------------------------------------------------ answers
 
@@ -390,24 +402,19 @@ class Publisher:
             self._published(answer)
         else:
             error = StreamsError(answer.code, answer.text, answer.no_quorum)
+            batch = self._under_way[answer.request]
             if answer.code == "CLOSED":
                 self._failed(answer.request, error)
-            elif self._client.gives_up(error):
-                self._done(answer.request).fail(error)
-            elif resent(answer.code):
+            elif batch.acks != p.NONE and self._client.tries_again(error, idempotent=batch.safe):
                 self._masterless(answer.request, error)
             else:
                 self._done(answer.request).fail(error)
         return True
 
     def _masterless(self, number: int, error: StreamsError) -> None:
-        """There was no master for a publish, or there is none any more: it is sent again, if that does no harm."""
+        """There was no master for a publish, or there is none any more: it is sent again."""
         batch = self._under_way[number]
-        done_perhaps = not error.nothing_done
-        if batch.acks == p.NONE or self._client.closing or (done_perhaps and not batch.safe):
-            self._done(number).fail(error)
-            return
-        batch.again |= done_perhaps
+        batch.again |= not error.nothing_done
         batch.refusal = error
         held = self._held.setdefault(batch.stream, _Held())
         held.why = str(error)
@@ -425,8 +432,8 @@ class Publisher:
     def _send_again(self, stream: str) -> None:
         held = self._held[stream]
         held.timer = None
-        if not self._client.sendable:
-            return  # with the next connection
+        if not self._client.may_send():
+            return  # with the next connection, or when this one is known to be alive
         numbers, held.numbers = sorted(held.numbers), set()
         for number in numbers:
             batch = self._under_way[number]
@@ -501,8 +508,9 @@ def tell(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
+    shown = (id or b"").decode("utf-8", "backslashreplace")
     if refused.code == "DUPLICATE_ID":
         return DuplicateIdError(
-            f"the ID {id!r} is taken by offset {refused.offset}", refused.offset
+            f"the ID {shown!r} is taken by offset {refused.offset}", refused.offset
         )
-    return StreamsError(refused.code, f"the ID {id!r} cannot be remembered")
+    return StreamsError(refused.code, f"the ID {shown!r} cannot be remembered")

@@ -13,7 +13,12 @@ Rules:
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
 5. A nack with `block` blocks this subscription, too: what has come already is given when the delay is over.
-6. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
+6. A subscription that the node ends (its tracked ID was taken over, its stream or group was deleted) raises
+   `SubscriptionLostError` at once, from every call: messages that were prefetched are dropped, because they are not
+   this consumer's any more.
+7. A stream whose log is damaged ends with `StreamDamagedError` when all before the damage was given. The subscription
+   stays: what a group has delivered may still be acked.
+8. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
    once, and then it is about what is said from there on.
 """
 
@@ -28,7 +33,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from railgun.client.checks import MAX_OFFSET, check_nack, check_timeout, check_whole
-from railgun.client.errors import StreamsError
+from railgun.client.errors import (
+    DAMAGED,
+    StreamDamagedError,
+    StreamsError,
+    SubscriptionLostError,
+)
 from railgun.client.message import Arrival, Buffer, Message
 from railgun.wire.codes import resent
 from railgun.wire.proto import streams_pb2 as p
@@ -93,7 +103,9 @@ class Subscription:
         self._sent = self._safe = 0  # how often acks were sent, and of these are on disk
         self._doubt = StreamsError("ACK_STALE", "")  # what became of acks that did not count
         self._doubts = self._known = 0  # how often that was, and how often it was told
-        self._error: Exception | None = None
+        self._error: StreamsError | None = None
+        self.forfeits = 0
+        """How often messages of a group that were taken, or could have been, became another consumer's."""
         self._next = -1  # the offset behind the last message that was given
         self._recalled = -1  # messages of this epoch and before will come again
         self._given = 0  # ephemeral: since credit was granted
@@ -150,8 +162,13 @@ class Subscription:
     def cut_off(self, error: StreamsError) -> None:
         """The connection is lost."""
         self.trouble = str(error)
+        if isinstance(self._error, StreamDamagedError):
+            self._error = (
+                None  # it is made again, and what was not given comes again before the damage
+            )
         if self.persistent:
             self._messages.clear()
+            self.forfeits += bool(self.group)
         if self.group and (self._acks or self._sent > self._safe):
             self._doubted(error)
         self._acks.clear()
@@ -200,6 +217,9 @@ class Subscription:
             case p.Failed() if resent(command.code):
                 self.cut_off(StreamsError(command.code, command.text))
                 self.client.renew(self)
+            case p.Failed() if command.code == DAMAGED:
+                self._error = StreamDamagedError(command.text)
+                self._arrived.set()
             case p.Failed():
                 self.failed(StreamsError(command.code, command.text))
 
@@ -213,9 +233,11 @@ class Subscription:
         self.closed = True
         self._arrived.set()
 
-    def failed(self, error: Exception) -> None:
-        """It is over."""
-        self._error = error
+    def failed(self, error: StreamsError) -> None:
+        """End with `SubscriptionLostError`: the node has ended it, or does not make it again, for this reason."""
+        self._error = SubscriptionLostError(error.code, error.text)
+        self._messages.clear()
+        self.forfeits += 1
         self._arrived.set()
 
     # ------------------------------------------------------------ messages
@@ -378,6 +400,8 @@ class Subscription:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
         check_timeout(timeout)
+        if isinstance(self._error, SubscriptionLostError):
+            raise self._error
         known, sent = self._known, self._safe
 
         def send(number: int) -> None:
@@ -390,6 +414,8 @@ class Subscription:
         except StreamsError as error:
             if error.code != "DEADLINE":  # so it is told
                 self._known, self._safe = self._doubts, max(self._safe, sent)
+            if isinstance(self._error, SubscriptionLostError):
+                raise self._error from error
             raise
         self._safe = max(self._safe, sent)
         if self._doubts > known:

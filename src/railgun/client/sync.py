@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from railgun.client.address import DATA, Address
+from railgun.client.checks import LEFT_OUT
 from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
@@ -145,9 +146,9 @@ class SyncClient:
         self,
         stream: str,
         *,
-        group: str = "",
+        group: str = LEFT_OUT,
         exclusive: bool = False,
-        consumer: str = "",
+        consumer: str = LEFT_OUT,
         start: Start | int = "start",
         prefetch: int = PREFETCH,
         matcher: str | None = None,
@@ -195,6 +196,7 @@ class SyncSubscription:
         under.face = self
         self._most = 1 if one_by_one else 1000
         self._ready: deque[SyncMessage] = deque()
+        self._forfeits = 0  # of the subscription, when messages were taken last
         self._blocked_until = 0.0  # nothing of it is given before, by the steady clock
 
     @property
@@ -220,10 +222,16 @@ class SyncSubscription:
 
     def next(self, timeout: float | None = None) -> SyncMessage:
         """The next message; `TimeoutError` if none comes in time, `StopIteration` if none will."""
-        if not self._ready:
+        if not self._has_ready():
             self._ready.extend(self.batch(self._most, timeout))
         self._wait_while_blocked(timeout)
         return self._ready.popleft()
+
+    def _has_ready(self) -> bool:
+        """Return whether messages that were taken wait here; drop them if they are not this consumer's any more."""
+        if self._ready and self._forfeits != self.under.forfeits:
+            self._ready.clear()
+        return bool(self._ready)
 
     def _wait_while_blocked(self, timeout: float | None) -> None:
         """Wait until a delay that blocks is over; `TimeoutError` if that takes longer than `timeout` seconds."""
@@ -237,7 +245,7 @@ class SyncSubscription:
 
     def batch(self, most: int = 1000, timeout: float | None = None) -> list[SyncMessage]:
         """The messages that are there, at least one."""
-        if self._ready:
+        if self._has_ready():
             self._wait_while_blocked(timeout)
             return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         return self._take(self.under.batch(most, timeout))  # type: ignore[arg-type]
@@ -249,9 +257,11 @@ class SyncSubscription:
     def _take(self, work: Coroutine[Any, Any, T]) -> T:
         async def taken() -> T | None:
             try:
-                return await work
+                found = await work
             except StopAsyncIteration:
                 return None
+            self._forfeits = self.under.forfeits  # in the client's thread: nothing comes between
+            return found
 
         found = self.client.wait(taken())
         if found is None:

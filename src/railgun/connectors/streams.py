@@ -53,13 +53,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from railgun.client.address import DATA, Address
-from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.client.errors import DuplicateIdError, StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
 from railgun.client.patience import PAUSES_S, patiently
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError
 from railgun.connectors.files import as_json, encoded
 from railgun.connectors.staging import MODES, Mode
+from railgun.core.errors import said
 from railgun.flow.operators.operator import shorten
 from railgun.flow.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flow.source import Reader, Source
@@ -321,9 +322,10 @@ class Streams(Source[Any]):
         now = copy.copy(self)
         with _named(str(self)), _SHARED.use(self.node) as client:
             node = _Patient(client, str(self))
-            now.ends = {
-                name: node.admin("describe", name=name)["end"] for name in self.partitions()
-            }
+            told = {name: node.admin("describe", name=name) for name in self.partitions()}
+            for one in told.values():
+                refuse_damaged(one)
+            now.ends = {name: one["end"] for name, one in told.items()}
         now.bounded = True
         return now
 
@@ -358,6 +360,8 @@ class _Reader(Reader[Any]):
                     node = _Patient(self._client, self._who)
                     told = node.admin("describe", name=stream)
                     end = told["end"]
+                    if not source.follow:
+                        refuse_damaged(told)
                 self.end = None if source.follow else end
             if at_end:
                 offset = end
@@ -429,7 +433,7 @@ class _Reader(Reader[Any]):
         except ValueError as error:
             raise ConnectorError(
                 f"{self._who}, offset {records.base + len(items)}: {shorten(payloads[len(items)])} is not "
-                f"{self.source.format}: {error}. To go on without such messages read them as bytes, and decode "
+                f"{self.source.format}: {said(error)}. To go on without such messages read them as bytes, and decode "
                 "them with .map(..., on_error='dead_letter')"
             ) from error
         self._items, self._row = items, 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
+
+_NUMBER: Final = re.compile(r"\[Errno -?\d+\] ?")
 
 
 class RailgunError(Exception):
@@ -45,6 +48,17 @@ def pass_interrupt(error: BaseException) -> None:
     """
     if isinstance(error, KeyboardInterrupt | ProcessEnd):
         raise error
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says, to stand within a sentence: without the system's number, and without a full stop.
+
+    >>> said(FileNotFoundError(2, "No such file or directory", "secret"))
+    "No such file or directory: 'secret'"
+    >>> said(RailgunError("the disk is full. Make room."))
+    'the disk is full. Make room'
+    """
+    return _NUMBER.sub("", str(error)).removesuffix(".")
 
 
 def represent(value: object) -> str:

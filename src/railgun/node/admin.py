@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.node.errors import storage_error
 from railgun.node.node import Node
 from railgun.node.persistent import Persistent
@@ -177,6 +177,10 @@ async def _group(node: Node, name: str, group: str) -> Any:
     return node.group(name, group)
 
 
+async def _finished(node: Node, name: str, group: str) -> Any:
+    return node.finished(name, group)
+
+
 async def _nodes(node: Node) -> Any:
     if node.cluster is not None:
         return await node.cluster.administer("nodes", {})
@@ -243,6 +247,10 @@ _TABLE: Final = (
         (_NAME, _GROUP), _group,
     ),
     Call(
+        "finished", "Which messages a group has finished with.", "GET", _OF_GROUP + "/finished",
+        (_NAME, _GROUP), _finished,
+    ),
+    Call(
         "reset_group", "Let a group without members begin anew somewhere.", "POST",
         _OF_GROUP + "/reset",
         (_NAME, _GROUP, Argument("to", PLACE, "Where it begins.", optional=False)),
@@ -287,7 +295,7 @@ _TABLE: Final = (
 )  # fmt: skip
 CALLS: Final[Mapping[str, Call]] = {call.name: call for call in _TABLE}
 OF_MASTER: Final = frozenset(
-    {"describe", "purge", "redrive", "groups", "group", "reset_group", "delete_group"}
+    {"describe", "purge", "redrive", "groups", "group", "finished", "reset_group", "delete_group"}
 )
 """Calls that only the master of the stream can do."""
 OF_COPY: Final = frozenset({"describe"})
@@ -327,5 +335,5 @@ async def call(node: Node, name: str, given: Mapping[str, Any]) -> Any:
     except Exception as error:
         _LOG.exception("the call %s has failed in a way nobody has thought of", name)
         raise InternalError(
-            f"{name} has failed: {type(error).__name__}: {error}. This is an error of Railgun."
+            f"{name} has failed: {type(error).__name__}: {said(error)}. This is an error of Railgun."
         ) from error

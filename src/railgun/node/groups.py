@@ -11,7 +11,9 @@ Rules:
    What cannot be written (a full disk) is tried again, and then all of it, whatever came between.
 3. What an exclusive group hands out goes out when the log has its epoch, and in the order in which it was handed out.
 4. Who joins is told so, and gets messages, when the log knows the group: what is published after that reaches it.
-5. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
+5. Consumers of a stream whose log is damaged are told so when they have everything before the damage. They stay
+   members: what they have they may still ack.
+6. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
 """
 
 from __future__ import annotations
@@ -75,6 +77,9 @@ class Consumer(Protocol):
 
     def tell(self, command: Command) -> None:
         """Say what it has to know: `Missed`, `Recalled`."""
+
+    def stopped(self, error: RailgunError) -> None:
+        """Nothing more can be read for it, for this reason; it stays a member. Only the first call counts."""
 
     def lost(self, error: RailgunError) -> None:
         """There is nothing more to get, for this reason."""
@@ -188,6 +193,11 @@ class GroupDriver:
         """These are being worked on."""
         return self._said(self.group.in_progress(member, receipts, self.stream.now()), told)
 
+    def unsent(self, member: str, receipts: Sequence[Receipt]) -> None:
+        """These could not be read, and were not sent: take them back, and tell all who wait for what is damaged."""
+        self.group.unsent(member, receipts, self.stream.now())
+        self.stream.look()
+
     def _said(self, commands: list[Command], told: Told | None) -> list[Stale]:
         stale = [command for command in commands if isinstance(command, Stale)]
         self._tell([command for command in commands if not isinstance(command, Stale)])
@@ -236,7 +246,9 @@ class GroupDriver:
         self._looking = False
         if self.ended or (self.tracked and not self.stream.acting):  # it is looked at when it is
             return
-        now, group = self.stream.now(), self.group
+        now, group, damage = self.stream.now(), self.group, self.stream.damage
+        if damage is not None:
+            group.unreadable(damage.offset)
         deadline = group.deadline()
         if deadline is not None and deadline <= now:
             self._tell(group.tick(now))
@@ -255,6 +267,11 @@ class GroupDriver:
                 self._lazy = self.stream.loop.call_later(LAZY, self._save)
         for bury in group.letters(now):
             self.stream.bury(self, bury)
+        if damage is not None and group.at_damage() and not self._line:
+            active = group.active
+            for name, consumer in list(self.consumers.items()):
+                if active is None or active.name == name:
+                    consumer.stopped(damage)
         self._set_timer(now)
 
     def _set_timer(self, now: int) -> None:
@@ -286,6 +303,8 @@ class GroupDriver:
             self.stream.loop.call_later(RETRY, self._let_know, handed)
         while self._line and self._line[0].known:
             self._send(self._still(self._line.popleft().out))
+        if not self._line and self.stream.damage is not None:
+            self.look()  # behind what was sent it is told
 
     def _still(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
         """What of these was not taken back while the log was written."""

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeV
 
 from railgun.core.cluster.options import OPTIONS
 from railgun.core.delivery import OffsetRangeError
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.core.exchange import Exchange, Responses
 from railgun.core.pacing import PacedClock
 from railgun.node.clock import steady_us, time_of_day
@@ -244,7 +244,7 @@ class Node:
                 settings = StreamSettings.of(told_settings)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
                 where = self._disk.where(f"{home}/{_SETTINGS}")
-                told.append(f"stream {name!r} is left alone: {where} cannot be read: {error}")
+                told.append(f"stream {name!r} is left alone: {where} cannot be read: {said(error)}")
                 self._unreadable.add(name)
                 continue
             finally:
@@ -596,6 +596,7 @@ class Node:
                 "bytes": log.size,
                 "last_time": log.last_time / SECOND if log.durable_end > log.first else None,
                 "trouble": str(stream.trouble or ""),
+                "damaged_at": None if stream.damage is None else stream.damage.offset,
                 "groups": self.groups(name),
                 "readers": sum(group.startswith("#") for group in stream.groups),
             }
@@ -633,6 +634,12 @@ class Node:
         stream, _ = self._driver(name, group)
         await stream.remove(group)
         return {"deleted": group}
+
+    def finished(self, name: str, group: str) -> dict[str, Any]:
+        """Return which messages a group has finished with: all below `floor`, and `ranges` (first, end) above it."""
+        _, driver = self._driver(name, group)
+        settled = driver.group.settled
+        return {"floor": driver.group.floor, "ranges": [(first, end) for first, end, _ in settled]}
 
     def group(self, name: str, group: str) -> dict[str, Any]:
         """What a group is doing, and why it gets nothing if so."""

@@ -36,7 +36,13 @@ from railgun.node.commit import Committer, Log, Stamp
 from railgun.node.copies import Acks, Copies, Done
 from railgun.node.counts import Counts
 from railgun.node.disk import Disk
-from railgun.node.errors import BeyondEndError, NoGroupError, NoMasterError, TrimmedError
+from railgun.node.errors import (
+    BeyondEndError,
+    DamagedLogError,
+    NoGroupError,
+    NoMasterError,
+    TrimmedError,
+)
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
 from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
@@ -169,6 +175,15 @@ class Persistent:
         ):  # until the node knows which stream of the cluster it is: what was safe at the last note
             return max(self.log.first, min(int(self.note.safe), self.log.durable_end))
         return self.log.durable_end
+
+    @property
+    def damage(self) -> DamagedLogError | None:
+        """Why nothing from an offset on can be read, for good; None in a cluster, where another copy mends this one."""
+        found = self.log.damage
+        if found is None or self._in_cluster or self.copies is not None:
+            return None
+        told = f"stream {self.name!r} cannot be read from offset {found.offset} on, and takes no messages"
+        return DamagedLogError(f"{told}: {found}", found.offset)
 
     @property
     def stored_ahead(self) -> int:
@@ -450,6 +465,9 @@ class Persistent:
         """
         if group:
             self._check_master()
+        damage = self.damage
+        if damage is not None and seek is not None and seek > damage.offset:
+            raise damage
         first, end = self.log.first, self.end
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
@@ -731,6 +749,8 @@ class Persistent:
     def trouble(self) -> RailgunError | None:
         """Why messages or positions of groups cannot be written, or why some cannot be read; None: all is well."""
         logs = (self.log, self.group_log)
+        if self.damage is not None:
+            return self.damage
         return next((e for e in (*(o.failed for o in logs), *(o.refused for o in logs)) if e), None)
 
     async def check_files(self) -> None:

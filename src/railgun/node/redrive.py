@@ -12,6 +12,7 @@ Rules:
    `MESSAGE_GONE`  the stream has the message no more (retention, purge), or has another one in its place
    `NO_GROUP`      the group was deleted
    `GROUP_BUSY`    the group has not finished with the message: it was reset, say, and will get it anyway
+   `LOG_DAMAGED`   the log of the stream is damaged, and the message cannot be read
    `NOT_A_LETTER`  a message that somebody else published to the dead letters
 5. Letters that come while it works wait for the next redrive: else one that dies again at once would go round for ever.
    One redrive of a stream at a time; whoever else consumes as this group has to leave first.
@@ -29,9 +30,10 @@ from railgun.core.errors import RailgunError
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import Persistent
+from railgun.node.settings import REDRIVE
 from railgun.wire.records import Records
 
-GROUP: Final = "redrive"
+GROUP: Final = REDRIVE
 PIECE: Final = 256 << 10  # bytes of letters read at once
 MOST_REFUSED: Final = 1000  # letters that are told one by one
 _MEMBER: Final = "redrive"
@@ -71,6 +73,9 @@ class _Member:
 
     def tell(self, command: Command) -> None:
         """Ignore this: it needs to know nothing."""
+
+    def stopped(self, error: RailgunError) -> None:
+        """Ignore this: its next read says so."""
 
     def lost(self, error: RailgunError) -> None:
         """Ignore this: its next read says so."""
@@ -238,6 +243,9 @@ def _letter(stream: Persistent, at: int, payload: bytes, headers: bytes) -> Lett
         )
         raise RefusedLetterError("NOT_A_LETTER", text)
     letter = Letter(at, group, offset, time, redrives, payload)
+    damage = stream.damage
+    if damage is not None and offset >= damage.offset:
+        raise RefusedLetterError(damage.code, str(damage))
     if offset >= stream.end:
         raise _gone(stream, offset)
     try:

@@ -41,6 +41,7 @@ from railgun.node.cluster.relay import Relay
 from railgun.node.copies import Acks
 from railgun.node.errors import (
     CopyBehindError,
+    DamagedLogError,
     NoMasterError,
     StoppingError,
     StreamReplacedError,
@@ -101,6 +102,9 @@ class Consumer:
         self.outbox: deque[Deliver] = deque()
         self.begun = False
         """Whether the client was told that it is subscribed."""
+        self.stop: RailgunError | None = None
+        """Why nothing more can be read for it."""
+        self._stop_told = False
         self.gone: RailgunError = RequestError("NO_SUBSCRIPTION", "it ended before it began")
         """Why it has ended, if it has."""
 
@@ -125,6 +129,19 @@ class Consumer:
                         break
                     self._missed(deliver, error.first)
                     continue
+                except DamagedLogError as error:
+                    if ranges:  # which go first
+                        self.outbox.appendleft(deliver)
+                        break
+                    damage = self.stream.damage
+                    if (
+                        damage is None
+                    ):  # in a cluster this copy is mended soon: who asks again is served
+                        self.session.lose(self, error)
+                        return
+                    self.outbox.appendleft(deliver)
+                    self._give_back_from(damage.offset)
+                    continue
                 except RailgunError as error:
                     self.session.lose(self, error)
                     return
@@ -140,6 +157,26 @@ class Consumer:
                     self.outbox.appendleft(replace(deliver, first=end))
             if ranges:
                 self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
+        if self.stop is not None and not self._stop_told and not self.outbox and self.begun:
+            self._stop_told = True
+            self.session.fail(0, self.stop, self.channel)
+
+    def _give_back_from(self, offset: int) -> None:
+        """Let the group have back what cannot be read: all from this offset on."""
+        assert self.driver is not None
+        receipts = [
+            Receipt(max(one.first, offset), one.end, one.delivery, one.epoch)
+            for one in self.outbox
+            if one.end > offset
+        ]
+        before = [one for one in self.outbox if one.first < offset]
+        self.outbox = deque(replace(one, end=min(one.end, offset)) for one in before)
+        self.driver.unsent(self.name, receipts)
+
+    def stopped(self, error: RailgunError) -> None:
+        """Nothing more can be read for it: tell the client, behind what is on its way to it."""
+        self.stop = self.stop or error
+        self.flush()
 
     def _missed(self, deliver: Deliver, first: int) -> None:
         """What was to be sent is gone, up to there: the group takes it back, and says so."""
@@ -543,7 +580,9 @@ class Session:
         check_name(command.response)
         timeout = command.timeout or int(self.node.response_timeout_s() * SECOND)
         if timeout > LONGEST_TIMEOUT:
-            raise RequestError("BAD_REQUEST", f"a timeout of {timeout} µs: a day is the longest")
+            raise RequestError(
+                "BAD_REQUEST", f"a timeout of {timeout / SECOND:g} s: a day is the longest"
+            )
         name = command.response
         self.node.await_response(name, self, timeout)
         self._requests[name] = command.request
@@ -612,6 +651,8 @@ class Session:
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
         if command.ack_wait > MAX_DELAY:
             raise RequestError("BAD_REQUEST", f"ack_wait is at most {MAX_DELAY // DAY} days")
+        if not command.credit:
+            raise RequestError("BAD_REQUEST", "a credit of 0 (prefetch): it must be at least 1")
         if isinstance(stream, Ephemeral):
             if tracked:
                 raise RequestError(
@@ -633,6 +674,8 @@ class Session:
             self.subscriptions[channel] = listener
             self.send(p.Subscribed(request=command.request, why="end"), (), channel)
             return
+        if command.exclusive and not command.group:
+            raise RequestError("BAD_REQUEST", "exclusive is for the members of a group: name one")
         if command.has_matcher:
             raise RequestError(
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"

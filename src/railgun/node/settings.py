@@ -17,6 +17,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
 """The dead letters of a stream are in the stream of its name with this at its end."""
 
+REDRIVE: Final = "redrive"
+"""The group of the dead letters of a stream that has finished with those that were redriven."""
 TRACKED: Final = "@"
 """A tracked consumer is an exclusive group of its own, whose name is the consumer's ID behind this."""
 
@@ -47,7 +49,8 @@ class StreamSettings:
     max_age: float | None = None
     max_bytes: int | None = None
     dead_distance: int | None = None
-    """Dead-letter an unacknowledged message once a message more than this many offsets later is acknowledged."""
+    """Dead-letter a message once a message more than this many offsets later is acknowledged, or when it comes back
+    after more than this many deliveries."""
     dead_deliveries: int | None = None
     """Dead-letter a message that came back after this many deliveries."""
     dead_age: float | None = None

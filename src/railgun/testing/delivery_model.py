@@ -108,11 +108,13 @@ class Model:
     def put(self, offset: int) -> None:
         """Where a message goes that nobody has."""
         cell = self.cells[offset]
-        most = self.config.max_deliveries
+        most, distance = self.config.max_deliveries, self.config.distance
         if offset < self.first:
             self.miss(offset)
         elif most is not None and cell.count >= most:
-            cell.place, cell.rule = "dead", "max_deliveries"
+            cell.place, cell.rule = "dead", "dead_deliveries"
+        elif distance is not None and cell.count > distance:
+            cell.place, cell.rule = "dead", "dead_distance"
         elif cell.until and (self.now is None or cell.until > self.now):
             cell.place = "delayed"
         else:
@@ -173,13 +175,13 @@ class Model:
                 continue
             behind = self.highest - max(offset, self.redriven.get(offset, Mark(0, -1)).highest)
             if config.distance is not None and behind > config.distance:
-                cell.place, cell.rule = "dead", "distance"
+                cell.place, cell.rule = "dead", "dead_distance"
             elif (
                 config.max_age is not None
                 and cell.since is not None
                 and now - cell.since >= config.max_age
             ):
-                cell.place, cell.rule = "dead", "max_age"
+                cell.place, cell.rule = "dead", "dead_age"
 
     def restart(self) -> None:
         self.credit, self.active, self.now = {}, "", None

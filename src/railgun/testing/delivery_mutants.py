@@ -18,7 +18,7 @@ from railgun.core.delivery import (
     Redrove,
     Unsettled,
 )
-from railgun.core.delivery.messages import Bury, Flight, Standing
+from railgun.core.delivery.messages import Bury, Flight, Rule, Standing
 from railgun.core.delivery.parts import Party
 from railgun.core.delivery.saved import Mark
 from railgun.core.errors import ProtocolError
@@ -305,6 +305,24 @@ class DelayedNeverDie(Group):
         self.delayed = type(delayed)()
         super().condemn(now)
         self.delayed = delayed
+
+
+@mutant
+class DistanceOfAcksOnly(Group):
+    """A message that is delivered again and again does not die of distance while nothing later is acked."""
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        rule = super().delivered_too_often(standing)
+        return None if rule == "dead_distance" else rule
+
+
+@mutant
+class DistanceOfDeliveriesIsOneLess(Group):
+    """A message dies of distance when it comes back after as many deliveries as the distance."""
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        rule, distance = super().delivered_too_often(standing), self.config.distance
+        return "dead_distance" if rule is None and distance and standing.count >= distance else rule
 
 
 @mutant

@@ -1,11 +1,13 @@
 """The codes of errors that nodes and clients give, and whether an error with that code may pass.
 
 This table is the only place that decides what is worth another try. Clients, the ends of flows, Spark's source and sink
-and the command line ask it (`may_pass`, `nothing_done`, `resent`).
+and the command line ask it (`may_pass`, `nothing_done`, `resent`, `no_node`).
 
 >>> may_pass("NO_LEADER"), may_pass("BAD_REQUEST"), may_pass("A_CODE_OF_A_LATER_VERSION")
 (True, False, False)
 >>> nothing_done("NO_MASTER"), nothing_done("DEPOSED")
+(True, False)
+>>> no_node("CONNECTION_LOST"), no_node("NO_STREAM")
 (True, False)
 """
 
@@ -23,6 +25,12 @@ class Code(NamedTuple):
     """Whether the request has had no effect. False: it may have been done or not."""
     resent: bool = False
     """Whether a client repeats the request by itself until its deadline: the cause is a change of nodes or roles."""
+    no_node: bool = False
+    """Whether no node was there that could have done it: commands end with the exit code for that."""
+
+
+def _no_node(code: Code) -> Code:
+    return code._replace(no_node=True)
 
 
 _LASTS: Final = Code(passes=False, nothing_done=True)
@@ -34,12 +42,13 @@ _RESENT_IN_DOUBT: Final = Code(passes=True, nothing_done=False, resent=True)
 
 CODES: Final[dict[str, Code]] = {
     # Nodes come and go, and change their roles.
-    "NO_MASTER": _RESENT, "STOPPING": _RESENT, "DEPOSED": _RESENT_IN_DOUBT,
-    "NO_LEADER": _PASSES_IN_DOUBT, "NOT_LEADER": _PASSES, "NOT_READY": _PASSES, "FATE_UNKNOWN": _PASSES_IN_DOUBT,
-    "NO_CLUSTER": _PASSES, "NOT_FORMED": _PASSES, "UNREACHABLE": _PASSES_IN_DOUBT,
+    "NO_MASTER": _no_node(_RESENT), "STOPPING": _RESENT, "DEPOSED": _no_node(_RESENT_IN_DOUBT),
+    "NO_LEADER": _no_node(_PASSES_IN_DOUBT), "NOT_LEADER": _PASSES, "NOT_READY": _PASSES,
+    "FATE_UNKNOWN": _PASSES_IN_DOUBT, "NO_CLUSTER": _PASSES, "NOT_FORMED": _PASSES, "UNREACHABLE": _PASSES_IN_DOUBT,
     "COPY_BEHIND": _RESENT,
     # The connection between a client and its node.
-    "CONNECTION_LOST": _PASSES_IN_DOUBT, "DEADLINE": _PASSES_IN_DOUBT, "NO_NODE": _PASSES, "CLOSED": _PASSES,
+    "CONNECTION_LOST": _no_node(_PASSES_IN_DOUBT), "DEADLINE": _no_node(_PASSES_IN_DOUBT),
+    "NO_NODE": _no_node(_PASSES), "CLOSED": _no_node(_PASSES),
     "BAD_HELLO": _PASSES, "BAD_SECRET": _LASTS, "BAD_VERSION": _LASTS, "NO_TLS": _LASTS, "TLS": _LASTS,
     "OTHER_CLUSTER": _LASTS, "OTHER_NODE": _LASTS,
     # Disks, and what is remembered of IDs.
@@ -74,6 +83,11 @@ def may_pass(code: str) -> bool:
 def nothing_done(code: str) -> bool:
     """Return whether a request that failed with `code` is known to have had no effect."""
     return CODES.get(code, _LASTS_IN_DOUBT).nothing_done
+
+
+def no_node(code: str) -> bool:
+    """Return whether `code` says that no node was there that could have done what was asked for."""
+    return CODES.get(code, _LASTS_IN_DOUBT).no_node
 
 
 def resent(code: str) -> bool:

@@ -33,6 +33,10 @@ class Outbox:
         self._turn = False  # whether there will be a flush
         self._last = 0.0  # when the last frame came
         self._waiting = 0
+        self.frames = 0
+        """Frames that were given to `send`."""
+        self.written = 0
+        """Those of them that the transport has taken: the first so many. The others never left this process."""
 
     @property
     def unsent(self) -> int:
@@ -41,6 +45,7 @@ class Outbox:
 
     def send(self, pieces: list[Blob]) -> None:
         """Send the pieces of a frame."""
+        self.frames += 1
         now = time.perf_counter()
         alone, self._last = now - self._last > CLOSELY, now
         if alone and not self._turn:
@@ -64,6 +69,7 @@ class Outbox:
     def _write(self, pieces: list[Blob]) -> None:
         if self._transport.is_closing():
             return
+        self.written = self.frames
         small: list[Blob] = []
         for piece in pieces:
             if len(piece) < LARGE:

@@ -17,7 +17,8 @@ from railgun.core.cluster.fields import RefusedError, Scalar, bad, check_object,
 class Option:
     """One setting: a number of seconds within limits; `optional`: or None, which is without it.
 
-    `settled`: it cannot be changed once the cluster is formed.
+    `settled`: it cannot be changed once the cluster is formed. `least_asked`: the lowest value that people may ask for
+    (`check_asked`); lower ones, down to `least`, are accepted only from logs of older versions.
     """
 
     default: float | None
@@ -25,6 +26,7 @@ class Option:
     most: float
     optional: bool = False
     settled: bool = False
+    least_asked: float | None = None
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
@@ -32,7 +34,8 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "election": Option(0.6, 0.05, 60.0, settled=True),
     "patience": Option(0.7, 0.1, 3600.0),  # how long the leader waits for a silent master
     "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node leaves; None: never
-    "master_wait": Option(5.0, 0.0, 3600.0),  # how long a write waits for a master
+    # How long a write waits for a master: in less than a second no other one can be elected.
+    "master_wait": Option(5.0, 0.0, 3600.0, least_asked=1.0),
     "rs_timeout": Option(30.0, 0.001, 86400.0),  # of a response, if it is not asked for another
 }
 """All in seconds."""
@@ -66,12 +69,30 @@ def check_options(value: Any) -> dict[str, Scalar]:
             continue
         is_number = isinstance(one, int | float) and not isinstance(one, bool)
         if not is_number or not option.least <= one <= option.most:
-            also = ", or nothing" if option.optional else ""
-            raise RefusedError(
-                "BAD_SETTINGS",
-                f"{key} is {option.least:g} to {option.most:g} seconds{also}, not {told(one)}",
-            )
+            raise _out_of_range(key, option.least, one)
     return dict(asked)
+
+
+def check_asked(value: Any) -> dict[str, Scalar]:
+    """Return some of the settings as people ask for them; raise `RefusedError` also for what makes no sense.
+
+    >>> check_asked({"master_wait": 0.1})
+    Traceback (most recent call last):
+    railgun.core.cluster.fields.RefusedError: master_wait is 1 to 3600 seconds, not 0.1
+    """
+    asked = check_options(value)
+    for key, one in asked.items():
+        least = OPTIONS[key].least_asked
+        if least is not None and isinstance(one, int | float) and one < least:
+            raise _out_of_range(key, least, one)
+    return asked
+
+
+def _out_of_range(key: str, least: float, value: Any) -> RefusedError:
+    option = OPTIONS[key]
+    also = ", or nothing" if option.optional else ""
+    text = f"{key} is {least:g} to {option.most:g} seconds{also}, not {told(value)}"
+    return RefusedError("BAD_SETTINGS", text)
 
 
 def drift(cluster: Mapping[str, Scalar], file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

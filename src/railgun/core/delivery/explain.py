@@ -33,24 +33,33 @@ class Explanation:
         return f"{self.code}: {self.text}"
 
 
+def _seconds(us: int) -> str:
+    """Return a duration of so many µs as text.
+
+    >>> _seconds(90_000_000), _seconds(1_234_567), _seconds(-5)
+    ('90 s', '1.235 s', '0 s')
+    """
+    return f"{round(max(0, us) / 1e6, 3):.10g} s"
+
+
 def explain(state: State, blocked: int, now: int) -> Explanation:
     """Why nothing is delivered, or that something is."""
     parties = list(state.members.values())
     receivers = parties if not state.config.exclusive else [p for p in parties if p is state.active]
     credit = sum(max(0, party.free) for party in receivers)
     in_flight = sum(party.flights.total for party in parties)
-    ready = state.waiting.total + state.end - state.next
+    ready = state.ready_below(state.readable)
     letters = state.dead.total + len(state.proposed)
     has_room = f"{in_flight} messages are in flight"
     until = min((standing.until for _, _, standing in state.delayed), default=now)
-    delay = f"{state.delayed.total} messages are delayed, the first for {max(0, until - now)} µs"
+    delay = f"{state.delayed.total} messages are delayed, the first for {_seconds(until - now)}"
     writing = f"{letters} messages wait for their letters to be written"
     if not parties:
         code, text = "NO_MEMBERS", "no consumer has joined the group"
     elif now < state.pause[0]:
         code = "BLOCKED"
-        text = f"a nack blocks the group for another {state.pause[0] - now} µs; {has_room}"
-    elif blocked != FAR:
+        text = f"a nack blocks the group for another {_seconds(state.pause[0] - now)}; {has_room}"
+    elif blocked != state.readable:
         code = "PAUSED"
         what = delay if state.delayed.first == blocked else writing
         text = f"exclusive, and nothing from offset {blocked} on is delivered: {what}"
@@ -63,6 +72,9 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
         code, text = "DELAYED", delay
     elif letters:
         code, text = "LETTERS", writing
+    elif state.readable != FAR:
+        code = "DAMAGED"
+        text = f"the log of the stream is damaged: nothing from offset {state.readable} on can be read; {has_room}"
     elif in_flight:
         code, text = "WAITING_FOR_ACKS", f"{has_room}, and there are no others"
     else:

@@ -36,7 +36,10 @@ Rules:
 11. **Restart.** The members are gone, so all that was in flight was delivered and is released. If the stream ends
     before where the group was (its tail was lost), what the group knew of those offsets is void: they will be other
     messages.
-12. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`.
+12. **Damage.** What cannot be read from the stream is not delivered (`unreadable`). Messages that could not be sent for
+    that reason come back at once, and that delivery does not count (`unsent`). Who receives nothing more because of it
+    is to be told (`at_damage`): the end of what can be read is not the end of the stream.
+13. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`.
 """
 
 from __future__ import annotations
@@ -117,6 +120,17 @@ class Group(Letters):
         self.look_at_clock(now)
         self._drop_below(first)
         return self._tell_missed()
+
+    def unreadable(self, offset: int) -> None:
+        """The stream cannot be read from this offset on: rule 12."""
+        self.readable = min(self.readable, offset)
+
+    def at_damage(self) -> bool:
+        """Return whether nothing that can be read waits for a member, and something cannot be read."""
+        if self.readable == FAR or self.next < min(self.readable, self.end):
+            return False
+        lows = (self.waiting.first, self.delayed.first)
+        return all(low is None or low >= self.readable for low in lows)
 
     def configure(self, config: GroupConfig, now: int) -> None:
         """Serve the group by these rules from now on, what it was delivered before included.
@@ -254,7 +268,7 @@ class Group(Letters):
     ) -> list[Command]:
         """Let messages come again after `delay` µs, which blocks the group if `block`. Return what is stale."""
         if not 0 <= delay <= DAY:
-            raise BadDelayError(f"a delay of {delay} µs: it must be from 0 to a day")
+            raise BadDelayError(f"a delay of {delay / 1e6:g} s: it must be from 0 to a day")
         if block and not delay:
             raise BadDelayError("a nack that blocks needs a delay: for how long?")
         party, claims, told = self._claim(member, receipts, now)
@@ -277,6 +291,13 @@ class Group(Letters):
             for first, end, flight in claims:
                 self.fly(party, first, end, replace(flight, expires=expires))
         return told
+
+    def unsent(self, member: Member, receipts: Sequence[Receipt], now: int) -> None:
+        """Take back what could not be sent to a member; the delivery does not count: rule 12."""
+        _, claims, _ = self._claim(member, receipts, now)
+        for first, end, flight in claims:
+            self.give_back(first, end, flight, None)
+        self.epoch += bool(claims) and self.config.exclusive
 
     def _claim(
         self, member: Member, receipts: Sequence[Receipt], now: int, *, keep: bool = False
@@ -325,9 +346,7 @@ class Group(Letters):
         if now < self.pause[0]:
             return told
         below = self.blocked()
-        ready = self.waiting.total if below == FAR else len_below(self.waiting.pieces(0, below))
-        if below == FAR:
-            ready += self.end - self.next
+        ready = self.ready_below(below)
         if not ready:
             return told
         for party, share in self._shares(ready):
@@ -344,12 +363,12 @@ class Group(Letters):
         return told
 
     def blocked(self) -> int:
-        """Rule 7: in an exclusive group, nothing from here on is delivered; else this is far away."""
+        """Return from where on nothing is delivered, by rule 7 in an exclusive group or by rule 12; else `FAR`."""
         if not self.config.exclusive:
-            return FAR
-        lows = [self.delayed.first, self.dead.first]
+            return self.readable
+        lows = [self.readable, self.delayed.first, self.dead.first]
         lows.append(min(self.proposed, default=None))
-        return min((low for low in lows if low is not None), default=FAR)
+        return min(low for low in lows if low is not None)
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
         """Rule 5: who gets how many of the messages that are ready, the first of them first."""
@@ -367,7 +386,7 @@ class Group(Letters):
         if piece is not None:
             return piece
         first = self.next
-        self.next = min(first + most, self.end)
+        self.next = min(first + most, self.end, below)
         return first, self.next, FRESH
 
     # --- Time -------------------------------------------------------------------------------------
@@ -413,11 +432,6 @@ class Group(Letters):
     def validate(self) -> None:
         """Raise if the state contradicts itself; for tests."""
         check(self)
-
-
-def len_below(pieces: Iterable[tuple[int, int, object]]) -> int:
-    """How many offsets these are."""
-    return sum(end - first for first, end, _ in pieces)
 
 
 def _continues(one: Deliver, other: Deliver) -> bool:

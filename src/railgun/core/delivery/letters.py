@@ -5,8 +5,10 @@ Rules:
 1. A message that is not settled and that no member has becomes a letter
    - `max_deliveries`: when it was delivered so often, by count, and came back (nacked, or its member died or kept
      it too long). It is not delivered again, and does not wait for the delay of its last nack.
-   - `distance`: when the highest acked offset since the group began is more than `distance` ahead of it, be it
-     delayed or not. After a seek nothing counts as acked.
+   - `distance`: when it was delivered more than `distance` times, by count, and came back; or when the highest acked
+     offset since the group began is more than `distance` ahead of it, be it delayed or not. After a seek nothing
+     counts as acked. Each redelivery is a step of the group that did not get past the message, so no message holds a
+     group for ever: neither in an exclusive group nor with one consumer of credit 1, where nothing later is acked.
    - `max_age`: when its first counted delivery was that long ago, and up to a 64th longer, so that messages share
      their times. A message that was never delivered has no age.
    The first rule in this order that fits is told.
@@ -62,7 +64,8 @@ class Letters(State):
     def condemn(self, now: int) -> None:
         """Move what a rule gives up to `dead`, from where it would be delivered: rule 2.
 
-        `max_deliveries` is not here: it depends on nothing but the message, and is looked at when one comes back.
+        The rules that count deliveries are not here: they depend on nothing but the message, and are looked at when a
+        message comes back (`State.place`).
         """
         if self.config.distance is not None:
             limit = self.highest - self.config.distance
@@ -77,7 +80,7 @@ class Letters(State):
         spared: list[tuple[int, int, Standing]] = []  # redriven not long ago
         while (piece := place.pop(FAR, limit)) is not None:
             first, end, standing = piece
-            self.dead.set(first, end, Proposal(standing, "distance"))
+            self.dead.set(first, end, Proposal(standing, "dead_distance"))
             for low, high, mark in self.redriven.pieces(first, end):
                 if mark.highest >= limit:
                     self.dead.remove(low, high)
@@ -89,7 +92,7 @@ class Letters(State):
         for first, end, standing in list(place):
             if self.too_old_at(standing) <= now:
                 place.remove(first, end)
-                self.dead.set(first, end, Proposal(standing, "max_age"))
+                self.dead.set(first, end, Proposal(standing, "dead_age"))
 
     def buried(self, offset: int, now: int) -> bool:
         """The letter is written: the group has finished with that message. False: it was not proposed."""

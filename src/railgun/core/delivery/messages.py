@@ -20,7 +20,8 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from railgun.core.errors import RailgunError
 
 Member: TypeAlias = str
-Rule = Literal["max_deliveries", "distance", "max_age"]
+Rule = Literal["dead_deliveries", "dead_distance", "dead_age"]
+"""The dead-letter rules, as the settings of a stream call them: here `max_deliveries`, `distance` and `max_age`."""
 Why = Literal["start", "tracked", "sought"]
 Redrove = Literal["redriven", "already", "busy", "gone"]
 DAY: Final = 24 * 60 * 60 * 1_000_000  # µs; the longest delay

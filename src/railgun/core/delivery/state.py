@@ -33,6 +33,7 @@ from railgun.core.delivery.messages import (
     Missed,
     NotMemberError,
     OffsetRangeError,
+    Rule,
     Standing,
     Why,
 )
@@ -84,6 +85,7 @@ class State:
         "old_at",
         "pause",
         "proposed",
+        "readable",
         "redriven",
         "seen",
         "settled",
@@ -108,6 +110,8 @@ class State:
         self.kind = config.exclusive if saved is None else saved.exclusive
         """Whether the group is exclusive. None: it is not known, and the next consumer decides."""
         self.config = config if self.kind is None else replace(config, exclusive=self.kind)
+        self.readable = FAR
+        """The stream cannot be read from this offset on: nothing from there on is delivered."""
         self.first = first  # of the stream
         self.end = end  # of the stream
         self.why: Why = "start" if saved is None else "tracked"
@@ -169,9 +173,9 @@ class State:
 
     def place(self, first: int, end: int, standing: Standing) -> None:
         """Messages that nobody has are put where their standing says."""
-        most = self.config.max_deliveries
-        if most is not None and standing.count >= most:
-            self.dead.set(first, end, Proposal(standing, "max_deliveries"))
+        rule = self.delivered_too_often(standing)
+        if rule is not None:
+            self.dead.set(first, end, Proposal(standing, rule))
             return
         self.old_at = min(self.old_at, self.too_old_at(standing))
         if standing.until and (self.seen is None or standing.until > self.seen):
@@ -179,6 +183,15 @@ class State:
             self.set_timer(Timer(standing.until, first, end))
         else:
             self.waiting.set(first, end, standing)
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        """Return the dead-letter rule that gives messages up for their number of deliveries, or None."""
+        most, distance = self.config.max_deliveries, self.config.distance
+        if most is not None and standing.count >= most:
+            return "dead_deliveries"
+        if distance is not None and standing.count > distance:
+            return "dead_distance"
+        return None
 
     def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
         """Messages that wait, or are new, go to a member."""
@@ -205,6 +218,13 @@ class State:
         party.spans[at] = min(low, first), max(high, end)
         if not known:
             self.set_timer(Timer(at, 0, 0, party.name))
+
+    def ready_below(self, offset: int) -> int:
+        """Return how many messages below an offset wait or are new."""
+        if offset == FAR:
+            return self.waiting.total + self.end - self.next
+        waiting = sum(end - first for first, end, _ in self.waiting.pieces(0, offset))
+        return waiting + max(0, min(self.end, offset) - self.next)
 
     def expiry(self, now: int) -> int | None:
         """When a delivery of now is taken back: after `ack_wait`, and up to a `GRAINS`-th of it later."""

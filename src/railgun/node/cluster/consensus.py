@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-from railgun.core.errors import ProtocolError, RailgunError
+from railgun.core.errors import ProtocolError, RailgunError, said
 from railgun.core.raft import Raft
 from railgun.core.raft.messages import (
     Appended,
@@ -232,7 +232,7 @@ class Consensus:
         for timer in (self._timer, self._moving):
             if timer is not None:
                 timer.cancel()
-        why = f"{self.id} has ended" if error is None else f"{self.id} has failed: {error}"
+        why = f"{self.id} has ended" if error is None else f"{self.id} has failed: {said(error)}"
         proposals, self._proposals = self._proposals, {}
         for index, (_, future) in proposals.items():
             _refuse(future, _lost(index, why, error))

@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.cluster.nodes import MASTER
+from railgun.core.cluster.options import check_asked
 from railgun.core.errors import RailgunError
 from railgun.core.raft.messages import ChangeError, NotLeaderError
 from railgun.node import admin
@@ -79,7 +80,7 @@ class Governing:
                 change = given.get("change") or {}
                 if not change:
                     return {"result": "UNCHANGED", "settings": dict(member.metadata.settings)}
-                return await member.propose({"do": "settings", "change": change})
+                return await member.propose({"do": "settings", "change": check_asked(change)})
         raise ClusterError("NO_CALL", f"there is no call {call[:80]!r}")
 
     def _check_member(self) -> Consensus:

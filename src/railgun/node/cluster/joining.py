@@ -22,7 +22,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from railgun.core.cluster.options import check_options
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.node.cluster import identity
 from railgun.node.cluster.links import Address, PeerError
 from railgun.node.errors import NoSpaceError
@@ -61,7 +61,7 @@ class Joining:
             try:
                 await self._look()
             except (RailgunError, OSError) as error:
-                self._tell(f"no cluster yet: {error}")
+                self._tell(f"no cluster yet: {said(error)}")
             except Exception:
                 _LOG.exception("looking for a cluster has failed in a way nobody has thought of")
             if member.who.state == identity.ALONE:
@@ -145,7 +145,7 @@ class Joining:
             told = await member.links.ask(other["where"], "join", {"info": member.info}, 10.0)
         except PeerError as error:
             if error.code in ("UNREACHABLE", "NO_LEADER"):
-                self._tell(f"{other['name']} cannot let this node in now: {error}")
+                self._tell(f"{other['name']} cannot let this node in now: {said(error)}")
                 return False
             raise
         await self._begin(told["cluster"], [], told["nodes"], _election(told))
@@ -167,7 +167,7 @@ class Joining:
                     where = (str(one["cluster_host"]), int(one["cluster_port"]))
                     await member.links.ask(where, "form", given, 2.0)
                 except PeerError as error:
-                    self._tell(f"{one['name']} does not take part yet: {error}")
+                    self._tell(f"{one['name']} does not take part yet: {said(error)}")
                     still.append(one)
             waiting = still
             if waiting:

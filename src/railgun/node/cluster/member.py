@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from railgun.core.cluster.metadata import Metadata
 from railgun.core.cluster.nodes import NodeInfo
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.core.raft.messages import Members, NotLeaderError, Settings
 from railgun.node.cluster import identity
 from railgun.node.cluster.config import ClusterConfig
@@ -277,7 +277,7 @@ class Member:
                     self.hint = wrong.leader
             if self.loop.time() + AGAIN >= deadline:
                 raise NoLeaderError(
-                    f"the cluster has no leader that can be reached: {error}. It may be done or not"
+                    f"the cluster has no leader that can be reached: {said(error)}. It may be done or not"
                 ) from error
             await asyncio.sleep(AGAIN)
         result: dict[str, Any] = told["result"]

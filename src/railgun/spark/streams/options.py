@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast
 
 from railgun.client.address import DATA, Address
 from railgun.client.errors import StreamsError
+from railgun.core.errors import said
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
 KNOWN: Final = (
@@ -100,10 +101,11 @@ class Options:
                 found = replace(found, certificate=Path(self.certificate).read_text("ascii"))
         except StreamsError as error:
             raise StreamSourceError(
-                f"{self}: {error}. The options node and secret (or secretFile) say where it is, or data: its directory"
+                f"{self}: {said(error)}. The options node and secret (or secretFile) say where it is, or data: its "
+                "directory"
             ) from error
         except (OSError, ValueError) as error:
-            raise BadOptionError(f"{self}: secretFile or certificate: {error}") from error
+            raise BadOptionError(f"{self}: secretFile or certificate: {said(error)}") from error
         return found
 
 

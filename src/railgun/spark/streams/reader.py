@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from railgun.client.address import Address
-from railgun.client.errors import StreamsError
+from railgun.client.errors import StreamsError, refuse_damaged
 from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient, connect_to
 from railgun.spark.streams.decode import Decoder, FromArrow, Plain
@@ -139,6 +139,8 @@ class BatchReader(_Reading, DataSourceReader):
         address = options.address()
         with connected(address, str(options), options.timeout) as client:
             told = described(client, options)
+            if options.end == "end":
+                refuse_damaged(told)
         first = place(options, "start", options.start, told)
         end = place(options, "end", options.end, told)
         if first > end:
@@ -206,6 +208,9 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
                 f"{self.options}: the query has read up to {at}, but the stream ends at {told['end']}. It was deleted "
                 "and made anew: begin with a new checkpoint"
             )
+        if at >= told["end"]:  # all that can be read was read
+            with named(str(self.options)):
+                refuse_damaged(told)
         end = told["end"] if self._last is None else min(told["end"], self._last)
         if isinstance(limit, ReadMaxRows):
             # Those that are gone do not count, or a micro-batch could be of nothing.
