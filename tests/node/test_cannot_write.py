@@ -21,7 +21,7 @@ from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
 from tests.node.running import Running, node, refused, run, take
 
 from railgun.client.client import Client, connect
-from railgun.client.errors import StreamsError
+from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node import node as node_module
 from railgun.node.disk import NodeDisk
 from railgun.node.errors import LogFailedError, NoSpaceError, StorageError
@@ -335,6 +335,122 @@ def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: P
                 control._orders = Orders()
             await has_no_alarm(client)
             assert await retried(lambda: client.publish("orders", b"1", timeout=5.0)) == 1
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+async def alarms_of(client: Client, code: str) -> list[dict[str, Any]]:
+    """Return the alarms with this code, once there is one."""
+    await has_alarm(client, code)
+    told = await client.admin("cluster", DEADLINE)
+    return [one for one in told["alarms"] if one["code"] == code]
+
+
+async def is_told(client: Client, name: str) -> dict[str, Any]:
+    """Wait until the status says that a node cannot write, and return that status."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        told: dict[str, Any] = await client.admin("cluster", DEADLINE)
+        if any(one["code"] == "NODE_TROUBLE" and one["about"] == name for one in told["alarms"]):
+            return told
+        assert time.monotonic() < end, told["alarms"]
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EROFS, errno.EIO])
+def test_a_replica_that_cannot_write_is_told_and_the_others_serve(
+    tmp_path: Path, number: int
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            await cluster.in_step("orders")
+            late = next(name for name in cluster.servers if name != master)
+            id = cluster.member(late).me
+            controls[late]._orders = Orders(refuse=number)
+            assert await client.publish("orders", b"1", timeout=DEADLINE) == 1
+            told = await is_told(client, late)
+            (alarm,) = [one for one in told["alarms"] if one["code"] == "NODE_TROUBLE"]
+            assert late in alarm["text"]
+            assert "'orders'" in alarm["text"]
+            assert str(tmp_path / late) in alarm["text"]
+            (region,) = told["regions"]
+            assert region["master"] == cluster.member(master).me
+            assert not region["lag"][id]["caught_up"]
+            assert not told["settled"]
+            assert "NO_QUORUM_SPARE" in {one["code"] for one in told["alarms"]}
+            assert "NO_QUORUM" not in {one["code"] for one in told["alarms"]}
+            assert await client.publish("orders", b"2", timeout=DEADLINE) == 2
+            with pytest.raises(
+                StreamsError
+            ) as caught:  # who wants all of them need not wait for long
+                await client.publish("orders", b"3", timeout=10 * DEADLINE, acks="all")
+            assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+            assert late in str(caught.value)
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["two cannot write", "one is silent"])
+def test_when_too_few_replicas_can_write_publishes_fail_early_and_say_why(
+    tmp_path: Path, silent: bool
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0", id="0")
+            await cluster.in_step("orders")
+            late, other = (name for name in cluster.servers if name != master)
+            controls[late]._orders = Orders(refuse=errno.EFBIG)
+            if silent:
+                await cluster.kill(other)
+            else:
+                controls[other]._orders = Orders(refuse=errno.EFBIG)
+            at_master = await cluster.client(master)
+            with pytest.raises(StreamsError) as caught:  # long before its deadline
+                await at_master.publish("orders", b"1", id="1", timeout=10 * DEADLINE)
+            assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+            assert late in str(caught.value)
+            assert "limit" in str(caught.value)  # what its disk said
+            for id in ("1", "2"):  # from now on at once: nothing is stored
+                with pytest.raises(StreamsError) as caught:
+                    await at_master.publish("orders", b"2", id=id, timeout=10 * DEADLINE)
+                assert caught.value.code == "NOT_ENOUGH_REPLICAS"
+            (alarm,) = await alarms_of(at_master, "NO_QUORUM")
+            assert alarm["severity"] == "critical"
+            assert "'orders'" in alarm["text"]
+            assert late in alarm["text"]
+            controls[late]._orders = Orders()
+            assert await retried(lambda: at_master.publish("orders", b"2", id="2")) == 2
+            with pytest.raises(DuplicateIdError):  # it was in the log of the master all the time
+                await at_master.publish("orders", b"1", id="1")
+            assert (await at_master.describe("orders"))["end"] == 3
+
+    run(main(), deadline=8 * DEADLINE)
+
+
+def test_a_replica_that_cannot_keep_a_promise_is_told(tmp_path: Path) -> None:
+    """It follows no new master, though its streams could be written."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving("orders")
+            await cluster.in_step("orders")
+            late, heir = (name for name in cluster.servers if name != master)
+            promises = tmp_path / late / "cluster/promises.json.new"
+            promises.mkdir()  # so it cannot be written, also by root
+            await client.admin("transfer", DEADLINE, node=heir, region="global")
+            await retried(lambda: client.publish("orders", b"0", timeout=5.0))
+            told = await is_told(client, late)
+            (alarm,) = [one for one in told["alarms"] if one["code"] == "NODE_TROUBLE"]
+            assert "promise" in alarm["text"]
+            promises.rmdir()
+            await has_no_alarm(client)
 
     run(main(), deadline=4 * DEADLINE)
 

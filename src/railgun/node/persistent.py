@@ -398,6 +398,15 @@ class Persistent:
             if ticket in self._waiting:
                 self._try_again(self._waiting.pop(ticket))
 
+    def refuse_waiting(self, error: RailgunError) -> None:
+        """Answer publishes that wait for a twin, and those behind them, with this error: nothing of them is stored."""
+        for ticket in self._waiting:
+            self._ids.withdraw(ticket)
+        waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
+        self._waiting, self._behind = {}, {}
+        for publish in waiting:
+            publish.answer(error)
+
     def _try_again(self, publish: _Publish) -> None:
         """A publish has waited; if it need not any more, those behind it have their turn."""
         line = self._behind.pop(publish.who)

@@ -8,7 +8,10 @@ They are derived from a status (`node.cluster.overview`) and from nothing else: 
    where no leader can be asked, if there is no connection to it. A node that was removed tells that, and nothing else.
 4. What is over by itself in a moment is none either: a replica that lags or an epoch that is not active is told after
    `LONG` seconds.
-5. One cause, one alarm: a silent node does not lag, and a cluster without a leader does not lack masters, too.
+5. One cause, one alarm: a silent node does not lag, nor does one that cannot write; and a cluster without a leader does
+   not lack masters, too.
+6. A replica that cannot write a stream is no copy of it to count on: it is there, and there is a quorum without it or
+   there is none.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ TODO: Final[Mapping[str, str]] = {
     "NO_LEADER": "Start the nodes that are down, or mend the network: a majority of the voters has to see each other",
     "REMOVED": "Stop it; to have it back, start it as a new one, with an empty directory",
     "RAFT_FAILED": "Look after its disk, and start the node again; if it does not start, replace it",
-    "NO_QUORUM": "Start the nodes that are down: what was acknowledged is safe, and writes wait",
+    "NO_QUORUM": "Start the nodes that are down, and look after the disks of those that cannot write: what was "
+    "acknowledged is safe, and writes wait",
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
@@ -139,7 +143,12 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         told = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")
         yield _warning("NODE_SILENT", name, told)
         return
-    if node.get("trouble"):
+    if unwritable := node.get("unwritable"):
+        (stream, why), *rest = sorted(unwritable.items())
+        others = f" and {len(rest)} other streams" if rest else ""
+        told = f"{name} cannot write {stream!r}{others}: it is no copy to count on, and no master. {why}"
+        yield _warning("NODE_TROUBLE", name, told)
+    elif node.get("trouble"):
         told = f"{name} cannot be a master: {node['trouble']}"
         yield _warning("NODE_TROUBLE", name, told)
     if node.get("full"):
@@ -189,9 +198,15 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
     def called(id: str) -> str:
         return str(nodes[id]["name"]) if id in nodes else id
 
+    stream, able = _scarcest(region, up)
+    unable = [one for one in voting if one in up - able]
     if 2 * sum(one in up for one in voting) <= len(voting):
         told = f"region {name}: {_share(voting, up, 'voting replicas')}. What is written waits"
         yield _critical("NO_QUORUM", name, told)
+    elif unable and 2 * sum(one in able for one in voting) <= len(voting):
+        who = ", ".join(map(called, unable))
+        told = f"region {name}: {_share(voting, able, 'voting replicas')} can write {stream!r}. What is written waits, "
+        yield _critical("NO_QUORUM", name, f"{told}or is refused: {who} cannot write")
     elif master is None:
         yield _critical("NO_MASTER", name, f"region {name} has no master yet")
     elif master not in up:
@@ -203,16 +218,26 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
     elif not region["active"] and region["inactive_for"] > LONG:
         told = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
         yield _warning("NOT_ACTIVE", name, told)
-    elif (spare := _spare(voting, up)) is not None and spare == 0:
+    elif (spare := _spare(voting, able)) is not None and spare == 0:
         told = f"region {name}: one more failure, and writes wait: "
-        yield _warning(
-            "NO_QUORUM_SPARE", name, told + _share(voting, up, "voting replicas are there")
-        )
+        what = f"voting replicas can write {stream!r}" if unable else "voting replicas are there"
+        yield _warning("NO_QUORUM_SPARE", name, told + _share(voting, able, what))
     for id, lag in sorted(region["lag"].items()):
+        if nodes.get(id, {}).get("unwritable"):
+            continue
         if id in up and not lag["caught_up"] and lag["behind_for"] > LONG:
             much, long = f"{lag['messages']:,} messages", f"{lag['behind_for']:.0f} s"
             told = f"{called(id)} is {much} behind in region {name}, for {long}"
             yield _warning("REPLICA_BEHIND", called(id), told)
+
+
+def _scarcest(region: Mapping[str, Any], up: set[str]) -> tuple[str, set[str]]:
+    """Return the stream of a region that the fewest nodes can write, and the nodes that can; "": all are alike."""
+    unwritable = region.get("unwritable") or {}
+    able = {stream: up - set(ids) for stream, ids in unwritable.items()}
+    voting = region["voting"]
+    stream = min(sorted(able), key=lambda one: sum(id in able[one] for id in voting), default="")
+    return stream, able.get(stream, up)
 
 
 def _spare(voting: list[str], up: set[str]) -> int | None:

@@ -59,6 +59,9 @@ class Around(Protocol):
     def flight(self, node: str) -> Flight:
         """What is on its way to a node, of all streams."""
 
+    def called(self, node: str) -> str:
+        """Return the name of a node, for people."""
+
 
 class Fresh(NamedTuple):
     """What was stored, and is still in memory."""

@@ -237,12 +237,8 @@ class Governing:
         ):
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._called(node)} cannot {what}: it is silent, or in trouble",
+                f"{self._member.called_by(node)} cannot {what}: it is silent, or in trouble",
             )
-
-    def _called(self, id: str) -> str:
-        node = self._member.metadata.nodes.get(id)
-        return id if node is None else node.name
 
     def _let_lead(self, to: str) -> Told:
         consensus = self._check_leads()
@@ -250,7 +246,9 @@ class Governing:
             return {"result": "LEADS", "leader": to}
         self._check_well(consensus, to, "lead")
         if to not in consensus.members.voters:
-            raise ClusterError("NOT_ELIGIBLE", f"{self._called(to)} cannot lead: it does not vote")
+            raise ClusterError(
+                "NOT_ELIGIBLE", f"{self._member.called_by(to)} cannot lead: it does not vote"
+            )
         consensus.transfer(to)
         return {"result": "MOVING", "leader": to}
 
@@ -267,8 +265,8 @@ class Governing:
         if to not in region.voting or member.metadata.role(to, name) != MASTER:
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._called(to)} cannot be the master of region {name!r}: it has to vote there, and its file has "
-                "to name it a master there",
+                f"{self._member.called_by(to)} cannot be the master of region {name!r}: it has to vote there, and "
+                "its file has to name it a master there",
             )
         self._check_well(consensus, to, f"be the master of region {name!r}")
         for left in (2, 1, 0):
@@ -296,8 +294,8 @@ class Governing:
             if error.code == "UNREACHABLE":
                 raise ClusterError(
                     "UNREACHABLE",
-                    f"the master of region {region!r}, {self._called(master)}, does not answer: another one follows "
-                    "by itself when its lease is over",
+                    f"the master of region {region!r}, {self._member.called_by(master)}, does not answer: another "
+                    "one follows by itself when its lease is over",
                 ) from error
             raise
 

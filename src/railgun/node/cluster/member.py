@@ -93,6 +93,7 @@ class Member:
         self.regions = Regions(
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
+            self.called_by,
         )
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
@@ -448,6 +449,11 @@ class Member:
             case _ if name in CALLS:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
+
+    def called_by(self, id: str) -> str:
+        """Return the name of a node by its id; the id, if no such node is known."""
+        node = self.metadata.nodes.get(id)
+        return id if node is None else node.name
 
     def led_streams(self) -> list[str]:
         """The streams that this node is the master of, and serves."""

@@ -103,6 +103,7 @@ class Overview:
             "silence": self._silence(),
             "failed": str(member.failed or ""),
             "trouble": member.trouble,
+            "unwritable": member.regions.unwritable,
             "full": member.full,
             "drift": member.metadata.drift(member.config.settings),
             "left_alone": self._left_alone(),
@@ -222,6 +223,7 @@ class Overview:
         consensus = member.consensus
         leader = consensus.leader if consensus is not None else None
         silence = told.get(leader or "", {}).get("silence")
+        unwritable = {node.id: self._unwritable(node.id, told) for node in self._known_nodes()}
         found = []
         for node in self._known_nodes():
             here = told.get(node.id, {})
@@ -235,6 +237,7 @@ class Overview:
                     "leaving": node.id in metadata.wanted_gone,
                     "failed": here.get("failed", ""),
                     "trouble": here.get("trouble", ""),
+                    "unwritable": unwritable[node.id],
                     "full": here.get("full", False),
                     "damaged": here.get("damaged", {}),
                     "drift": here.get("drift", {}),
@@ -246,6 +249,11 @@ class Overview:
                 }
             )
         return sorted(found, key=lambda one: str(one["name"]))
+
+    def _unwritable(self, id: str, told: dict[str, Told]) -> dict[str, str]:
+        """Return the streams that a node cannot write: as it says itself, or as the leader says."""
+        said: dict[str, str] | None = told.get(id, {}).get("unwritable")
+        return self._member.regions.elsewhere.get(id, {}) if said is None else said
 
     def _known_nodes(self) -> list[NodeInfo]:
         """Return the nodes as all agree; after a restart without a leader, those that were known before it."""
@@ -274,6 +282,16 @@ class Overview:
             there = {}
         now = time.monotonic()
         since = self._inactive.get(name, (0, now))[1]
+        here = {one.name for one in metadata.streams.values() if one.region == name}
+        unwritable: dict[str, list[str]] = {}  # by stream: the nodes that cannot write it
+        for id in {*region.voting, *region.learning}:
+            for stream in self._unwritable(id, told).keys() & here:
+                unwritable.setdefault(stream, []).append(id)
+        lag = {
+            id: one
+            | {"caught_up": one["caught_up"] and not self._unwritable(id, told).keys() & here}
+            for id, one in there.get("lag", {}).items()
+        }
         return {
             "name": name,
             "epoch": region.epoch,
@@ -282,10 +300,11 @@ class Overview:
             "inactive_for": 0.0 if region.is_active else round(now - since, 3),
             "voting": list(region.voting),
             "learning": list(region.learning),
-            "streams": sum(one.region == name for one in metadata.streams.values()),
+            "streams": len(here),
+            "unwritable": {stream: sorted(ids) for stream, ids in sorted(unwritable.items())},
             "acting": there.get("acting"),
             "idle_for": there.get("idle_for", 0.0),
-            "lag": there.get("lag", {}),
+            "lag": lag,
         }
 
     # ------------------------------------------------------------ streams

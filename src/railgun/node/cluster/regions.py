@@ -116,6 +116,8 @@ class Region:
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._yields = False  # whether it is about to hand over
         self._begun = False  # whether all copies know that this node is master
+        self.broken_promise = ""
+        """Why the last promise could not be written down, while it was not."""
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
 
@@ -137,6 +139,10 @@ class Region:
         """What is on its way to a node, of all streams."""
         return self.regions.flights.setdefault(node, Flight())
 
+    def called(self, node: str) -> str:
+        """Return the name of a node, for people."""
+        return self.regions.called(node)
+
     def may_act(self) -> bool:
         """Whether there is a lease."""
         return self.led > 0 and time.monotonic() < self.lease
@@ -153,7 +159,23 @@ class Region:
     @property
     def trouble(self) -> str:
         """Why this node cannot be master, if so."""
-        return next((copy.trouble for copy in self.streams.values() if copy.trouble), "")
+        return next(iter(self.unwritable.values()), self.broken_promise)
+
+    @property
+    def unwritable(self) -> dict[str, str]:
+        """Return the streams whose copies here cannot be written, and why."""
+        copies = self.streams.values()
+        found = {copy.stream.name: copy.trouble or self.broken_promise for copy in copies}
+        return {name: why for name, why in found.items() if why}
+
+    def hear_unwritable(self, elsewhere: dict[str, dict[str, str]]) -> None:
+        """Let copies that this node is the master of know which replicas cannot write, by node and stream."""
+        if not self.led:
+            return
+        for copy in list(self.streams.values()):
+            name = copy.stream.name
+            why = {node: told[name] for node, told in elsewhere.items() if name in told}
+            copy.hear_unwritable(why, {self.me, *self._sessions})
 
     def caught_up(self) -> list[str]:
         """The other replicas that have all that is safe."""
@@ -393,18 +415,32 @@ class Regions:
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
         changed: Callable[[], None],
         moved: Callable[[set[str]], None],
+        called: Callable[[str], str] = str,
     ) -> None:
-        self.me, self.links, self.committer = me, links, committer
+        self.me, self.links, self.committer, self.called = me, links, committer, called
         self.spawn, self.changed, self.moved = spawn, changed, moved
         self.promises = Promises(disk)
         self._promising = asyncio.Lock()
         self._fences: dict[tuple[str, str], int] = {}  # the last session of each master and region
         self._regions: dict[str, Region] = {}
+        self.elsewhere: dict[str, dict[str, str]] = {}
+        """The streams that nodes cannot write, and why, as the leader told last."""
         self.flights: dict[str, Flight] = {}
         """What is on its way to each node."""
 
     def __iter__(self) -> Any:
         return iter(list(self._regions.values()))
+
+    @property
+    def unwritable(self) -> dict[str, str]:
+        """Return the streams whose copies here cannot be written, and why."""
+        return {name: why for region in self for name, why in region.unwritable.items()}
+
+    def hear_unwritable(self, elsewhere: dict[str, dict[str, str]]) -> None:
+        """Take note of what other nodes cannot write, by node and stream, as the leader tells it."""
+        self.elsewhere = elsewhere
+        for region in self:
+            region.hear_unwritable(elsewhere)
 
     def get(self, name: str) -> Region:
         """A region by its name."""
@@ -455,11 +491,14 @@ class Regions:
         last = self._fences.get((sender, asked.region), 0)
         self._fences[sender, asked.region] = max(last, asked.session)
         while self._fences.get((sender, asked.region)) == asked.session:
+            region = self.get(asked.region)
             try:
-                await self.get(asked.region).fence(sender, asked)
+                await region.fence(sender, asked)
+                region.broken_promise = ""
                 return
             except RailgunError as error:  # a full disk, perhaps
                 _LOG.error("region %r: %s", asked.region, error)
+                region.broken_promise = str(error)
             await asyncio.sleep(RETRY)
 
     def close(self) -> None:
