@@ -169,6 +169,28 @@ async def becomes(running: Running, status: int) -> dict[str, Any]:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO])
+def test_a_node_says_at_its_end_what_could_not_be_written(tmp_path: Path, number: int) -> None:
+    async def main() -> None:
+        control = Control(None)
+        disk = ShimDisk(NodeDisk(tmp_path), control)
+        async with node(tmp_path, disk=disk) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.ensure("payments")
+            control._orders = Orders(refuse=number)
+            with pytest.raises(StreamsError):
+                await client.publish("orders", b"0")
+            assert running.server is not None
+            lost = await running.server.stop()
+            running.server = None
+            assert len(lost) == 1
+            assert "messages of stream 'orders'" in lost[0]
+            assert str(tmp_path) in lost[0]
+
+    run(main())
+
+
 @pytest.mark.parametrize("number", REFUSALS)
 def test_a_lone_node_that_cannot_write_is_not_healthy_until_it_can(
     tmp_path: Path, number: int

@@ -258,8 +258,8 @@ class Node:
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
 
-    async def close(self) -> None:
-        """Write what has to be written, and leave the directory."""
+    async def close(self) -> list[str]:
+        """Write what has to be written, and leave the directory; return what is not on disk, and why."""
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -274,10 +274,25 @@ class Node:
         await self.loop.run_in_executor(None, self.committer.close)
         if self._tasks:
             await asyncio.wait(self._tasks)
+        lost = self._removed()
         for stream in self._persistent():
-            stream.close()
+            lost += stream.close()
         if self._lock is not None:
             self._lock.release()
+        return lost
+
+    def _removed(self) -> list[str]:
+        """Return the streams whose settings somebody has removed under this node, and the directory, if it is gone."""
+        lost = []
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._lock.held():
+                lost.append(f"{self.data} was removed, with all that was in it")
+            for name in self.streams:
+                home = f"streams/{name}"
+                if _SETTINGS not in self._disk.list(home):
+                    where = self._disk.where(f"{home}/{_SETTINGS}")
+                    lost.append(f"stream {name!r}: {where} was removed, so the stream is gone")
+        return lost
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do this beside all else; the node does not end before it has."""

@@ -760,14 +760,25 @@ class Persistent:
         if note is not None:
             self._committer.submit(self.group_log, [("", note)], lambda error: None)
 
-    def close(self) -> None:
-        """Leave the files; when the committer has done its work."""
+    def close(self) -> list[str]:
+        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why."""
         note = None if self.copies is None or self.group_log.failed else self.copies.news()
         if note is not None:
             with contextlib.suppress(RailgunError):
                 self.group_log.append([("", note)])
-        self.log.close()
-        self.group_log.close()
+        lost = []
+        for log, what in ((self.log, "messages"), (self.group_log, "positions of groups")):
+            with contextlib.suppress(RailgunError):  # the log remembers it
+                if not log.has_file():
+                    log.check_files()
+            wrong: Exception | None = log.failed or log.refused
+            try:
+                log.close()
+            except (RailgunError, OSError) as error:
+                wrong = wrong or error
+            if wrong is not None:
+                lost.append(f"{what} of stream {self.name!r}: {wrong}")
+        return lost
 
 
 def _both(first: Done, then: Done, error: RailgunError | None) -> None:

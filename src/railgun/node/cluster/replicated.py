@@ -355,8 +355,8 @@ class Replicated:
         told, error = (
             list(waiting),
             NotEnoughReplicasAfterAppendError(
-                f"{why}. It is in the master's log, and on fewer disks than was asked for: it may stay or be lost. Publish "
-                "it again with its ID"
+                f"{why}. It is in the master's log, and on fewer disks than was asked for: it may stay or be lost. "
+                "Publish it again with its ID"
             ),
         )
         waiting.clear()
