@@ -269,9 +269,12 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             assert told == 1  # that node.json could not be written
             assert not (tmp_path / "node.json").exists()
             client = await connect(f"127.0.0.1:{port}", data=tmp_path)
+            running = Running(tmp_path, http_port)
+            code, health_told = await health(running)  # at once: nobody has published yet
+            assert code == 503
+            assert "orders" in health_told["reasons"]
             assert len(await take(await client.subscribe("orders"), 10)) == 10
             await refused("NO_SPACE", client.publish("orders", b"10"))
-            running = Running(tmp_path, http_port)
             assert "orders" in (await becomes(running, 503))["reasons"]
             hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -283,6 +286,22 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             await process.communicate()
 
     run(main(), deadline=3 * DEADLINE)
+
+
+def test_a_try_at_the_start_leaves_the_log_as_it_is_also_after_a_power_cut() -> None:
+    for seed in range(5):
+        disk = LogDisk(seed=seed)
+        log, _ = StreamLog.open(disk, "orders")
+        put(log, b"first")
+        disk.lose_power()
+        log, _ = StreamLog.open(disk, "orders")  # which tries
+        assert log.refused is None
+        if seed:
+            put(log, b"second")
+        disk.lose_power()
+        log, found = StreamLog.open(disk, "orders")
+        assert (log.end, found.damage) == (2 if seed else 1, None)
+        put(log, b"next")
 
 
 # ---------------------------------------------------------------- in a cluster
@@ -486,6 +505,31 @@ def test_a_node_whose_directory_was_removed_is_nobodys_master(tmp_path: Path) ->
             await until(lambda: cluster.master() not in ("", master), "nobody follows")
             await has_alarm(client, "NODE_TROUBLE")
             await retried(lambda: client.publish("orders", b"1", timeout=5.0))
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_of_a_cluster_that_cannot_write_when_it_starts_says_so_at_once(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            await cluster.in_step("orders")
+            late = next(name for name in cluster.servers if name != master)
+            await cluster.stop(late)
+            controls[late]._orders = Orders(refuse=errno.EDQUOT)
+            await cluster.start(late)
+            at_others = await cluster.client(*(name for name in cluster.servers if name != late))
+            (alarm,) = [
+                one
+                for one in (await is_told(at_others, late))["alarms"]
+                if one["code"] == "NODE_TROUBLE"
+            ]
+            assert "'orders'" in alarm["text"]
 
     run(main(), deadline=4 * DEADLINE)
 

@@ -119,13 +119,15 @@ class Notes:
                     raise self._later_tail(file, found.size)
                 self.cut_bytes = file.size() - found.size
                 file.truncate(found.size)
+            tail = Tail(file, self.what, found.size)
+            tail.try_write()
             file.sync()  # what a killed process has left may be in memory only
             disk.sync_directory(self.directory)
         except BaseException:
             file.close()
             raise
         self.count = found.count
-        self._tail = Tail(file, self.what, found.size)
+        self._tail = tail
         return found
 
     def _later_tail(self, file: File, position: int) -> LaterFormatError:

@@ -154,9 +154,11 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
             raise later_tail(log._what(path), log._disk.where(path), segment.size, version)
         cut = found.size - segment.size
         file.truncate(segment.size)
+    tail = Tail(file, log._what(path), segment.size)
     if damage is None:
+        tail.try_write()
         file.sync()  # what a killed process has left may be in memory only
         log._disk.sync_directory(log.directory)
     log._add(segment)
-    log._tail = Tail(file, log._what(path), segment.size)
+    log._tail = tail
     return cut, found.problem if cut else "", damage
