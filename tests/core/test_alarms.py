@@ -88,6 +88,16 @@ def test_a_clock_that_jumped_while_its_node_ran_is_told() -> None:
     assert "7,200 s ahead" in alarm.text
 
 
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(-3600.0, "3,600 s behind"), (40 * 86400.0, "40 days"), (-9.0, ""), (86400.0, "")],
+)
+def test_a_clock_that_was_wrong_when_its_node_started_is_told(off: float, words: str) -> None:
+    told = derive(status(nodes=[node("a"), node("b", clock_at_start=off), node("c")]))
+    assert [(one.code, one.about) for one in told] == [("CLOCK_AT_START", "name-b")] * bool(words)
+    assert all(words in one.text for one in told)
+
+
 def test_messages_stored_ahead_of_the_clock_are_told_with_their_stream() -> None:
     alarm = only(status(nodes=[node("a", time_ahead={"orders": 31536000.0}), node("b"), node("c")]))
     assert (alarm.code, alarm.about) == ("TIME_AHEAD", "name-a")

@@ -123,14 +123,11 @@ class Api(HttpPort):
             for name, stream in sorted(streams.items())
             if isinstance(stream, Persistent) and stream.trouble
         }
-        told: dict[str, Any] = {"healthy": not reasons, "reasons": reasons}
-        cluster = self._server.node.cluster
-        if cluster is not None:
-            reasons |= cluster.reasons()
-            alarms = [
-                {"code": one["code"], "text": one["text"]} for one in cluster.status()["alarms"]
-            ]
-            told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
+        node = self._server.node
+        if node.cluster is not None:
+            reasons |= node.cluster.reasons()
+        alarms = [{"code": one["code"], "text": one["text"]} for one in node.alarms()]
+        told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
         return answer(told, 503 if reasons else 200)
 
     async def _openapi(self, request: web.Request) -> web.Response:

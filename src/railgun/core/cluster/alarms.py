@@ -25,7 +25,9 @@ LONG: Final = 10.0
 MAX_SKEW_S: Final = 1.0
 """Clocks of two nodes that differ by more are told."""
 MAX_STEP_S: Final = 10.0
-"""A time of day that has jumped by more while its node ran is told."""
+"""A time of day that has jumped by more while its node ran is told, and one that is so far behind when it starts."""
+MAX_PAUSE_S: Final = 30 * 24 * 3600.0
+"""A time of day that is further ahead when a node starts than when it ran last is told: it was hardly off so long."""
 Severity = Literal["critical", "warning"]
 
 
@@ -59,10 +61,11 @@ TODO: Final[Mapping[str, str]] = {
     "LEFT_ALONE": "They are older than the node's membership, and served by nobody: start it without [cluster] to read",
     "CLOCK_SKEW": "Let NTP set the clocks of all nodes; the times of messages are those of their master",
     "CLOCK_STEPPED": "If the clock is right now, start the node again: it takes the time of day when it starts",
+    "CLOCK_AT_START": "See whether the clock is right (NTP); if not, set it, and start the node again",
     "TIME_AHEAD": "If the clocks are right, stop all nodes, and mend the stored times on each: railgun stream retime",
 }
 """What to do, by code."""
-ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "TIME_AHEAD"})
+ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "CLOCK_AT_START", "TIME_AHEAD"})
 """They keep nobody from stopping a node: to start it again may be what helps."""
 
 
@@ -163,6 +166,48 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         is_so = [f"{one['cluster']}" for _, one in sorted(drift.items())]
         told = f"{name}: {', '.join(words)}, and the cluster has {', '.join(is_so)}"
         yield _warning("DRIFT", name, told)
+    yield from _of_clock(node)
+    alone = node.get("left_alone") or []
+    if alone:
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
+        yield _warning("LEFT_ALONE", name, told)
+
+
+def of_lone_node(node: Mapping[str, Any]) -> list[Alarm]:
+    """Return the alarms of a node without a cluster: of its room (`full`), and of its clock.
+
+    >>> of_lone_node({"name": "/data", "full": True, "clock_stepped": 0.0})
+    [Alarm(code='DISK_FULL', severity='warning', about='/data', text='/data has hardly any room on its disk', todo=...)]
+    """
+    found = [*_of_clock(node)]
+    if node.get("full"):
+        told = f"{node['name']} has hardly any room on its disk"
+        found.insert(0, _warning("DISK_FULL", node["name"], told))
+    return found
+
+
+def wrong_at_start(name: str, off: float) -> str:
+    """Return what is to be told of a clock that was so many seconds off when its node started; "": nothing.
+
+    It is compared with the time that the node noted last, in its life before.
+    """
+    if off < -MAX_STEP_S:
+        return (
+            f"the clock of {name} was {-off:,.0f} s behind when the node started: it had noted a later time before. "
+            "Messages are stored with that clock"
+        )
+    if off > MAX_PAUSE_S:
+        days = off / (24 * 3600)
+        return (
+            f"the clock of {name} was {days:,.0f} days ahead when the node started of the time that it had noted last: "
+            "either it was off for so long, or the clock is wrong"
+        )
+    return ""
+
+
+def _of_clock(node: Mapping[str, Any]) -> Iterator[Alarm]:
+    name = node["name"]
     skew = node.get("clock_skew") or 0.0
     if abs(skew) > MAX_SKEW_S:
         way = "ahead of" if skew > 0 else "behind"
@@ -176,16 +221,13 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
             "follow it slowly"
         )
         yield _warning("CLOCK_STEPPED", name, told)
+    if told := wrong_at_start(name, node.get("clock_at_start") or 0.0):
+        yield _warning("CLOCK_AT_START", name, told)
     for stream, ahead in sorted((node.get("time_ahead") or {}).items()):
         told = (
             f"the last message of {stream!r} on {name} is stored {ahead:,.0f} s ahead of its clock"
         )
         yield _warning("TIME_AHEAD", name, told)
-    alone = node.get("left_alone") or []
-    if alone:
-        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
-        yield _warning("LEFT_ALONE", name, told)
 
 
 def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator[Alarm]:

@@ -42,7 +42,7 @@ from railgun.node.cluster.reconciling import Reconciling
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
-from railgun.node.node import Mode, Node
+from railgun.node.node import LEAST_ROOM, Mode, Node
 from railgun.node.persistent import Persistent
 from railgun.node.routing import MASTER_WAIT, Here, Nobody, Place, There
 from railgun.node.settings import StreamSettings
@@ -54,7 +54,6 @@ STEER: Final = 0.1
 AGAIN: Final = 0.05
 ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
-LEAST_ROOM: Final = 64 << 20  # bytes free on a master's disk, if another one has more
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"

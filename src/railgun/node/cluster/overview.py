@@ -23,7 +23,7 @@ from railgun.node.cluster import identity
 from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
-from railgun.node.persistent import TIME_AHEAD, Persistent
+from railgun.node.persistent import Persistent
 from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class Overview:
             "damaged": self._damaged(),
             "clock_skew": round(member.clock_skew_s, 3),
             "clock_stepped": round(member.node.pace.stepped / SECOND, 3),
-            "time_ahead": self._time_ahead(),
+            "clock_at_start": round(member.node.clock_at_start_s, 3),
+            "time_ahead": member.node.time_ahead(),
             "regions": {one.name: self._led(one, now) for one in member.regions if one.led},
         }
 
@@ -151,12 +152,6 @@ class Overview:
             if metadata.cluster and stream.id not in known
         ]
         return sorted({*self._member.node.left_alone, *strange})
-
-    def _time_ahead(self) -> dict[str, float]:
-        """Streams whose last message is stored far ahead of the time of day, and by how much (seconds)."""
-        streams = [copy.stream for one in self._member.regions for copy in one.streams.values()]
-        ahead = {stream.name: stream.stored_ahead for stream in streams}
-        return {name: round(us / SECOND, 3) for name, us in ahead.items() if us > TIME_AHEAD}
 
     def _damaged(self) -> dict[str, str]:
         found = {}
@@ -244,6 +239,7 @@ class Overview:
                     "left_alone": here.get("left_alone", []),
                     "clock_skew": here.get("clock_skew", 0.0),
                     "clock_stepped": here.get("clock_stepped", 0.0),
+                    "clock_at_start": here.get("clock_at_start", 0.0),
                     "time_ahead": here.get("time_ahead", {}),
                     "applied": here.get("applied"),
                 }
