@@ -31,6 +31,7 @@ from railgun.node.cluster.config import address_of
 from railgun.node.cluster.consensus import Consensus, NoLeaderError
 from railgun.node.cluster.errors import ClusterError, NotYetError
 from railgun.node.cluster.links import PeerError
+from railgun.node.errors import NoMasterError
 from railgun.node.routing import Nobody, There
 
 if TYPE_CHECKING:
@@ -196,6 +197,9 @@ class Governing:
                 left = max(0.1, deadline - time.monotonic())
                 return await member.links.call(consensus.leader, name, given, left)
             except (NoLeaderError, NotLeaderError, PeerError) as error:
+                if member.has_no_quorum:
+                    told = f"there is no quorum: {error}. So nothing was changed"
+                    raise NoMasterError(told, no_quorum=True) from error
                 code = getattr(error, "code", "")
                 passing = code in ("NO_LEADER", "NOT_LEADER", "UNREACHABLE")
                 if not passing or time.monotonic() + AGAIN >= deadline:

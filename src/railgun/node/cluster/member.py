@@ -4,7 +4,8 @@ Rules:
 
 1. What is agreed on (`core.cluster.metadata`) is applied in order, and then made so on this node (`reconciling`).
 2. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
-   up. It carries a name, so that it takes effect once.
+   up. It carries a name, so that it takes effect once. While no leader was found to send it to, nothing is in doubt: it
+   is refused when a publish would be (`NO_MASTER`), at once without a quorum.
 3. A node acts as a master while it has a lease; the leader grants them, and steers (`leasing`).
 4. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
 5. What this node serves itself, and what is passed on, is said by `serves`. A stream it has not heard of is not refused
@@ -261,9 +262,14 @@ class Member:
         self._changed = self.loop.create_future()
 
     async def propose(self, command: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
-        """Have a command applied: what comes of it; `ClusterError` if it is refused."""
+        """Have a command applied, and return what comes of it.
+
+        Raises `ClusterError` if it is refused, `NoMasterError` if nobody was there to send it to (nothing was changed),
+        and `NoLeaderError` if it was sent, and nobody knows what became of it.
+        """
         given = {"request": secrets.token_hex(12), **command}
-        deadline = self.loop.time() + timeout
+        began = self.loop.time()
+        deadline, sent = began + timeout, False
         while True:
             try:
                 told = await self._propose(given, deadline)
@@ -271,14 +277,18 @@ class Member:
                     break
                 given["request"] = secrets.token_hex(12)  # its first entry is under way
                 error: RailgunError = NoLeaderError("the cluster is being formed")
-            except (NotLeaderError, LostProposalError, NoLeaderError, PeerError) as wrong:
+            except (NotLeaderError, LostProposalError, NoLeaderError) as wrong:
                 error = wrong
+                sent = sent or isinstance(wrong, LostProposalError)
                 if isinstance(wrong, NotLeaderError) and wrong.leader:
                     self.hint = wrong.leader
-            if self.loop.time() + AGAIN >= deadline:
-                raise NoLeaderError(
-                    f"the cluster has no leader that can be reached: {error}. It may be done or not"
-                ) from error
+            patient_until = deadline if sent else min(deadline, began + self._master_wait)
+            hopeless = not sent and self.has_no_quorum
+            if hopeless or self.loop.time() + AGAIN >= patient_until:
+                told = f"the cluster has no leader that can be reached: {error}"
+                if not sent:
+                    raise NoMasterError(f"{told}. So nothing was changed", hopeless) from error
+                raise NoLeaderError(f"{told}. It may be done or not") from error
             await asyncio.sleep(AGAIN)
         result: dict[str, Any] = told["result"]
         await self._seen(told["index"], deadline)
@@ -296,10 +306,15 @@ class Member:
                 return applied
         left = max(0.1, deadline - self.loop.time())
         leader = consensus.leader or self.hint
-        if leader and leader != self.me:
-            with contextlib.suppress(KeyError):
+        if leader and leader != self.me and self.links.is_up(leader):
+            try:
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
-        await self.ask_around(min(left, 1.0))
+            except PeerError as error:
+                if error.code == NotLeaderError.code:
+                    raise NotLeaderError(str(error), None) from error
+                raise LostProposalError(str(error)) from error
+        with contextlib.suppress(PeerError):
+            await self.ask_around(min(left, 1.0))
         raise NoLeaderError("nobody leads, as far as this node knows")
 
     async def ask_around(self, timeout: float) -> None:
@@ -538,6 +553,11 @@ class Member:
         """Seconds that a write waits for a master."""
         return self.seconds("master_wait")
 
+    @property
+    def _master_wait(self) -> float:
+        """The same, also before anything was agreed on."""
+        return self.master_wait or MASTER_WAIT
+
     def seconds(self, setting: str) -> float:
         """Return a setting of the cluster that is a number of seconds."""
         return self.metadata.seconds(setting) or 0.0
@@ -561,7 +581,7 @@ class Member:
         is_member = self.who.state != identity.ALONE and self.failed is None
         if self.consensus is not None and self.consensus.leader is not None:
             return False
-        return is_member and self.overview.leaderless_for > (self.master_wait or MASTER_WAIT)
+        return is_member and self.overview.leaderless_for > self._master_wait
 
     def _place(self, stream: str, write: bool) -> Place:
         info = self.metadata.streams.get(stream)
