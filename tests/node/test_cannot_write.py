@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
-from tests.node.running import Running, node, refused, run, take
+from tests.node.running import Running, node, refused, run, stored, take
 
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, StreamsError
@@ -359,6 +359,50 @@ def test_a_master_that_cannot_write_gives_way_to_one_that_can(tmp_path: Path, nu
             assert cluster.copy(master, "orders").copy.end >= 2
 
     run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("at_master", [False, True], ids=["at any node", "at the master"])
+def test_publishers_see_no_error_when_a_master_cannot_write_and_another_node_can(
+    tmp_path: Path, number: int, at_master: bool
+) -> None:
+    """Without IDs: what was refused was certainly not stored. A failed write (EIO) may be stored, so it takes IDs."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            _, master = await cluster.serving("orders")
+            others = [name for name in cluster.servers if name != master]
+            nodes = [master, *others] if at_master else others
+            done: list[bytes] = []
+            stop = asyncio.Event()
+
+            async def publisher(who: int) -> None:
+                client, n = await cluster.client(*nodes), 0
+                while not stop.is_set():
+                    payload = b"%d-%d" % (who, n)
+                    id = payload.decode() if number == errno.EIO else None
+                    await client.publish("orders", payload, id=id, timeout=DEADLINE)
+                    done.append(payload)
+                    n += 1
+
+            publishers = [asyncio.create_task(publisher(who)) for who in range(5)]
+            await until(lambda: len(done) > 20, "nothing is published")
+            controls[master]._orders = Orders(refuse=number)
+            await until(lambda: cluster.master() not in ("", master), "nobody follows")
+            before = len(done)
+            await until(lambda: len(done) > before + 50, "nothing is published after that")
+            stop.set()
+            await asyncio.gather(*publishers)  # not one of them has seen an error
+            reader = await cluster.client(*others)
+            payloads = await stored(reader, "orders")
+            assert sorted(payloads) == sorted(done)  # all that was acknowledged, and nothing twice
+            for who in range(5):
+                mine = [one for one in payloads if one.startswith(b"%d-" % who)]
+                assert mine == [b"%d-%d" % (who, n) for n in range(len(mine))]
+
+    run(main(), deadline=5 * DEADLINE)
 
 
 def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: Path) -> None:

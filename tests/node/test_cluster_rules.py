@@ -70,6 +70,9 @@ class Alone:
     def called(self, node: str) -> str:
         return node
 
+    def give_way(self) -> bool:
+        return False
+
     def flight(self, node: str) -> Flight:
         return self.flights.setdefault(node, Flight())
 

@@ -91,9 +91,10 @@ def test_what_needs_the_leader_is_refused_as_not_done(tmp_path: Path, again: boo
                     await call()
                 assert caught.value.code == "NO_MASTER"
                 assert caught.value.nothing_done
-            with pytest.raises(StreamsError) as caught:
-                await client.admin("transfer", node=left, region="global")
-            assert caught.value.code == "NO_MASTER"
+            if not again:  # else it does not know yet which nodes there are
+                with pytest.raises(StreamsError) as caught:
+                    await client.admin("transfer", node=left, region="global")
+                assert caught.value.code == "NO_MASTER"
 
     run(main(), deadline=4 * DEADLINE)
 
@@ -118,7 +119,7 @@ def test_what_was_sent_to_a_leader_that_is_gone_may_be_done_or_not(tmp_path: Pat
                     raise PeerError("UNREACHABLE", f"node {to} did not answer in time")
                 return told
 
-            member.links.call = lost  # type: ignore[method-assign]
+            member.links.call = lost  # type: ignore[method-assign, assignment]
             with pytest.raises(NoLeaderError, match="may be done or not"):
                 await member.propose({"do": "settings", "change": {"patience": 1.5}}, timeout=1.0)
             assert member.metadata.settings["patience"] == 1.5

@@ -62,6 +62,12 @@ class Around(Protocol):
     def called(self, node: str) -> str:
         """Return the name of a node, for people."""
 
+    def give_way(self) -> bool:
+        """Let another node be master, for this one cannot write; False: there is none that could.
+
+        If it is True, every copy of the region hears what came of it: `step_down`, or `stay`.
+        """
+
 
 class Fresh(NamedTuple):
     """What was stored, and is still in memory."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 10.0
 AGAIN: Final = 0.05
+GIVE_WAY_S: Final = 2.0  # in which a master that cannot write finds out who can
 YIELD: Final = 1.5  # seconds for a master to answer what it has taken
 LEAVING: Final = "it is about to end"
 CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
@@ -324,6 +325,12 @@ class Governing:
                 _LOG.warning("region %r is not handed over: %s", name, error)
                 kept.append(name)
         return {"moved": moved, "kept": kept}
+
+    async def give_way(self, region: str) -> bool:
+        """Let another node be master of a region, and of all others that this one has; return whether one is."""
+        member = self._member
+        told = await self._ask_leader("hand_over", {"node": member.me}, GIVE_WAY_S)
+        return region not in told["kept"]
 
     # ------------------------------------------------------------ an orderly end
 

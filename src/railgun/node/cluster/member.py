@@ -94,6 +94,7 @@ class Member:
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
             self.called_by,
+            self._hand_over,
         )
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
@@ -285,10 +286,10 @@ class Member:
             patient_until = deadline if sent else min(deadline, began + self._master_wait)
             hopeless = not sent and self.has_no_quorum
             if hopeless or self.loop.time() + AGAIN >= patient_until:
-                told = f"the cluster has no leader that can be reached: {error}"
+                why = f"the cluster has no leader that can be reached: {error}"
                 if not sent:
-                    raise NoMasterError(f"{told}. So nothing was changed", hopeless) from error
-                raise NoLeaderError(f"{told}. It may be done or not") from error
+                    raise NoMasterError(f"{why}. So nothing was changed", hopeless) from error
+                raise NoLeaderError(f"{why}. It may be done or not") from error
             await asyncio.sleep(AGAIN)
         result: dict[str, Any] = told["result"]
         await self._seen(told["index"], deadline)
@@ -469,6 +470,11 @@ class Member:
         node = self.metadata.nodes.get(id)
         return id if node is None else node.name
 
+    async def _hand_over(self, region: str) -> bool:
+        """Let another node be master of a region; return whether one is, or is about to be."""
+        self.leasing.hurry()  # the leader has to know of the trouble, if it asks again
+        return await self.governing.give_way(region)
+
     def led_streams(self) -> list[str]:
         """The streams that this node is the master of, and serves."""
         return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
@@ -605,6 +611,9 @@ class Member:
         if there.master == self.me:
             if copy is not None and copy.acting:
                 return Here()
+            region = self.regions.get(info.region)
+            if write and copy is not None and region.has_no_heir and copy.trouble:
+                raise copy.trouble_error
             return Nobody(NoMasterError(f"{stream!r}: its master has begun, and is not ready yet"))
         for other in [there.master] if write else [there.master, *there.voting]:
             node = self.metadata.nodes.get(other or "")

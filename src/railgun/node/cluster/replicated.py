@@ -17,6 +17,9 @@ Rules:
    without such replicas, and nothing has become safe for `STUCK_S`, those who wait are told so with the reason
    (`NotEnoughReplicasAfterAppendError`), and what is published is refused (`NotEnoughReplicasError`) until there is a
    quorum again. The IDs of what the master has stored stay taken: it may be safe yet.
+8. A master whose disk refuses a publish gives way (`Around.give_way`), and answers when it is known what came of it. If
+   another node is master, nothing was stored (`NO_MASTER`), and the client sends it again, there; if no other one can
+   be, the publisher is told what the disk says. What comes behind a publish that is held is held, too.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -43,8 +47,10 @@ from railgun.node.errors import (
     DeposedError,
     LogFailedError,
     NoMasterError,
+    NoSpaceError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
+    StorageError,
 )
 from railgun.node.grouplog import pack_change, unpack_records
 from railgun.node.groups import CopyNote, fold, resolve
@@ -57,6 +63,34 @@ from railgun.wire.records import BatchError, Bytes, head, intact
 STUCK_S: Final = 1.0
 """Seconds for which nothing becomes safe before those who wait are told that too few replicas can write."""
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A publish that waits for what becomes of its master."""
+
+    batches: Sequence[bytearray]
+    acks: Acks
+    done: Done
+    safe: Done | None
+    error: RailgunError | None = None
+    """What the disk said; None: it was not asked."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it may be on disk, though the disk has said no."""
+        return isinstance(self.error, LogFailedError | DamagedLogError)
+
+    @property
+    def may_be_taken_elsewhere(self) -> bool:
+        """Whether another node may have more luck with it: it is the disk that refuses."""
+        return self.in_doubt or type(self.error) in (StorageError, NoSpaceError)
+
+    def tell(self, error: RailgunError) -> None:
+        """Tell the publisher that it was not stored as it should be."""
+        for told in (self.safe, self.done):
+            if told is not None:
+                _tell(told, error)
 
 
 class Replicated:
@@ -90,6 +124,9 @@ class Replicated:
         self._stuck_since: float | None = None  # when something became safe last, while more is not
         self._too_few = ""  # why too few replicas can write, if publishes are refused for it
         self._unwritten = ""  # what a replica could not write last
+        self._held: list[
+            _Held
+        ] = []  # publishes that were refused by the disk, and those behind them
         self._patient: list[tuple[int, Done]] = []  # for all
         self._patient_since = 0.0
         self._trimming: list[tuple[int, Done]] = []  # until others have let go, too
@@ -109,6 +146,11 @@ class Replicated:
     @trouble.setter
     def trouble(self, why: str) -> None:
         self._trouble = why
+
+    @property
+    def trouble_error(self) -> RailgunError:
+        """The trouble, as an error: nothing was stored."""
+        return self.stream.trouble or StorageError(self.trouble)
 
     async def open(self) -> None:
         """See what there is; mend what is damaged."""
@@ -244,6 +286,9 @@ class Replicated:
             self._feeder = None
         lists = [self._accepting, self._waiting, self._patient, self._trimming, self._awaited]
         waiting = [done for one in lists for _, done in one]
+        held, self._held = self._held, []
+        for one in held:
+            one.tell(error if one.in_doubt else self._no_master())
         self._waiting.clear()
         self._accepting.clear()
         self._stuck_since, self._too_few = None, ""
@@ -267,9 +312,10 @@ class Replicated:
     ) -> None:
         """Store these; `done` is called when they are as safe as was asked for."""
         if not self.acting or self.master is None:
-            raise NoMasterError(
-                f"this node is not the master of {self.stream.name!r} now: try again"
-            )
+            raise self._no_master()
+        if self._held:
+            self._held.append(_Held(batches, acks, done, safe))
+            return
         if self._too_few and acks is not Acks.MASTER and acks is not Acks.NONE:
             raise NotEnoughReplicasError(f"{self._too_few}. Nothing was stored: try again")
         stamp = Stamp(self.master.epoch, self.stream.stored_now())
@@ -290,9 +336,11 @@ class Replicated:
         elif self.master is None:
             error = DeposedError("this node is no master any more: it may be stored or not")
         if error is not None:
-            for told in (safe, done):
-                if told is not None:
-                    told(error)
+            held = _Held(batches, acks, done, safe, error)
+            if held.may_be_taken_elsewhere and self.master is not None and self.around.give_way():
+                self._held.append(held)
+            else:
+                held.tell(error)
             return
         first, last = head(batches[0]), head(batches[-1])
         self._fresh.append(Fresh(first.base, last.end, first.epoch, batches))
@@ -311,6 +359,21 @@ class Replicated:
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def stay(self) -> None:
+        """No other node can be master, or this one can write again: answer what was refused, and try the rest."""
+        held, self._held = self._held, []
+        for one in held:
+            if one.error is not None:
+                one.tell(one.error)
+                continue
+            try:
+                self.publish(one.batches, one.acks, one.done, one.safe)
+            except RailgunError as error:
+                one.tell(error)
+
+    def _no_master(self) -> NoMasterError:
+        return NoMasterError(f"this node is not the master of {self.stream.name!r} now: try again")
 
     def when_safe(self, end: int, done: Done) -> None:
         """Call this when all before that offset is safe."""
@@ -736,6 +799,8 @@ class Replicated:
             self._trouble = str(error)  # another one can, perhaps
             self.around.changed()
             self.around.spawn(self._mend(self.master))
+        if self.master is not None:
+            self.around.give_way()
         if self.replica is not None:
             self._unwritten = str(error)
         if self._failing or self.replica is None:
