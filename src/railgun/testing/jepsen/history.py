@@ -31,6 +31,7 @@ SURE: Final = frozenset(
     {
         "NO_MASTER",
         "NO_SPACE",
+        "NOT_ENOUGH_REPLICAS",
         "NO_STREAM",
         "ID_POOL_FULL",
         "TOO_LARGE",
