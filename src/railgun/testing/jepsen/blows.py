@@ -253,15 +253,17 @@ async def ask_cut_off(node: NodeProcess, stream: str = PROBE) -> CutOff:
     end, read, code, text, publish_s = 0, False, "", "", 0.0
     try:
         async with await node.connect(timeout=ASK_S, direct=True) as client:
+            where = client.where
             try:
                 end = int((await client.describe(stream))["end"])
                 if end:
                     async with await client.subscribe(stream, start=0) as sub:
                         await sub.next(ASK_S)
-                        read = True
+                        read = client.where == where  # else it was refused, and went on elsewhere
             except (StreamsError, OSError, TimeoutError) as error:
                 text = str(error)
                 end = end or 1  # it could not even say
+        async with await node.connect(timeout=ASK_S, direct=True) as client:
             asked = time.monotonic()
             batch = build([b"cut off"])
             try:  # not by `publish`, which would go on at another node
