@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -660,10 +661,40 @@ def test_http_is_served_where_it_is_wanted(tmp_path: Path) -> None:
         assert told["listening"]["http"] == expected
         if expected is not None:
             with urlopen(f"{expected}/health", timeout=10) as answer:
-                assert json.loads(answer.read()) == {"healthy": True, "reasons": {}}
+                told_health = json.loads(answer.read())
+                assert told_health == {"healthy": True, "reasons": {}, "alarms": []}
             found = json.loads((tmp_path / "d" / "node.json").read_text())
             assert found["http"] == expected
         assert stop(node)[0] == DONE
+
+
+@pytest.mark.parametrize("gone", ["all", "streams/orders", "streams/orders/stream.json"])
+def test_a_node_whose_files_were_removed_does_not_say_that_all_is_on_disk(
+    tmp_path: Path, gone: str
+) -> None:
+    home = tmp_path / "data"
+    node, _ = started("serve", "--port", "0", "--data", str(home), until="listening")
+    assert main(["stream", "ensure", "orders", "--data", str(home)]) == DONE
+    where = home if gone == "all" else home / gone
+    if where.is_dir():
+        shutil.rmtree(where)
+    else:
+        where.unlink()
+    code, out = stop(node)
+    assert code == FAILED
+    told = json.loads(out.splitlines()[-1])
+    assert told["stopped"] is True
+    assert any("orders" in one for one in told["not_on_disk"])
+    assert any(str(home) in one for one in told["not_on_disk"])
+
+
+def test_a_node_without_streams_whose_directory_was_removed_says_so(tmp_path: Path) -> None:
+    home = tmp_path / "data"
+    node, _ = started("serve", "--port", "0", "--data", str(home), until="listening")
+    shutil.rmtree(home)
+    code, out = stop(node)
+    assert code == FAILED
+    assert str(home) in json.loads(out.splitlines()[-1])["not_on_disk"][0]
 
 
 def test_the_command_line_loads_neither_node_nor_client() -> None:

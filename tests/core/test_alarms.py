@@ -88,11 +88,48 @@ def test_a_clock_that_jumped_while_its_node_ran_is_told() -> None:
     assert "7,200 s ahead" in alarm.text
 
 
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(-3600.0, "3,600 s behind"), (40 * 86400.0, "40 days"), (-9.0, ""), (86400.0, "")],
+)
+def test_a_clock_that_was_wrong_when_its_node_started_is_told(off: float, words: str) -> None:
+    told = derive(status(nodes=[node("a"), node("b", clock_at_start=off), node("c")]))
+    assert [(one.code, one.about) for one in told] == [("CLOCK_AT_START", "name-b")] * bool(words)
+    assert all(words in one.text for one in told)
+
+
 def test_messages_stored_ahead_of_the_clock_are_told_with_their_stream() -> None:
     alarm = only(status(nodes=[node("a", time_ahead={"orders": 31536000.0}), node("b"), node("c")]))
     assert (alarm.code, alarm.about) == ("TIME_AHEAD", "name-a")
     assert "'orders'" in alarm.text
     assert "31,536,000 s" in alarm.text
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_a_replica_that_cannot_write_is_no_copy_to_count_on(down: bool) -> None:
+    why = {"orders": "the log in /data/orders cannot be written"}
+    third = node("c", up=False) if down else node("c", unwritable=why)
+    unable = ["b"] if down else ["b", "c"]
+    told = derive(
+        status(
+            nodes=[node("a"), node("b", trouble="no room", unwritable=why), third],
+            regions=[region(unwritable={"orders": unable})],
+        )
+    )
+    (alarm,) = [one for one in told if one.code == "NO_QUORUM"]
+    assert alarm.severity == "critical"
+    assert "1 of 3 voting replicas can write 'orders'" in alarm.text
+    assert "name-b" in alarm.text
+    trouble = [one for one in told if one.code == "NODE_TROUBLE"]
+    assert [one.about for one in trouble] == [f"name-{id}" for id in unable]
+    assert all("/data/orders" in one.text for one in trouble)
+
+
+def test_one_replica_of_three_that_cannot_write_leaves_nothing_to_spare() -> None:
+    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": LONG + 1}}
+    nodes = [node("a"), node("b", unwritable={"orders": "no room"}), node("c")]
+    told = codes(status(nodes=nodes, regions=[region(unwritable={"orders": ["b"]}, lag=lag)]))
+    assert told == [("NODE_TROUBLE", "warning"), ("NO_QUORUM_SPARE", "warning")]
 
 
 @pytest.mark.parametrize("size", [1, 2])

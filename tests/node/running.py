@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -292,15 +293,18 @@ async def nothing(sub: Subscription) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Return ports that nobody listens on, and that no connection gets as its own before somebody does.
+
+    Systems give connections ports from 32768 on: one of those may be taken before a node listens on it.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            if port not in found:
+                found.append(port)
+    return found
 
 
 def free_port() -> int:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
-from tests.node.running import Running, node, refused, run, take
+from tests.node.running import Running, node, refused, run, stored, take
 
 from railgun.client.client import Client, connect
-from railgun.client.errors import StreamsError
+from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node import node as node_module
 from railgun.node.disk import NodeDisk
 from railgun.node.errors import LogFailedError, NoSpaceError, StorageError
@@ -169,6 +169,28 @@ async def becomes(running: Running, status: int) -> dict[str, Any]:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO])
+def test_a_node_says_at_its_end_what_could_not_be_written(tmp_path: Path, number: int) -> None:
+    async def main() -> None:
+        control = Control(None)
+        disk = ShimDisk(NodeDisk(tmp_path), control)
+        async with node(tmp_path, disk=disk) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.ensure("payments")
+            control._orders = Orders(refuse=number)
+            with pytest.raises(StreamsError):
+                await client.publish("orders", b"0")
+            assert running.server is not None
+            lost = await running.server.stop()
+            running.server = None
+            assert len(lost) == 1
+            assert "messages of stream 'orders'" in lost[0]
+            assert str(tmp_path) in lost[0]
+
+    run(main())
+
+
 @pytest.mark.parametrize("number", REFUSALS)
 def test_a_lone_node_that_cannot_write_is_not_healthy_until_it_can(
     tmp_path: Path, number: int
@@ -247,9 +269,12 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             assert told == 1  # that node.json could not be written
             assert not (tmp_path / "node.json").exists()
             client = await connect(f"127.0.0.1:{port}", data=tmp_path)
+            running = Running(tmp_path, http_port)
+            code, health_told = await health(running)  # at once: nobody has published yet
+            assert code == 503
+            assert "orders" in health_told["reasons"]
             assert len(await take(await client.subscribe("orders"), 10)) == 10
             await refused("NO_SPACE", client.publish("orders", b"10"))
-            running = Running(tmp_path, http_port)
             assert "orders" in (await becomes(running, 503))["reasons"]
             hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -261,6 +286,22 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             await process.communicate()
 
     run(main(), deadline=3 * DEADLINE)
+
+
+def test_a_try_at_the_start_leaves_the_log_as_it_is_also_after_a_power_cut() -> None:
+    for seed in range(5):
+        disk = LogDisk(seed=seed)
+        log, _ = StreamLog.open(disk, "orders")
+        put(log, b"first")
+        disk.lose_power()
+        log, _ = StreamLog.open(disk, "orders")  # which tries
+        assert log.refused is None
+        if seed:
+            put(log, b"second")
+        disk.lose_power()
+        log, found = StreamLog.open(disk, "orders")
+        assert (log.end, found.damage) == (2 if seed else 1, None)
+        put(log, b"next")
 
 
 # ---------------------------------------------------------------- in a cluster
@@ -320,6 +361,50 @@ def test_a_master_that_cannot_write_gives_way_to_one_that_can(tmp_path: Path, nu
     run(main(), deadline=4 * DEADLINE)
 
 
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("at_master", [False, True], ids=["at any node", "at the master"])
+def test_publishers_see_no_error_when_a_master_cannot_write_and_another_node_can(
+    tmp_path: Path, number: int, at_master: bool
+) -> None:
+    """Without IDs: what was refused was certainly not stored. A failed write (EIO) may be stored, so it takes IDs."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            _, master = await cluster.serving("orders")
+            others = [name for name in cluster.servers if name != master]
+            nodes = [master, *others] if at_master else others
+            done: list[bytes] = []
+            stop = asyncio.Event()
+
+            async def publisher(who: int) -> None:
+                client, n = await cluster.client(*nodes), 0
+                while not stop.is_set():
+                    payload = b"%d-%d" % (who, n)
+                    id = payload.decode() if number == errno.EIO else None
+                    await client.publish("orders", payload, id=id, timeout=DEADLINE)
+                    done.append(payload)
+                    n += 1
+
+            publishers = [asyncio.create_task(publisher(who)) for who in range(5)]
+            await until(lambda: len(done) > 20, "nothing is published")
+            controls[master]._orders = Orders(refuse=number)
+            await until(lambda: cluster.master() not in ("", master), "nobody follows")
+            before = len(done)
+            await until(lambda: len(done) > before + 50, "nothing is published after that")
+            stop.set()
+            await asyncio.gather(*publishers)  # not one of them has seen an error
+            reader = await cluster.client(*others)
+            payloads = await stored(reader, "orders")
+            assert sorted(payloads) == sorted(done)  # all that was acknowledged, and nothing twice
+            for who in range(5):
+                mine = [one for one in payloads if one.startswith(b"%d-" % who)]
+                assert mine == [b"%d-%d" % (who, n) for n in range(len(mine))]
+
+    run(main(), deadline=5 * DEADLINE)
+
+
 def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         cluster = Clustered(tmp_path, 3)
@@ -339,6 +424,122 @@ def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: P
     run(main(), deadline=4 * DEADLINE)
 
 
+async def alarms_of(client: Client, code: str) -> list[dict[str, Any]]:
+    """Return the alarms with this code, once there is one."""
+    await has_alarm(client, code)
+    told = await client.admin("cluster", DEADLINE)
+    return [one for one in told["alarms"] if one["code"] == code]
+
+
+async def is_told(client: Client, name: str) -> dict[str, Any]:
+    """Wait until the status says that a node cannot write, and return that status."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        told: dict[str, Any] = await client.admin("cluster", DEADLINE)
+        if any(one["code"] == "NODE_TROUBLE" and one["about"] == name for one in told["alarms"]):
+            return told
+        assert time.monotonic() < end, told["alarms"]
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EROFS, errno.EIO])
+def test_a_replica_that_cannot_write_is_told_and_the_others_serve(
+    tmp_path: Path, number: int
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            await cluster.in_step("orders")
+            late = next(name for name in cluster.servers if name != master)
+            id = cluster.member(late).me
+            controls[late]._orders = Orders(refuse=number)
+            assert await client.publish("orders", b"1", timeout=DEADLINE) == 1
+            told = await is_told(client, late)
+            (alarm,) = [one for one in told["alarms"] if one["code"] == "NODE_TROUBLE"]
+            assert late in alarm["text"]
+            assert "'orders'" in alarm["text"]
+            assert str(tmp_path / late) in alarm["text"]
+            (region,) = told["regions"]
+            assert region["master"] == cluster.member(master).me
+            assert not region["lag"][id]["caught_up"]
+            assert not told["settled"]
+            assert "NO_QUORUM_SPARE" in {one["code"] for one in told["alarms"]}
+            assert "NO_QUORUM" not in {one["code"] for one in told["alarms"]}
+            assert await client.publish("orders", b"2", timeout=DEADLINE) == 2
+            with pytest.raises(
+                StreamsError
+            ) as caught:  # who wants all of them need not wait for long
+                await client.publish("orders", b"3", timeout=10 * DEADLINE, acks="all")
+            assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+            assert late in str(caught.value)
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["two cannot write", "one is silent"])
+def test_when_too_few_replicas_can_write_publishes_fail_early_and_say_why(
+    tmp_path: Path, silent: bool
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0", id="0")
+            await cluster.in_step("orders")
+            late, other = (name for name in cluster.servers if name != master)
+            controls[late]._orders = Orders(refuse=errno.EFBIG)
+            if silent:
+                await cluster.kill(other)
+            else:
+                controls[other]._orders = Orders(refuse=errno.EFBIG)
+            at_master = await cluster.client(master)
+            with pytest.raises(StreamsError) as caught:  # long before its deadline
+                await at_master.publish("orders", b"1", id="1", timeout=10 * DEADLINE)
+            assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+            assert late in str(caught.value)
+            assert "limit" in str(caught.value)  # what its disk said
+            for id in ("1", "2"):  # from now on at once: nothing is stored
+                with pytest.raises(StreamsError) as caught:
+                    await at_master.publish("orders", b"2", id=id, timeout=10 * DEADLINE)
+                assert caught.value.code == "NOT_ENOUGH_REPLICAS"
+            (alarm,) = await alarms_of(at_master, "NO_QUORUM")
+            assert alarm["severity"] == "critical"
+            assert "'orders'" in alarm["text"]
+            assert late in alarm["text"]
+            controls[late]._orders = Orders()
+            assert await retried(lambda: at_master.publish("orders", b"2", id="2")) == 2
+            with pytest.raises(DuplicateIdError):  # it was in the log of the master all the time
+                await at_master.publish("orders", b"1", id="1")
+            assert (await at_master.describe("orders"))["end"] == 3
+
+    run(main(), deadline=8 * DEADLINE)
+
+
+def test_a_replica_that_cannot_keep_a_promise_is_told(tmp_path: Path) -> None:
+    """It follows no new master, though its streams could be written."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving("orders")
+            await cluster.in_step("orders")
+            late, heir = (name for name in cluster.servers if name != master)
+            promises = tmp_path / late / "cluster/promises.json.new"
+            promises.mkdir()  # so it cannot be written, also by root
+            await client.admin("transfer", DEADLINE, node=heir, region="global")
+            await retried(lambda: client.publish("orders", b"0", timeout=5.0))
+            told = await is_told(client, late)
+            (alarm,) = [one for one in told["alarms"] if one["code"] == "NODE_TROUBLE"]
+            assert "promise" in alarm["text"]
+            promises.rmdir()
+            await has_no_alarm(client)
+
+    run(main(), deadline=4 * DEADLINE)
+
+
 def test_a_node_whose_directory_was_removed_is_nobodys_master(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:
@@ -348,6 +549,31 @@ def test_a_node_whose_directory_was_removed_is_nobodys_master(tmp_path: Path) ->
             await until(lambda: cluster.master() not in ("", master), "nobody follows")
             await has_alarm(client, "NODE_TROUBLE")
             await retried(lambda: client.publish("orders", b"1", timeout=5.0))
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_of_a_cluster_that_cannot_write_when_it_starts_says_so_at_once(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            await cluster.in_step("orders")
+            late = next(name for name in cluster.servers if name != master)
+            await cluster.stop(late)
+            controls[late]._orders = Orders(refuse=errno.EDQUOT)
+            await cluster.start(late)
+            at_others = await cluster.client(*(name for name in cluster.servers if name != late))
+            (alarm,) = [
+                one
+                for one in (await is_told(at_others, late))["alarms"]
+                if one["code"] == "NODE_TROUBLE"
+            ]
+            assert "'orders'" in alarm["text"]
 
     run(main(), deadline=4 * DEADLINE)
 

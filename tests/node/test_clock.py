@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.clustered import clustered, retried
@@ -16,9 +20,12 @@ from railgun.client.client import Client
 from railgun.client.errors import DuplicateIdError
 from railgun.core.pacing import PacedClock
 from railgun.node.clock import time_of_day
+from railgun.node.disk import NodeDisk
 from railgun.node.errors import NoStreamError
+from railgun.node.metrics import prometheus
 from railgun.node.retime import NodeRunsError, retime
 from railgun.node.settings import SECOND
+from railgun.testing.jepsen.shim import Control, Orders, ShimDisk
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -347,3 +354,129 @@ def test_a_new_master_whose_clock_is_ahead_remembers_ids(tmp_path: Path) -> None
             assert first in nodes.servers
 
     run(main(), deadline=100.0)
+
+
+# ---------------------------------------------------------------- a node that is alone
+
+
+async def _started_again(running: Running, ahead: float) -> None:
+    """Start a node again with a clock that is wrong by so many seconds, which it was not before it was stopped."""
+    await running.stop()
+    running.ahead = ahead
+    await running.start()
+
+
+async def _health(running: Running) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{running.http_port}/health"
+
+    def ask() -> dict[str, Any]:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # 200: clients are served
+            return dict(json.load(answer))
+
+    return await asyncio.to_thread(ask)
+
+
+async def _alarms_become(running: Running, codes: set[str]) -> list[dict[str, Any]]:
+    """Wait until a node that is alone has these alarms, in /health and in its figures; return them."""
+    end = time.monotonic() + 20.0
+    while True:
+        told: list[dict[str, Any]] = (await _health(running))["alarms"]
+        if {one["code"] for one in told} == codes:
+            break
+        assert time.monotonic() < end, told
+        await asyncio.sleep(0.02)
+    assert running.server is not None
+    figures = prometheus(running.server.node, 0)
+    assert {code for code in ALARMS if f'railgun_alarms{{code="{code}"}} 1' in figures} == codes
+    return told
+
+
+ALARMS = ("CLOCK_STEPPED", "TIME_AHEAD", "CLOCK_AT_START", "DISK_FULL")
+
+
+def test_a_lone_node_tells_that_its_clock_has_jumped(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:
+            await _alarms_become(running, set())
+            running.ahead = HOUR
+            (alarm,) = await _alarms_become(running, {"CLOCK_STEPPED"})
+            assert "3,600 s ahead" in alarm["text"]
+            assert str(tmp_path) in alarm["text"]
+            running.ahead = 0.0
+            await _alarms_become(running, set())
+
+    run(main())
+
+
+def test_a_lone_node_tells_of_messages_stored_ahead(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:
+            await _started_again(running, DAY)
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish("orders", b"0")
+            await _started_again(running, 0.0)
+            await _alarms_become(running, {"TIME_AHEAD", "CLOCK_AT_START"})
+
+    run(main())
+
+
+def test_a_clock_that_is_behind_when_a_node_starts_is_told_until_it_is_set(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:  # without a single message
+            await _started_again(running, -HOUR)
+            (alarm,) = await _alarms_become(running, {"CLOCK_AT_START"})
+            assert "behind" in alarm["text"]
+            assert any("behind" in line for line in running.told)
+            running.ahead = 0.1
+            await _alarms_become(running, {"CLOCK_STEPPED"})  # set right, while the node runs
+            await running.again()
+            assert running.told == []
+            await _alarms_become(running, set())
+
+    run(main())
+
+
+def test_a_clock_that_is_far_ahead_when_a_node_starts_is_told_in_that_life(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:
+            await _started_again(running, 20 * DAY)  # it may have been off for so long
+            await _alarms_become(running, set())
+            await _started_again(running, 60 * DAY)
+            (alarm,) = await _alarms_become(running, {"CLOCK_AT_START"})
+            assert "40 days" in alarm["text"]
+            await running.again()
+            await _alarms_become(running, set())
+
+    run(main())
+
+
+def test_the_time_is_noted_while_a_node_runs_and_a_bad_note_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "CHECK_FILES_S", 0.05)
+    monkeypatch.setattr(node_module, "KEEP_NOTES_S", 0.1)
+
+    async def main() -> None:
+        async with node(tmp_path, http_port=0) as running:
+            noted = (tmp_path / "clock").read_bytes()
+            await until(lambda: (tmp_path / "clock").read_bytes() != noted)  # it may be killed
+            await _started_again(running, DAY)
+            await running.stop()
+            (tmp_path / "clock").write_bytes(b"not a time")
+            running.ahead = 0.0
+            await running.start()
+            await _alarms_become(running, set())
+
+    run(main())
+
+
+def test_a_lone_node_with_hardly_any_room_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        control = Control(None)
+        disk = ShimDisk(NodeDisk(tmp_path), control)
+        async with node(tmp_path, http_port=0, disk=disk) as running:
+            control._orders = Orders(full=True)
+            await _alarms_become(running, {"DISK_FULL"})
+
+    run(main())

@@ -67,6 +67,12 @@ class Alone:
     def changed(self) -> None:
         pass
 
+    def called(self, node: str) -> str:
+        return node
+
+    def give_way(self) -> bool:
+        return False
+
     def flight(self, node: str) -> Flight:
         return self.flights.setdefault(node, Flight())
 

@@ -18,6 +18,7 @@ from railgun.testing.jepsen.checker import check, is_sound
 from railgun.testing.jepsen.history import (
     Acked,
     Blown,
+    CutOff,
     Delivery,
     Drain,
     Fault,
@@ -128,6 +129,18 @@ def restarted(*records: Record, nodes: int = 3, patience_s: float = 4.0) -> list
     """All nodes are restarted in order from 10 to 30."""
     blow = Blown("rolling", ["n1", "n2", "n3"], 10.0, 28.0, 29.0, 30.0)
     return [Meta(1, nodes, 40.0, patience_s=patience_s), *records, blow]
+
+
+def unwritable(*records: Record, seconds: float = 10.0, nodes: int = 3) -> list[Record]:
+    """The stream was written; from 10 on its master cannot write, for so many seconds."""
+    blow = Blown("unwritable_master", ["n1"], 10.0, 10.5, 10.5 + seconds, 12.0 + seconds)
+    return [Meta(1, nodes, 40.0, patience_s=4.0), put("a", 0), *records, blow]
+
+
+def cut_off(**more: Any) -> list[Record]:
+    """What a node said that was cut off: as it should be, but for this."""
+    told: dict[str, Any] = {"end": 3, "read": True, "code": "NO_MASTER", "publish_s": 0.1}
+    return [CutOff("n1", S, 20.0, **told | more)]
 
 
 three: list[Record] = [put("a", 0), put("b", 1), put("c", 2)]
@@ -345,6 +358,24 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
         "restart_error",
         restarted(refused("b", 11.0, end=27.0, code="TIMEOUT"), patience_s=16.0),
     ),
+    "a publisher is told that the disk of the master is full": (
+        "disk_error",
+        unwritable(put("b", 1, 12.0), refused("c", 11.0, outcome="failed", code="NO_SPACE")),
+    ),
+    "or that it has failed": (
+        "disk_error",
+        unwritable(put("b", 1, 12.0), refused("c", 11.0, id="i", code="LOG_FAILED")),
+    ),
+    "nothing is taken until the master can write": (
+        "stalled",
+        unwritable(refused("b", 12.0), put("c", 1, 20.7)),
+    ),
+    "nothing is tried through": ("stalled", unwritable()),
+    "a node that is cut off shows nothing": ("minority_silent", cut_off(read=False)),
+    "and does not say what it has": ("minority_silent", cut_off(end=1, read=False, text="no")),
+    "a node that is cut off stores a message": ("minority_wrote", cut_off(code="")),
+    "or lets a publisher wait": ("minority_wrote", cut_off(publish_s=5.1)),
+    "or until its deadline": ("minority_wrote", cut_off(code="DEADLINE", publish_s=0.1)),
     "a fault long before is no excuse": (
         "restart_error",
         restarted(Blown("kill", ["n1"], 1.0, 1.0, 2.0, 3.0), refused("b", 12.0)),
@@ -367,6 +398,18 @@ def test_every_kind_is_found_at_least_twice() -> None:
 
 GOOD: dict[str, list[Record]] = {
     "nothing": [],
+    "writes go on though the master cannot write": unwritable(put("b", 1, 12.0)),
+    "one is not sure, which is no word of a disk": unwritable(
+        put("b", 1, 12.0), refused("c", 11.0)
+    ),
+    "a short trouble may stall": unwritable(put("b", 1, 16.0), seconds=5.0),
+    "one of two nodes may": unwritable(nodes=2),
+    "with another fault beside, it may": [
+        *unwritable(refused("c", 11.0, code="NO_SPACE")),
+        Blown("kill", ["n2"], 11.0, 11.0, 14.0, 15.0),
+    ],
+    "a node that is cut off reads, and refuses": cut_off(),
+    "one that has nothing shows nothing": cut_off(end=0, read=False),
     "an unknown publish is there": [put("a", outcome="unknown"), kept("a")],
     "or is not": [put("a", outcome="unknown"), kept()],
     "a refused one is not": [put("a", outcome="failed", code="NO_MASTER"), kept()],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from railgun.testing.jepsen import run as fault_run
-from railgun.testing.jepsen.history import Blown, History, Publish
+from railgun.testing.jepsen.history import Blown, CutOff, History, Publish
 from railgun.testing.jepsen.nemesis import Blow
 from railgun.testing.jepsen.run import Outcome, Run, perform
 from railgun.testing.jepsen.workload import Load
@@ -70,3 +70,26 @@ def test_publishers_see_no_error_of_a_rolling_restart(
         if isinstance(one, Publish) and restart.begin <= one.begin and one.end <= restart.settled
     ]
     assert {one.id is None for one in during if one.outcome == "ok"} == {True, False}
+
+
+@pytest.mark.simulation
+def test_writes_go_on_when_the_master_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blow = Blow(2.0, 9.0, "unwritable_master", ("n1",), style="EDQUOT")
+    outcome, history = one_blow(tmp_path, monkeypatch, blow, PATIENT)
+    assert outcome.sound, [*outcome.failures, *outcome.findings.found, outcome.logs]
+    (blown,) = (one for one in history.records if isinstance(one, Blown))
+    assert (blown.fault, blown.nodes) == ("unwritable_master", ["n1"])
+
+
+@pytest.mark.simulation
+def test_a_node_that_is_cut_off_reads_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blow = Blow(2.0, 12.0, "minority", ("n2",), style="cut")
+    outcome, history = one_blow(tmp_path, monkeypatch, blow, LOAD)
+    assert outcome.sound, [*outcome.failures, *outcome.findings.found, outcome.logs]
+    (told,) = (one for one in history.records if isinstance(one, CutOff))
+    assert (told.node, told.read, told.code) == ("n2", True, "NO_MASTER")
+    assert told.end > 0

@@ -112,6 +112,8 @@ class World:
 
     async def join(self, node: str) -> None: ...
 
+    async def lead(self, node: str) -> None: ...
+
     async def settled(self, nodes: Sequence[str]) -> bool:
         if set(nodes) & self.slow:
             return False

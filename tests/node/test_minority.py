@@ -20,6 +20,8 @@ from railgun.cli import cluster_view
 from railgun.client.address import Address
 from railgun.client.client import Client, connect
 from railgun.client.errors import NoNodeError, StreamsError
+from railgun.node.cluster.consensus import NoLeaderError
+from railgun.node.cluster.links import PeerError
 
 WAIT = 1.0
 
@@ -69,6 +71,58 @@ def test_a_publish_is_refused_as_not_stored(tmp_path: Path, again: bool) -> None
                 assert caught.value.code == "NO_MASTER"
                 # At once: the client asks the other nodes, and comes back, once. It does not try until its deadline.
                 assert refused["NO_MASTER"] <= 2 + n
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
+def test_what_needs_the_leader_is_refused_as_not_done(tmp_path: Path, again: bool) -> None:
+    """As soon as a publish is: nobody was there to send it to, so nothing is in doubt."""
+
+    async def main() -> None:
+        async with minority(tmp_path, again=again) as (_, client, left):
+            for call in (
+                lambda: client.ensure("more"),
+                lambda: client.ensure("orders", mode="overwrite", max_age=600.0),
+                lambda: client.delete("orders"),
+                lambda: client.admin("cluster_settings", change={"patience": 9.0}),
+            ):
+                with pytest.raises(StreamsError, match="nothing was changed") as caught:
+                    await call()
+                assert caught.value.code == "NO_MASTER"
+                assert caught.value.nothing_done
+            if not again:  # else it does not know yet which nodes there are
+                with pytest.raises(StreamsError) as caught:
+                    await client.admin("transfer", node=left, region="global")
+                assert caught.value.code == "NO_MASTER"
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_what_was_sent_to_a_leader_that_is_gone_may_be_done_or_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            await cluster.serving("orders")
+            member = next(
+                cluster.member(name)
+                for name in cluster.servers
+                if not cluster.member(name).consensus.leads  # type: ignore[union-attr]
+            )
+            leader = member.consensus.leader  # type: ignore[union-attr]
+            assert leader is not None
+            call = member.links.call
+
+            async def lost(to: str, name: str, *more: Any) -> Any:
+                """Ask for it, and never hear what came of it."""
+                told = await call(to, name, *more)
+                if name == "propose":
+                    raise PeerError("UNREACHABLE", f"node {to} did not answer in time")
+                return told
+
+            member.links.call = lost  # type: ignore[method-assign, assignment]
+            with pytest.raises(NoLeaderError, match="may be done or not"):
+                await member.propose({"do": "settings", "change": {"patience": 1.5}}, timeout=1.0)
+            assert member.metadata.settings["patience"] == 1.5
 
     run(main(), deadline=4 * DEADLINE)
 

@@ -307,7 +307,8 @@ def test_a_node_with_a_failed_log_is_not_healthy(tmp_path: Path) -> None:
             for name in ("good", "bad"):
                 await client.ensure(name)
                 await client.publish(name, b"x")
-            assert await web("GET", "/health") == (200, {"healthy": True, "reasons": {}})
+            well = {"healthy": True, "reasons": {}, "alarms": []}
+            assert await web("GET", "/health") == (200, well)
             assert running.server is not None
             stream = running.server.node.streams["bad"]
             assert isinstance(stream, Persistent)

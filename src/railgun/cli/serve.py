@@ -105,11 +105,19 @@ async def _serve(config: ServerConfig, out: Output) -> int:
             loop.remove_signal_handler(number)
         out.line("stopping" if server.member is None else "handing over, then stopping")
         await server.hand_over()
-    finally:
+    except BaseException:
         await server.stop()
-    out.data(stopped=True)
-    out.line("stopped: everything is on disk")
-    return DONE
+        raise
+    lost = await server.stop()
+    if not lost:
+        out.data(stopped=True)
+        out.line("stopped: everything is on disk")
+        return DONE
+    out.data(stopped=True, not_on_disk=lost)
+    out.line("stopped, and not everything is on disk:", "red")
+    for line in lost:
+        out.line(f"  {line}", "red")
+    return FAILED
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -74,6 +74,18 @@ class DeposedError(RailgunError):
     code: ClassVar[str] = "DEPOSED"
 
 
+class NotEnoughReplicasError(RailgunError):
+    """Too few replicas of a stream can write: nothing was stored, and it may be tried again."""
+
+    code: ClassVar[str] = "NOT_ENOUGH_REPLICAS"
+
+
+class NotEnoughReplicasAfterAppendError(RailgunError):
+    """The master has stored it, and too few replicas can: it may get lost, or be safe when they can write again."""
+
+    code: ClassVar[str] = "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+
+
 class PortTakenError(RailgunError):
     """Somebody else listens there."""
 
@@ -135,6 +147,18 @@ def later_format(what: str, problem: object) -> LaterFormatError:
     return LaterFormatError(
         f"{what} was written by a later version of Railgun: {problem}. Nothing was changed, and nothing is lost. Start "
         "the version that wrote it, or a later one."
+    )
+
+
+def later_tail(what: str, path: str, position: int, version: bytes) -> LaterFormatError:
+    """Return the error for the end of a file that looks torn, and begins with the version of a later Railgun.
+
+    `what` names the file in words, `path` is where it lies, `position` the byte at which that version stands.
+    """
+    return LaterFormatError(
+        f"{what} ends at byte {position} with {version!r}, which a later version of Railgun writes, and which cannot "
+        "be read here. Nothing was changed. Start the version that wrote it. If none has ever used this directory, "
+        f"these bytes are damaged: keep a copy of the file, cut them off (truncate -s {position} {path}), and start."
     )
 
 

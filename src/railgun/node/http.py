@@ -38,7 +38,7 @@ OPEN: Final = ("/health", "/openapi.json")
 STATUS: Final = {
     "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,
     "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500,
-    "ID_POOL_FULL": 503, "CLOSED": 503, "NO_MASTER": 503, "DEPOSED": 503, "INTERNAL": 500,
+    "ID_POOL_FULL": 503, "CLOSED": 503, "NO_MASTER": 503, "NOT_ENOUGH_REPLICAS": 503, "DEPOSED": 503, "INTERNAL": 500,
     "NO_CLUSTER": 409, "NO_NODE": 404, "UNKNOWN_NODE": 404, "NO_REGION": 404, "STILL_IN_USE": 409, "NOT_ELIGIBLE": 409,
     "IS_MEMBER": 409, "STALE": 409, "NO_LEADER": 503, "UNREACHABLE": 503,
 }  # fmt: skip
@@ -123,14 +123,11 @@ class Api(HttpPort):
             for name, stream in sorted(streams.items())
             if isinstance(stream, Persistent) and stream.trouble
         }
-        told: dict[str, Any] = {"healthy": not reasons, "reasons": reasons}
-        cluster = self._server.node.cluster
-        if cluster is not None:
-            reasons |= cluster.reasons()
-            alarms = [
-                {"code": one["code"], "text": one["text"]} for one in cluster.status()["alarms"]
-            ]
-            told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
+        node = self._server.node
+        if node.cluster is not None:
+            reasons |= node.cluster.reasons()
+        alarms = [{"code": one["code"], "text": one["text"]} for one in node.alarms()]
+        told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
         return answer(told, 503 if reasons else 200)
 
     async def _openapi(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ Rules:
    marks tell (`railgun.node.tail`). The other segments are believed by their index, until they are read.
 5. Every batch is checked when it is read. Damage that is found then has the same consequences. A batch of a later
    version of Railgun is neither torn nor damaged: the log is not opened, or not read from there on
-   (`LaterFormatError`), and nothing is changed.
+   (`LaterFormatError`), and nothing is changed. The same for an end that looks torn and begins with a later version.
 6. A failed sync ends the log; a full disk does not. See `railgun.node.tail`.
 7. Retention takes whole segments away, oldest first, each for good before the next, and never the last one: a hole
    cannot come about by a crash, and an offset that was used is never forgotten.

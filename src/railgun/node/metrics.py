@@ -65,6 +65,9 @@ def prometheus(node: Node, connections: int) -> str:
     _tell_groups(text, persistent)
     if node.cluster is not None:
         _tell_cluster(text, node.cluster.status())
+    text.begin("alarms", "gauge", "Alarms, by code")
+    for code, count in sorted(Counter(one["code"] for one in node.alarms()).items()):
+        text.add((("code", code),), count)
     return str(text)
 
 
@@ -93,9 +96,6 @@ def _tell_cluster(text: Text, status: dict[str, Any]) -> None:
         for id, lag in region["lag"].items():
             labels = (("region", region["name"]), ("node", names.get(id, id)))
             text.add(labels, lag["messages"])
-    text.begin("alarms", "gauge", "Alarms, by code")
-    for code, count in sorted(Counter(one["code"] for one in status["alarms"]).items()):
-        text.add((("code", code),), count)
 
 
 def _tell_groups(text: Text, persistent: dict[str, Persistent]) -> None:

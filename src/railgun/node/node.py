@@ -18,6 +18,9 @@ Rules:
 9. The directory of the node and that of each stream have a format file (`railgun.snapshots.formats`). If one of them,
    or anything in a log, is of a later version of Railgun, the node does not start and changes nothing: it could not
    serve that stream, and other nodes would take it for a copy.
+10. The time of day is noted in the file `clock`, at the start, every `KEEP_NOTES_S`, and at the end. A node that starts
+   more than `MAX_STEP_S` before that, or more than `MAX_PAUSE_S` after it, says so (`clock_at_start_s`) and goes on:
+   it cannot know which of both times was wrong. It says so until the noted time is reached, or it is started again.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
+from railgun.core.cluster.alarms import of_lone_node, wrong_at_start
 from railgun.core.cluster.options import OPTIONS
 from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError, said
@@ -45,7 +49,7 @@ from railgun.node.commit import Committer
 from railgun.node.disk import Disk, NodeDisk, check_format, put, write_format
 from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
 from railgun.node.groups import GroupDriver
-from railgun.node.persistent import NoGraveError, Persistent
+from railgun.node.persistent import TIME_AHEAD, NoGraveError, Persistent
 from railgun.node.redrive import Redriven, redrive
 from railgun.node.routing import Passage, Routing
 from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
@@ -60,6 +64,9 @@ RETENTION: Final = 10.0  # seconds between two looks at what is too old
 BEAT: Final = 1.0  # seconds between two looks at the clock
 CHECK_FILES_S: Final = 1.0  # between two looks at the files of all streams
 KEEP_NOTES_S: Final = 20.0  # between two notes of what is safe
+LEAST_ROOM: Final = (
+    64 << 20
+)  # bytes free on a disk; with less, a node says so, and others are rather master
 JUMP: Final = SECOND // 2  # more than clocks drift in that time
 RESPONSE_TIMEOUT_S: Final = OPTIONS["rs_timeout"].default or 30.0
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
@@ -70,6 +77,8 @@ STREAM_FORMAT: Final = Format("railgun stream", 1)
 _SETTINGS: Final = "stream.json"
 _ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
 _LOG: Final = logging.getLogger(__name__)
+CLOCK: Final = "clock"
+"""The file with the time of day that was noted last (µs)."""
 _MADE: Final = "made"  # and so is what tells it from others of its name, if it is of no cluster
 Mode = Literal["warn", "overwrite", "strict"]
 T = TypeVar("T")
@@ -184,6 +193,10 @@ class Node:
         self.passage: Passage | None = None
         """How sessions are passed on to other nodes."""
         self._disk = disk or NodeDisk(data)
+        self._noted: int | None = (
+            None  # the time of day that was noted last, in the life before (µs)
+        )
+        self._started = self.now()
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock: Lock | None = None
@@ -224,6 +237,10 @@ class Node:
                 stream.close()
             self._lock.release()
             raise
+        self._look_at_noted_time()
+        if wrong := wrong_at_start(str(self.data), self.clock_at_start_s):
+            told.append(wrong)
+        self._note_time()
         self._keep()
         self._beat(self.now() - _steady())
         self._checking = self.loop.create_task(self._check_files())
@@ -258,8 +275,8 @@ class Node:
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
 
-    async def close(self) -> None:
-        """Write what has to be written, and leave the directory."""
+    async def close(self) -> list[str]:
+        """Write what has to be written, and leave the directory; return what is not on disk, and why."""
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -274,10 +291,76 @@ class Node:
         await self.loop.run_in_executor(None, self.committer.close)
         if self._tasks:
             await asyncio.wait(self._tasks)
+        lost = self._removed()
+        if not lost:
+            self._note_time()
         for stream in self._persistent():
-            stream.close()
+            lost += stream.close()
         if self._lock is not None:
             self._lock.release()
+        return lost
+
+    # ------------------------------------------------------------ clocks, room
+
+    def _look_at_noted_time(self) -> None:
+        with contextlib.suppress(OSError, ValueError, RailgunError):
+            file = self._disk.open(CLOCK)
+            try:
+                self._noted = int(file.read(0, 100))
+            finally:
+                file.close()
+        self._started = self.now()
+
+    def _note_time(self) -> None:
+        """Note the time of day, for the next start; if that cannot be, there is nothing to compare with then."""
+        with contextlib.suppress(OSError, RailgunError):
+            put(self._disk, f"{CLOCK}.new", [b"%d" % self.now()]).close()
+            self._disk.rename(f"{CLOCK}.new", CLOCK)
+
+    @property
+    def clock_at_start_s(self) -> float:
+        """How far the time of day was ahead of the noted one when the node started; below 0: behind.
+
+        0: there was none, or it was behind and has reached the noted time since.
+        """
+        if self._noted is None:
+            return 0.0
+        off = self._started - self._noted
+        return 0.0 if off < 0 and self.now() >= self._noted else off / SECOND
+
+    def time_ahead(self) -> dict[str, float]:
+        """Return the streams whose last message is stored far ahead of the time of day, and by how much (seconds)."""
+        ahead = {stream.name: stream.stored_ahead for stream in self._persistent()}
+        return {name: round(us / SECOND, 3) for name, us in ahead.items() if us > TIME_AHEAD}
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return what is wrong: as the cluster says, or with the room and the clock of this node, if it is alone."""
+        if self.cluster is not None:
+            return list(self.cluster.status()["alarms"])
+        full = False
+        with contextlib.suppress(OSError):
+            full = self._disk.free() < LEAST_ROOM
+        told = {
+            "name": str(self.data),
+            "full": full,
+            "clock_stepped": self.pace.stepped / SECOND,
+            "clock_at_start": self.clock_at_start_s,
+            "time_ahead": self.time_ahead(),
+        }
+        return [asdict(alarm) for alarm in of_lone_node(told)]
+
+    def _removed(self) -> list[str]:
+        """Return the streams whose settings somebody has removed under this node, and the directory, if it is gone."""
+        lost = []
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._lock.held():
+                lost.append(f"{self.data} was removed, with all that was in it")
+            for name in self.streams:
+                home = f"streams/{name}"
+                if _SETTINGS not in self._disk.list(home):
+                    where = self._disk.where(f"{home}/{_SETTINGS}")
+                    lost.append(f"stream {name!r}: {where} was removed, so the stream is gone")
+        return lost
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do this beside all else; the node does not end before it has."""
@@ -353,6 +436,7 @@ class Node:
             began = self.loop.time()
             if due := began - noted > KEEP_NOTES_S:
                 noted = began
+                await self.loop.run_in_executor(None, self._note_time)
             for stream in list(self._persistent()):
                 try:
                     await stream.check_files()

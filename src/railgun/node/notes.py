@@ -15,7 +15,8 @@ Rules:
    it gets its name when it is synced, so all of it was there for good, whatever happens to it later.
 5. The last of the first four bytes is the version of the notes. Later versions keep checksum and size where they are,
    and begin the checksum with these four bytes. So a note of a later version is told from one that is torn or damaged:
-   `LaterFormatError` is raised before anything is changed. Whoever uses the notes raises the same for a kind of note
+   `LaterFormatError` is raised before anything is changed. So it is for an end that looks torn and begins with a later
+   version, whatever its checksum. Whoever uses the notes raises the same for a kind of note
    or a body of a later version.
 6. One writer at a time.
 """
@@ -31,8 +32,9 @@ from typing import Final, TypeAlias
 from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File, put
-from railgun.node.errors import later_format
+from railgun.node.errors import LaterFormatError, later_format, later_tail
 from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark
+from railgun.wire.records import is_later as is_later_magic
 
 Take: TypeAlias = Callable[[int, str, bytes], object]
 """Gets the kind, the name and the body of a note."""
@@ -106,21 +108,31 @@ class Notes:
         try:
             found = self._read(file, file.size(), take)
             if found.count < least or (found.problem and has_mark(file, found.size)):
+                if is_later_magic(self._magic, file.read(found.size, 4), certain=True):
+                    raise self._later_tail(file, found.size)
                 found.damaged = True
                 found.problem = found.problem or "it has no beginning"
                 file.close()
                 return found
             if found.problem:
+                if is_later_magic(self._magic, file.read(found.size, 4)):
+                    raise self._later_tail(file, found.size)
                 self.cut_bytes = file.size() - found.size
                 file.truncate(found.size)
+            tail = Tail(file, self.what, found.size)
+            tail.try_write()
             file.sync()  # what a killed process has left may be in memory only
             disk.sync_directory(self.directory)
         except BaseException:
             file.close()
             raise
         self.count = found.count
-        self._tail = Tail(file, self.what, found.size)
+        self._tail = tail
         return found
+
+    def _later_tail(self, file: File, position: int) -> LaterFormatError:
+        version = file.read(position, 4)
+        return later_tail(self.what, self._disk.where(self.path), position, version)
 
     def create(self) -> None:
         """An empty file."""

@@ -413,6 +413,15 @@ class Persistent:
             if ticket in self._waiting:
                 self._try_again(self._waiting.pop(ticket))
 
+    def refuse_waiting(self, error: RailgunError) -> None:
+        """Answer publishes that wait for a twin, and those behind them, with this error: nothing of them is stored."""
+        for ticket in self._waiting:
+            self._ids.withdraw(ticket)
+        waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
+        self._waiting, self._behind = {}, {}
+        for publish in waiting:
+            publish.answer(error)
+
     def _try_again(self, publish: _Publish) -> None:
         """A publish has waited; if it need not any more, those behind it have their turn."""
         line = self._behind.pop(publish.who)
@@ -771,14 +780,25 @@ class Persistent:
         if note is not None:
             self._committer.submit(self.group_log, [("", note)], lambda error: None)
 
-    def close(self) -> None:
-        """Leave the files; when the committer has done its work."""
+    def close(self) -> list[str]:
+        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why."""
         note = None if self.copies is None or self.group_log.failed else self.copies.news()
         if note is not None:
             with contextlib.suppress(RailgunError):
                 self.group_log.append([("", note)])
-        self.log.close()
-        self.group_log.close()
+        lost = []
+        for log, what in ((self.log, "messages"), (self.group_log, "positions of groups")):
+            with contextlib.suppress(RailgunError):  # the log remembers it
+                if not log.has_file():
+                    log.check_files()
+            wrong: Exception | None = log.failed or log.refused
+            try:
+                log.close()
+            except (RailgunError, OSError) as error:
+                wrong = wrong or error
+            if wrong is not None:
+                lost.append(f"{what} of stream {self.name!r}: {wrong}")
+        return lost
 
 
 def _both(first: Done, then: Done, error: RailgunError | None) -> None:

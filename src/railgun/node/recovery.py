@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from railgun.node import surgery
-from railgun.node.errors import DamagedLogError, damaged
+from railgun.node.errors import DamagedLogError, damaged, later_tail
 from railgun.node.segment import (
     Segment,
     base_of,
@@ -25,6 +25,7 @@ from railgun.node.segment import (
     scan,
 )
 from railgun.node.tail import Tail, has_mark
+from railgun.wire.records import MAGIC, is_later
 
 if TYPE_CHECKING:
     from railgun.node.log import StreamLog
@@ -145,11 +146,19 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
         problem = found.problem or "the end of the file"
         damage = damaged(log._what(path), segment.end, segment.size, problem)
     elif found.problem:
+        version = file.read(segment.size, 4)
+        if is_later(
+            MAGIC, version
+        ):  # perhaps a damaged one of ours: to refuse is safe, to cut is not
+            file.close()
+            raise later_tail(log._what(path), log._disk.where(path), segment.size, version)
         cut = found.size - segment.size
         file.truncate(segment.size)
+    tail = Tail(file, log._what(path), segment.size)
     if damage is None:
+        tail.try_write()
         file.sync()  # what a killed process has left may be in memory only
         log._disk.sync_directory(log.directory)
     log._add(segment)
-    log._tail = Tail(file, log._what(path), segment.size)
+    log._tail = tail
     return cut, found.problem if cut else "", damage

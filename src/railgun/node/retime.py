@@ -19,6 +19,7 @@ from railgun.core.errors import RailgunError
 from railgun.node.disk import Disk, NodeDisk, put
 from railgun.node.errors import DamagedLogError, NoStreamError
 from railgun.node.log import StreamLog
+from railgun.node.node import CLOCK
 from railgun.node.segment import Walk, base_of, index_name
 from railgun.node.settings import check_name
 from railgun.snapshots.errors import LockedError
@@ -49,11 +50,13 @@ def retime(data: Path, latest: int, names: Sequence[str] = ()) -> dict[str, int]
         for name in names:
             if check_name(name) not in known:
                 raise NoStreamError(f"there is no stream {name!r} in {data}")
-        return {
+        changed = {
             name: _retime(disk, f"streams/{name}/log", latest)
             for name in names or sorted(known)
             if "log" in disk.directories(f"streams/{name}")
         }
+        disk.remove(CLOCK)  # the time that was noted may be as wrong
+        return changed
     finally:
         lock.release()
 

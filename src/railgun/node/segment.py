@@ -122,8 +122,9 @@ class Walk:
                 return
             try:
                 found = head(data, at)
-            except LaterBatchError:
-                raise  # neither torn nor damaged: rule 5
+            except LaterBatchError as error:  # neither torn nor damaged: rule 5
+                told = str(error).replace(f" at byte {at} ", f" at byte {start + at} ")
+                raise LaterBatchError(told) from error
             except BatchError as error:
                 self.problem = str(error).replace(f" at byte {at}", "")
                 return

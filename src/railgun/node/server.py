@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from railgun.client.address import ADDRESS, DATA, SECRET, SOCKET
 from railgun.node.cluster.config import ClusterConfig
+from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.member import Member
 from railgun.node.disk import Disk, NodeDisk
 from railgun.node.errors import PortTakenError
@@ -283,8 +284,8 @@ class Server:
                 return
             await asyncio.sleep(0.005)
 
-    async def stop(self) -> None:
-        """End in order."""
+    async def stop(self) -> list[str]:
+        """End in order; return what is not on disk, and why: nothing, if all is well."""
         self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
@@ -299,9 +300,13 @@ class Server:
             for subscription in list(session.subscriptions.values()):
                 subscription.leave(graceful=True)
             session.subscriptions.clear()
+        lost = []
         if self.member is not None:
             await self.member.stop()
-        await self.node.close()
+            failed = self.member.failed
+            if failed is not None and not isinstance(failed, RemovedError):
+                lost.append(f"what this node agrees on with others: {failed}")
+        lost += await self.node.close()
         await asyncio.sleep(0)  # what was answered goes out
         for connection in list(self.sessions):
             connection.close()
@@ -311,6 +316,7 @@ class Server:
         with contextlib.suppress(OSError):
             (self.config.data / ADDRESS).unlink()
             self._socket.unlink()
+        return lost
 
 
 @contextlib.asynccontextmanager

@@ -523,6 +523,8 @@ class Session:
             return
         if isinstance(outcome, RailgunError):
             self.fail(request, outcome)
+            if isinstance(outcome, NoMasterError) and self._relay is not None:
+                self._relay.was_refused(command.stream)
             return
         refused = [p.Refused(index=n, code=code, offset=o) for n, code, o in outcome.refused]
         self.send(

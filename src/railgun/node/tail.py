@@ -39,6 +39,7 @@ _MARK: Final = struct.Struct("<4sIQQ")
 _CHUNK: Final = 1 << 20
 _PAGE: Final = 64 << 10  # bytes; the largest that systems have
 _LARGEST_PROBE: Final = 1 << 20  # bytes
+_TRIED_BYTES: Final = 4096
 
 
 def mark(number: int, position: int) -> bytes:
@@ -138,6 +139,22 @@ class Tail:
             self._undo(error, self._refused_bytes)
         self._cut_back()
         self.refused = None
+
+    def try_write(self) -> None:
+        """Find out whether a little can be written, before anybody asks for it: `refused` or `failed` tells if not.
+
+        For who opens a file, and syncs it before anything is appended: what is written for it is cut off again, and
+        that is not synced here.
+        """
+        with contextlib.suppress(StorageError):
+            try:
+                self.file.write([bytes(_TRIED_BYTES)])
+            except OSError as error:
+                self._undo(error, _TRIED_BYTES)
+            try:
+                self.file.truncate(self.size)
+            except OSError as error:
+                self.fail("cut off after a write that was a try", error)
 
     def _undo(self, error: OSError, length: int) -> None:
         if error.errno not in REFUSED:

@@ -26,7 +26,8 @@ Rules:
 3. A body never changes. `build` and `cut` make batches, and `patch` is the only one that changes a header.
 4. Later versions keep the first three bytes, the size, and the place of the header's checksum, which begins with the
    four bytes of the version. So a batch of a later version is told from a damaged one: its checksum fits
-   (`LaterBatchError`).
+   (`LaterBatchError`). One that does not keep that is told by its fourth byte, a digit above ours (`is_later`), unless
+   a flipped bit may have made it of ours: whoever would cut such bytes off refuses instead (`node.recovery`).
 5. Whatever bytes are given, they are a batch or a `BatchError`. `head` has looked at the header, `Records` also at the
    ends, `check` at every byte: what came from elsewhere is checked before it is stored.
 6. Ranges are offsets, the first one in, the last one out. Before the node has given offsets they count from 0.
@@ -196,7 +197,8 @@ def head(data: Bytes, at: int = 0) -> Head:
         _HEAD.unpack_from(data, at)
     )
     if magic != MAGIC:
-        if magic[:3] == MAGIC[:3] and crc32(data[at + 12 : at + HEADER], crc32(magic)) == crc:
+        fits = magic[:3] == MAGIC[:3] and crc32(data[at + 12 : at + HEADER], crc32(magic)) == crc
+        if fits or is_later(MAGIC, magic, certain=True):
             raise LaterBatchError(f"the batch at byte {at} has a later version: {magic!r}")
         raise BatchError(
             f"no record batch at byte {at}: it begins with {magic!r}, not with {MAGIC!r}"
@@ -213,6 +215,21 @@ def head(data: Bytes, at: int = 0) -> Head:
             f"the header of the batch at byte {at} cannot be: {count} messages from {base}, {size} bytes"
         )
     return tuple.__new__(Head, (size, body, base, epoch, time, count, flags))
+
+
+def is_later(ours: bytes, found: Bytes, *, certain: bool = False) -> bool:
+    """Return whether four bytes name a later version of what `ours` names: the same family, and a higher digit.
+
+    `certain`: only if that is no flipped bit of ours.
+
+    >>> [is_later(b"RGB1", found) for found in (b"RGB2", b"RGB3", b"RGB1", b"RGB0", b"RGBq", b"RGG2", b"RGB")]
+    [True, True, False, False, False, False, False]
+    >>> [is_later(b"RGB1", found, certain=True) for found in (b"RGB2", b"RGB3")]
+    [True, False]
+    """
+    if len(found) < 4 or bytes(found[:3]) != ours[:3] or not ours[3] < found[3] <= ord("9"):
+        return False
+    return not certain or (found[3] ^ ours[3]).bit_count() > 1
 
 
 def check(batch: Bytes) -> Head:

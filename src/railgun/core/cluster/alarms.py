@@ -8,7 +8,10 @@ They are derived from a status (`node.cluster.overview`) and from nothing else: 
    where no leader can be asked, if there is no connection to it. A node that was removed tells that, and nothing else.
 4. What is over by itself in a moment is none either: a replica that lags or an epoch that is not active is told after
    `LONG` seconds.
-5. One cause, one alarm: a silent node does not lag, and a cluster without a leader does not lack masters, too.
+5. One cause, one alarm: a silent node does not lag, nor does one that cannot write; and a cluster without a leader does
+   not lack masters, too.
+6. A replica that cannot write a stream is no copy of it to count on: it is there, and there is a quorum without it or
+   there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ LONG: Final = 10.0
 MAX_SKEW_S: Final = 1.0
 """Clocks of two nodes that differ by more are told."""
 MAX_STEP_S: Final = 10.0
-"""A time of day that has jumped by more while its node ran is told."""
+"""A time of day that has jumped by more while its node ran is told, and one that is so far behind when it starts."""
+MAX_PAUSE_S: Final = 30 * 24 * 3600.0
+"""A time of day that is further ahead when a node starts than when it ran last is told: it was hardly off so long."""
 Severity = Literal["critical", "warning"]
 
 
@@ -42,7 +47,8 @@ TODO: Final[Mapping[str, str]] = {
     "NO_LEADER": "Start the nodes that are down, or mend the network: a majority of the voters has to see each other",
     "REMOVED": "Stop it; to have it back, start it as a new one, with an empty directory",
     "RAFT_FAILED": "Look after its disk, and start the node again; if it does not start, replace it",
-    "NO_QUORUM": "Start the nodes that are down: what was acknowledged is safe, and writes wait",
+    "NO_QUORUM": "Start the nodes that are down, and look after the disks of those that cannot write: what was "
+    "acknowledged is safe, and writes wait",
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
@@ -55,10 +61,11 @@ TODO: Final[Mapping[str, str]] = {
     "LEFT_ALONE": "They are older than the node's membership, and served by nobody: start it without [cluster] to read",
     "CLOCK_SKEW": "Let NTP set the clocks of all nodes; the times of messages are those of their master",
     "CLOCK_STEPPED": "If the clock is right now, start the node again: it takes the time of day when it starts",
+    "CLOCK_AT_START": "See whether the clock is right (NTP); if not, set it, and start the node again",
     "TIME_AHEAD": "If the clocks are right, stop all nodes, and mend the stored times on each: railgun stream retime",
 }
 """What to do, by code."""
-ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "TIME_AHEAD"})
+ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "CLOCK_AT_START", "TIME_AHEAD"})
 """They keep nobody from stopping a node: to start it again may be what helps."""
 
 
@@ -139,7 +146,12 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         told = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")
         yield _warning("NODE_SILENT", name, told)
         return
-    if node.get("trouble"):
+    if unwritable := node.get("unwritable"):
+        (stream, why), *rest = sorted(unwritable.items())
+        others = f" and {len(rest)} other streams" if rest else ""
+        told = f"{name} cannot write {stream!r}{others}: it is no copy to count on, and no master. {why}"
+        yield _warning("NODE_TROUBLE", name, told)
+    elif node.get("trouble"):
         told = f"{name} cannot be a master: {node['trouble']}"
         yield _warning("NODE_TROUBLE", name, told)
     if node.get("full"):
@@ -154,6 +166,48 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         is_so = [f"{one['cluster']}" for _, one in sorted(drift.items())]
         told = f"{name}: {', '.join(words)}, and the cluster has {', '.join(is_so)}"
         yield _warning("DRIFT", name, told)
+    yield from _of_clock(node)
+    alone = node.get("left_alone") or []
+    if alone:
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
+        yield _warning("LEFT_ALONE", name, told)
+
+
+def of_lone_node(node: Mapping[str, Any]) -> list[Alarm]:
+    """Return the alarms of a node without a cluster: of its room (`full`), and of its clock.
+
+    >>> of_lone_node({"name": "/data", "full": True, "clock_stepped": 0.0})
+    [Alarm(code='DISK_FULL', severity='warning', about='/data', text='/data has hardly any room on its disk', todo=...)]
+    """
+    found = [*_of_clock(node)]
+    if node.get("full"):
+        told = f"{node['name']} has hardly any room on its disk"
+        found.insert(0, _warning("DISK_FULL", node["name"], told))
+    return found
+
+
+def wrong_at_start(name: str, off: float) -> str:
+    """Return what is to be told of a clock that was so many seconds off when its node started; "": nothing.
+
+    It is compared with the time that the node noted last, in its life before.
+    """
+    if off < -MAX_STEP_S:
+        return (
+            f"the clock of {name} was {-off:,.0f} s behind when the node started: it had noted a later time before. "
+            "Messages are stored with that clock"
+        )
+    if off > MAX_PAUSE_S:
+        days = off / (24 * 3600)
+        return (
+            f"the clock of {name} was {days:,.0f} days ahead when the node started of the time that it had noted last: "
+            "either it was off for so long, or the clock is wrong"
+        )
+    return ""
+
+
+def _of_clock(node: Mapping[str, Any]) -> Iterator[Alarm]:
+    name = node["name"]
     skew = node.get("clock_skew") or 0.0
     if abs(skew) > MAX_SKEW_S:
         way = "ahead of" if skew > 0 else "behind"
@@ -167,16 +221,13 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
             "follow it slowly"
         )
         yield _warning("CLOCK_STEPPED", name, told)
+    if told := wrong_at_start(name, node.get("clock_at_start") or 0.0):
+        yield _warning("CLOCK_AT_START", name, told)
     for stream, ahead in sorted((node.get("time_ahead") or {}).items()):
         told = (
             f"the last message of {stream!r} on {name} is stored {ahead:,.0f} s ahead of its clock"
         )
         yield _warning("TIME_AHEAD", name, told)
-    alone = node.get("left_alone") or []
-    if alone:
-        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
-        yield _warning("LEFT_ALONE", name, told)
 
 
 def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator[Alarm]:
@@ -189,9 +240,15 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
     def called(id: str) -> str:
         return str(nodes[id]["name"]) if id in nodes else id
 
+    stream, able = _scarcest(region, up)
+    unable = [one for one in voting if one in up - able]
     if 2 * sum(one in up for one in voting) <= len(voting):
         told = f"region {name}: {_share(voting, up, 'voting replicas')}. What is written waits"
         yield _critical("NO_QUORUM", name, told)
+    elif unable and 2 * sum(one in able for one in voting) <= len(voting):
+        who = ", ".join(map(called, unable))
+        told = f"region {name}: {_share(voting, able, 'voting replicas')} can write {stream!r}. What is written waits, "
+        yield _critical("NO_QUORUM", name, f"{told}or is refused: {who} cannot write")
     elif master is None:
         yield _critical("NO_MASTER", name, f"region {name} has no master yet")
     elif master not in up:
@@ -203,16 +260,26 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
     elif not region["active"] and region["inactive_for"] > LONG:
         told = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
         yield _warning("NOT_ACTIVE", name, told)
-    elif (spare := _spare(voting, up)) is not None and spare == 0:
+    elif (spare := _spare(voting, able)) is not None and spare == 0:
         told = f"region {name}: one more failure, and writes wait: "
-        yield _warning(
-            "NO_QUORUM_SPARE", name, told + _share(voting, up, "voting replicas are there")
-        )
+        what = f"voting replicas can write {stream!r}" if unable else "voting replicas are there"
+        yield _warning("NO_QUORUM_SPARE", name, told + _share(voting, able, what))
     for id, lag in sorted(region["lag"].items()):
+        if nodes.get(id, {}).get("unwritable"):
+            continue
         if id in up and not lag["caught_up"] and lag["behind_for"] > LONG:
             much, long = f"{lag['messages']:,} messages", f"{lag['behind_for']:.0f} s"
             told = f"{called(id)} is {much} behind in region {name}, for {long}"
             yield _warning("REPLICA_BEHIND", called(id), told)
+
+
+def _scarcest(region: Mapping[str, Any], up: set[str]) -> tuple[str, set[str]]:
+    """Return the stream of a region that the fewest nodes can write, and the nodes that can; "": all are alike."""
+    unwritable = region.get("unwritable") or {}
+    able = {stream: up - set(ids) for stream, ids in unwritable.items()}
+    voting = region["voting"]
+    stream = min(sorted(able), key=lambda one: sum(id in able[one] for id in voting), default="")
+    return stream, able.get(stream, up)
 
 
 def _spare(voting: list[str], up: set[str]) -> int | None:

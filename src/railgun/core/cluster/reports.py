@@ -3,13 +3,14 @@
 A report is a sign of life whatever is in it. What cannot be read in it is as if it had not been told:
 
     {"regions": {region: {"epoch": int, "active": bool, "caught_up": [ids], "anew": bool, "lag": int}},
-     "trouble": "", "full": bool, "lag": int, "applied": int}
+     "trouble": "", "unwritable": {stream: why}, "full": bool, "lag": int, "applied": int}
 
 In `regions` are those it is the master of, with what it knows of this `epoch`: `active` when a majority has the label
 on every stream, who of those that learn has `caught_up`, and `anew` when this process has not begun the epoch itself
 (it was started again), so it must not write in it. A replica may tell its `lag` there, too: how much it knows to lack.
 `trouble` is why the node can be nobody's master, as a failed disk; `full`, that others should rather be: there is
-hardly any room on its disk. `applied` is the last index of Raft that it applied.
+hardly any room on its disk. `unwritable` names the streams whose copies there cannot be written. `applied` is the last
+index of Raft that it applied.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Report:
     lag: int = 0
     applied: int | None = None
     full: bool = False
+    unwritable: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(told: Any) -> Report:
@@ -53,6 +55,7 @@ class Report:
         fields = told if isinstance(told, dict) else {}
         regions = fields.get("regions")
         trouble = fields.get("trouble")
+        unwritable = fields.get("unwritable")
         return Report(
             {
                 name: _told(one)
@@ -63,6 +66,13 @@ class Report:
             _whole(fields.get("lag")) or 0,
             _whole(fields.get("applied")),
             fields.get("full") is True,
+            {
+                stream: why[:1000]
+                for stream, why in list(unwritable.items() if isinstance(unwritable, dict) else ())[
+                    :MOST
+                ]
+                if isinstance(stream, str) and isinstance(why, str)
+            },
         )
 
     def lag_in(self, region: str) -> int:

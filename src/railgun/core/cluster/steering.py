@@ -153,6 +153,14 @@ class Steering:
         """Who can lead in place of this one."""
         return _Look(self, metadata, members, leader, now).next_leader()
 
+    def unwritable(
+        self, metadata: Metadata, members: Members, leader: str, now: float
+    ) -> dict[str, dict[str, str]]:
+        """Return the streams that nodes which live cannot write, and why, by node."""
+        look = _Look(self, metadata, members, leader, now)
+        found = {node: dict(look.report(node).unwritable) for node in metadata.nodes}
+        return {node: streams for node, streams in found.items() if streams and look.lives(node)}
+
     def silence(self, node: str, now: float) -> float:
         """For how long nothing was heard of a node, since this one leads."""
         heard = self._heard.get(node)

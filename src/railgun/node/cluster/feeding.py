@@ -59,6 +59,15 @@ class Around(Protocol):
     def flight(self, node: str) -> Flight:
         """What is on its way to a node, of all streams."""
 
+    def called(self, node: str) -> str:
+        """Return the name of a node, for people."""
+
+    def give_way(self) -> bool:
+        """Let another node be master, for this one cannot write; False: there is none that could.
+
+        If it is True, every copy of the region hears what came of it: `step_down`, or `stay`.
+        """
+
 
 class Fresh(NamedTuple):
     """What was stored, and is still in memory."""

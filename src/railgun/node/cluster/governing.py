@@ -32,6 +32,7 @@ from railgun.node.cluster.config import address_of
 from railgun.node.cluster.consensus import Consensus, NoLeaderError
 from railgun.node.cluster.errors import ClusterError, NotYetError
 from railgun.node.cluster.links import PeerError
+from railgun.node.errors import NoMasterError
 from railgun.node.routing import Nobody, There
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 10.0
 AGAIN: Final = 0.05
+GIVE_WAY_S: Final = 2.0  # in which a master that cannot write finds out who can
 YIELD: Final = 1.5  # seconds for a master to answer what it has taken
 LEAVING: Final = "it is about to end"
 CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
@@ -197,6 +199,9 @@ class Governing:
                 left = max(0.1, deadline - time.monotonic())
                 return await member.links.call(consensus.leader, name, given, left)
             except (NoLeaderError, NotLeaderError, PeerError) as error:
+                if member.has_no_quorum:
+                    told = f"there is no quorum: {error}. So nothing was changed"
+                    raise NoMasterError(told, no_quorum=True) from error
                 code = getattr(error, "code", "")
                 passing = code in ("NO_LEADER", "NOT_LEADER", "UNREACHABLE")
                 if not passing or time.monotonic() + AGAIN >= deadline:
@@ -238,12 +243,8 @@ class Governing:
         ):
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._called(node)} cannot {what}: it is silent, or in trouble",
+                f"{self._member.called_by(node)} cannot {what}: it is silent, or in trouble",
             )
-
-    def _called(self, id: str) -> str:
-        node = self._member.metadata.nodes.get(id)
-        return id if node is None else node.name
 
     def _let_lead(self, to: str) -> Told:
         consensus = self._check_leads()
@@ -251,7 +252,9 @@ class Governing:
             return {"result": "LEADS", "leader": to}
         self._check_well(consensus, to, "lead")
         if to not in consensus.members.voters:
-            raise ClusterError("NOT_ELIGIBLE", f"{self._called(to)} cannot lead: it does not vote")
+            raise ClusterError(
+                "NOT_ELIGIBLE", f"{self._member.called_by(to)} cannot lead: it does not vote"
+            )
         consensus.transfer(to)
         return {"result": "MOVING", "leader": to}
 
@@ -268,8 +271,8 @@ class Governing:
         if to not in region.voting or member.metadata.role(to, name) != MASTER:
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._called(to)} cannot be the master of region {name!r}: it has to vote there, and its file has "
-                "to name it a master there",
+                f"{self._member.called_by(to)} cannot be the master of region {name!r}: it has to vote there, and "
+                "its file has to name it a master there",
             )
         self._check_well(consensus, to, f"be the master of region {name!r}")
         for left in (2, 1, 0):
@@ -297,8 +300,8 @@ class Governing:
             if error.code == "UNREACHABLE":
                 raise ClusterError(
                     "UNREACHABLE",
-                    f"the master of region {region!r}, {self._called(master)}, does not answer: another one follows "
-                    "by itself when its lease is over",
+                    f"the master of region {region!r}, {self._member.called_by(master)}, does not answer: another "
+                    "one follows by itself when its lease is over",
                 ) from error
             raise
 
@@ -323,6 +326,12 @@ class Governing:
                 _LOG.warning("region %r is not handed over: %s", name, error)
                 kept.append(name)
         return {"moved": moved, "kept": kept}
+
+    async def give_way(self, region: str) -> bool:
+        """Let another node be master of a region, and of all others that this one has; return whether one is."""
+        member = self._member
+        told = await self._ask_leader("hand_over", {"node": member.me}, GIVE_WAY_S)
+        return region not in told["kept"]
 
     # ------------------------------------------------------------ an orderly end
 

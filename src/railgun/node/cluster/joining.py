@@ -144,7 +144,7 @@ class Joining:
         try:
             told = await member.links.ask(other["where"], "join", {"info": member.info}, 10.0)
         except PeerError as error:
-            if error.code in ("UNREACHABLE", "NO_LEADER"):
+            if error.code in ("UNREACHABLE", "NO_LEADER", "NO_MASTER"):
                 self._tell(f"{other['name']} cannot let this node in now: {said(error)}")
                 return False
             raise

@@ -96,6 +96,8 @@ class Leasing:
             member.hint = told["leader"]
         for name, epoch in told.get("epochs", {}).items():
             member.regions.get(name).granted(epoch, asked + told["lease"])
+        if isinstance(unwritable := told.get("unwritable"), dict):
+            member.regions.hear_unwritable(unwritable)
 
     def _report(self, consensus: Consensus) -> dict[str, Any]:
         member = self._member
@@ -107,6 +109,7 @@ class Leasing:
         return {
             "regions": regions,
             "trouble": member.trouble,
+            "unwritable": member.regions.unwritable,
             "full": member.full,
             "applied": consensus.applied,
         }
@@ -130,11 +133,13 @@ class Leasing:
             metadata, consensus.members, me, node, now
         ):
             return {"lease": 0.0, "epochs": {}, "clock": self._member.node.now()}
+        unwritable = self.steering.unwritable(metadata, consensus.members, me, now)
         left = consensus.lease_left()
         epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
         if left > 0 and epochs:
             self.steering.granted(node, now + left)
-        return {"lease": left, "epochs": epochs, "clock": self._member.node.now()}
+        told = {"lease": left, "epochs": epochs, "clock": self._member.node.now()}
+        return told | {"unwritable": unwritable}
 
     async def steer_for_ever(self) -> None:
         """Do what is decided, while this node leads."""

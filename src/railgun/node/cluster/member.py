@@ -4,7 +4,8 @@ Rules:
 
 1. What is agreed on (`core.cluster.metadata`) is applied in order, and then made so on this node (`reconciling`).
 2. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
-   up. It carries a name, so that it takes effect once.
+   up. It carries a name, so that it takes effect once. While no leader was found to send it to, nothing is in doubt: it
+   is refused when a publish would be (`NO_MASTER`), at once without a quorum.
 3. A node acts as a master while it has a lease; the leader grants them, and steers (`leasing`).
 4. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
 5. What this node serves itself, and what is passed on, is said by `serves`. A stream it has not heard of is not refused
@@ -42,7 +43,7 @@ from railgun.node.cluster.reconciling import Reconciling
 from railgun.node.cluster.regions import Regions
 from railgun.node.disk import Disk
 from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
-from railgun.node.node import Mode, Node
+from railgun.node.node import LEAST_ROOM, Mode, Node
 from railgun.node.persistent import Persistent
 from railgun.node.routing import MASTER_WAIT, Here, Nobody, Place, There
 from railgun.node.settings import StreamSettings
@@ -54,7 +55,6 @@ STEER: Final = 0.1
 AGAIN: Final = 0.05
 ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
-LEAST_ROOM: Final = 64 << 20  # bytes free on a master's disk, if another one has more
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
 SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
@@ -93,6 +93,8 @@ class Member:
         self.regions = Regions(
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
+            self.called_by,
+            self._hand_over,
         )
         self.events = Events(node, self.links, self.me)
         self.consensus: Consensus | None = None
@@ -261,9 +263,14 @@ class Member:
         self._changed = self.loop.create_future()
 
     async def propose(self, command: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
-        """Have a command applied: what comes of it; `ClusterError` if it is refused."""
+        """Have a command applied, and return what comes of it.
+
+        Raises `ClusterError` if it is refused, `NoMasterError` if nobody was there to send it to (nothing was changed),
+        and `NoLeaderError` if it was sent, and nobody knows what became of it.
+        """
         given = {"request": secrets.token_hex(12), **command}
-        deadline = self.loop.time() + timeout
+        began = self.loop.time()
+        deadline, sent = began + timeout, False
         while True:
             try:
                 told = await self._propose(given, deadline)
@@ -271,14 +278,18 @@ class Member:
                     break
                 given["request"] = secrets.token_hex(12)  # its first entry is under way
                 error: RailgunError = NoLeaderError("the cluster is being formed")
-            except (NotLeaderError, LostProposalError, NoLeaderError, PeerError) as wrong:
+            except (NotLeaderError, LostProposalError, NoLeaderError) as wrong:
                 error = wrong
+                sent = sent or isinstance(wrong, LostProposalError)
                 if isinstance(wrong, NotLeaderError) and wrong.leader:
                     self.hint = wrong.leader
-            if self.loop.time() + AGAIN >= deadline:
-                raise NoLeaderError(
-                    f"the cluster has no leader that can be reached: {said(error)}. It may be done or not"
-                ) from error
+            patient_until = deadline if sent else min(deadline, began + self._master_wait)
+            hopeless = not sent and self.has_no_quorum
+            if hopeless or self.loop.time() + AGAIN >= patient_until:
+                why = f"the cluster has no leader that can be reached: {said(error)}"
+                if not sent:
+                    raise NoMasterError(f"{why}. So nothing was changed", hopeless) from error
+                raise NoLeaderError(f"{why}. It may be done or not") from error
             await asyncio.sleep(AGAIN)
         result: dict[str, Any] = told["result"]
         await self._seen(told["index"], deadline)
@@ -296,10 +307,15 @@ class Member:
                 return applied
         left = max(0.1, deadline - self.loop.time())
         leader = consensus.leader or self.hint
-        if leader and leader != self.me:
-            with contextlib.suppress(KeyError):
+        if leader and leader != self.me and self.links.is_up(leader):
+            try:
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
-        await self.ask_around(min(left, 1.0))
+            except PeerError as error:
+                if error.code == NotLeaderError.code:
+                    raise NotLeaderError(str(error), None) from error
+                raise LostProposalError(str(error)) from error
+        with contextlib.suppress(PeerError):
+            await self.ask_around(min(left, 1.0))
         raise NoLeaderError("nobody leads, as far as this node knows")
 
     async def ask_around(self, timeout: float) -> None:
@@ -449,6 +465,16 @@ class Member:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
+    def called_by(self, id: str) -> str:
+        """Return the name of a node by its id; the id, if no such node is known."""
+        node = self.metadata.nodes.get(id)
+        return id if node is None else node.name
+
+    async def _hand_over(self, region: str) -> bool:
+        """Let another node be master of a region; return whether one is, or is about to be."""
+        self.leasing.hurry()  # the leader has to know of the trouble, if it asks again
+        return await self.governing.give_way(region)
+
     def led_streams(self) -> list[str]:
         """The streams that this node is the master of, and serves."""
         return [copy.stream.name for r in self.regions for copy in r.streams.values() if copy.leads]
@@ -533,6 +559,11 @@ class Member:
         """Seconds that a write waits for a master."""
         return self.seconds("master_wait")
 
+    @property
+    def _master_wait(self) -> float:
+        """The same, also before anything was agreed on."""
+        return self.master_wait or MASTER_WAIT
+
     def seconds(self, setting: str) -> float:
         """Return a setting of the cluster that is a number of seconds."""
         return self.metadata.seconds(setting) or 0.0
@@ -556,7 +587,7 @@ class Member:
         is_member = self.who.state != identity.ALONE and self.failed is None
         if self.consensus is not None and self.consensus.leader is not None:
             return False
-        return is_member and self.overview.leaderless_for > (self.master_wait or MASTER_WAIT)
+        return is_member and self.overview.leaderless_for > self._master_wait
 
     def _place(self, stream: str, write: bool) -> Place:
         info = self.metadata.streams.get(stream)
@@ -580,6 +611,9 @@ class Member:
         if there.master == self.me:
             if copy is not None and copy.acting:
                 return Here()
+            region = self.regions.get(info.region)
+            if write and copy is not None and region.has_no_heir and copy.trouble:
+                raise copy.trouble_error
             return Nobody(NoMasterError(f"{stream!r}: its master has begun, and is not ready yet"))
         for other in [there.master] if write else [there.master, *there.voting]:
             node = self.metadata.nodes.get(other or "")

@@ -23,7 +23,7 @@ from railgun.node.cluster import identity
 from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
-from railgun.node.persistent import TIME_AHEAD, Persistent
+from railgun.node.persistent import Persistent
 from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
@@ -103,13 +103,15 @@ class Overview:
             "silence": self._silence(),
             "failed": str(member.failed or ""),
             "trouble": member.trouble,
+            "unwritable": member.regions.unwritable,
             "full": member.full,
             "drift": member.metadata.drift(member.config.settings),
             "left_alone": self._left_alone(),
             "damaged": self._damaged(),
             "clock_skew": round(member.clock_skew_s, 3),
             "clock_stepped": round(member.node.pace.stepped / SECOND, 3),
-            "time_ahead": self._time_ahead(),
+            "clock_at_start": round(member.node.clock_at_start_s, 3),
+            "time_ahead": member.node.time_ahead(),
             "regions": {one.name: self._led(one, now) for one in member.regions if one.led},
         }
 
@@ -150,12 +152,6 @@ class Overview:
             if metadata.cluster and stream.id not in known
         ]
         return sorted({*self._member.node.left_alone, *strange})
-
-    def _time_ahead(self) -> dict[str, float]:
-        """Streams whose last message is stored far ahead of the time of day, and by how much (seconds)."""
-        streams = [copy.stream for one in self._member.regions for copy in one.streams.values()]
-        ahead = {stream.name: stream.stored_ahead for stream in streams}
-        return {name: round(us / SECOND, 3) for name, us in ahead.items() if us > TIME_AHEAD}
 
     def _damaged(self) -> dict[str, str]:
         found = {}
@@ -222,6 +218,7 @@ class Overview:
         consensus = member.consensus
         leader = consensus.leader if consensus is not None else None
         silence = told.get(leader or "", {}).get("silence")
+        unwritable = {node.id: self._unwritable(node.id, told) for node in self._known_nodes()}
         found = []
         for node in self._known_nodes():
             here = told.get(node.id, {})
@@ -235,17 +232,24 @@ class Overview:
                     "leaving": node.id in metadata.wanted_gone,
                     "failed": here.get("failed", ""),
                     "trouble": here.get("trouble", ""),
+                    "unwritable": unwritable[node.id],
                     "full": here.get("full", False),
                     "damaged": here.get("damaged", {}),
                     "drift": here.get("drift", {}),
                     "left_alone": here.get("left_alone", []),
                     "clock_skew": here.get("clock_skew", 0.0),
                     "clock_stepped": here.get("clock_stepped", 0.0),
+                    "clock_at_start": here.get("clock_at_start", 0.0),
                     "time_ahead": here.get("time_ahead", {}),
                     "applied": here.get("applied"),
                 }
             )
         return sorted(found, key=lambda one: str(one["name"]))
+
+    def _unwritable(self, id: str, told: dict[str, Told]) -> dict[str, str]:
+        """Return the streams that a node cannot write: as it says itself, or as the leader says."""
+        said: dict[str, str] | None = told.get(id, {}).get("unwritable")
+        return self._member.regions.elsewhere.get(id, {}) if said is None else said
 
     def _known_nodes(self) -> list[NodeInfo]:
         """Return the nodes as all agree; after a restart without a leader, those that were known before it."""
@@ -274,6 +278,16 @@ class Overview:
             there = {}
         now = time.monotonic()
         since = self._inactive.get(name, (0, now))[1]
+        here = {one.name for one in metadata.streams.values() if one.region == name}
+        unwritable: dict[str, list[str]] = {}  # by stream: the nodes that cannot write it
+        for id in {*region.voting, *region.learning}:
+            for stream in self._unwritable(id, told).keys() & here:
+                unwritable.setdefault(stream, []).append(id)
+        lag = {
+            id: one
+            | {"caught_up": one["caught_up"] and not self._unwritable(id, told).keys() & here}
+            for id, one in there.get("lag", {}).items()
+        }
         return {
             "name": name,
             "epoch": region.epoch,
@@ -282,10 +296,11 @@ class Overview:
             "inactive_for": 0.0 if region.is_active else round(now - since, 3),
             "voting": list(region.voting),
             "learning": list(region.learning),
-            "streams": sum(one.region == name for one in metadata.streams.values()),
+            "streams": len(here),
+            "unwritable": {stream: sorted(ids) for stream, ids in sorted(unwritable.items())},
             "acting": there.get("acting"),
             "idle_for": there.get("idle_for", 0.0),
-            "lag": there.get("lag", {}),
+            "lag": lag,
         }
 
     # ------------------------------------------------------------ streams

@@ -14,7 +14,9 @@ Rules:
 6. A master that is asked to hand over (`yield_up`) takes nothing more, answers what it has taken, and never acts in its
    epoch again. So another one may follow at once, with nobody waiting for a lease to end; if none does, this node
    has to begin `anew`.
-7. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
+7. A master that cannot write gives way at once (`give_way`): it asks the leader to hand over, and does so again every
+   `RETRY` seconds while it is master and in trouble. Who could not be stored waits for the answer.
+8. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
    not known here yet is kept until it is.
 """
 
@@ -26,7 +28,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
@@ -116,6 +118,11 @@ class Region:
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._yields = False  # whether it is about to hand over
         self._begun = False  # whether all copies know that this node is master
+        self._giving_way: object | None = None  # the task that asks others to be master
+        self.has_no_heir = False
+        """Whether this node is master and cannot write, and no other node can be."""
+        self.broken_promise = ""
+        """Why the last promise could not be written down, while it was not."""
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
 
@@ -137,6 +144,38 @@ class Region:
         """What is on its way to a node, of all streams."""
         return self.regions.flights.setdefault(node, Flight())
 
+    def called(self, node: str) -> str:
+        """Return the name of a node, for people."""
+        return self.regions.called(node)
+
+    def give_way(self) -> bool:
+        """Let another node be master, for this one cannot write; False: there is none that could."""
+        if not self.led or self.has_no_heir:
+            return False
+        if self._giving_way is None:
+            self._giving_way = self.spawn(self._give_way())
+        return True
+
+    async def _give_way(self) -> None:
+        """Ask for another master until there is one, or this node can write again."""
+        try:
+            while self.led and self.trouble and not self.regions.closed:
+                moved = False
+                try:
+                    moved = await self.regions.hand_over(self.name)
+                except RailgunError as error:
+                    _LOG.warning("region %r is not handed over: %s", self.name, error)
+                if not moved:
+                    self.has_no_heir = bool(self.led)
+                    for copy in list(self.streams.values()):
+                        copy.stay()
+                    self.changed()
+                await asyncio.sleep(RETRY)
+        finally:
+            self._giving_way, self.has_no_heir = None, False
+            for copy in list(self.streams.values()):
+                copy.stay()
+
     def may_act(self) -> bool:
         """Whether there is a lease."""
         return self.led > 0 and time.monotonic() < self.lease
@@ -153,7 +192,23 @@ class Region:
     @property
     def trouble(self) -> str:
         """Why this node cannot be master, if so."""
-        return next((copy.trouble for copy in self.streams.values() if copy.trouble), "")
+        return next(iter(self.unwritable.values()), self.broken_promise)
+
+    @property
+    def unwritable(self) -> dict[str, str]:
+        """Return the streams whose copies here cannot be written, and why."""
+        copies = self.streams.values()
+        found = {copy.stream.name: copy.trouble or self.broken_promise for copy in copies}
+        return {name: why for name, why in found.items() if why}
+
+    def hear_unwritable(self, elsewhere: dict[str, dict[str, str]]) -> None:
+        """Let copies that this node is the master of know which replicas cannot write, by node and stream."""
+        if not self.led:
+            return
+        for copy in list(self.streams.values()):
+            name = copy.stream.name
+            why = {node: told[name] for node, told in elsewhere.items() if name in told}
+            copy.hear_unwritable(why, {self.me, *self._sessions})
 
     def caught_up(self) -> list[str]:
         """The other replicas that have all that is safe."""
@@ -381,6 +436,11 @@ class Region:
             copy.close()
 
 
+async def _nobody(region: str) -> bool:
+    """Hand a region over to nobody: there are no other nodes."""
+    return False
+
+
 class Regions:
     """All regions, on this node."""
 
@@ -393,18 +453,36 @@ class Regions:
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
         changed: Callable[[], None],
         moved: Callable[[set[str]], None],
+        called: Callable[[str], str] = str,
+        hand_over: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        self.me, self.links, self.committer = me, links, committer
+        self.me, self.links, self.committer, self.called = me, links, committer, called
+        self.hand_over = hand_over or _nobody
+        """Let another node be master of a region; returns whether one is."""
+        self.closed = False
         self.spawn, self.changed, self.moved = spawn, changed, moved
         self.promises = Promises(disk)
         self._promising = asyncio.Lock()
         self._fences: dict[tuple[str, str], int] = {}  # the last session of each master and region
         self._regions: dict[str, Region] = {}
+        self.elsewhere: dict[str, dict[str, str]] = {}
+        """The streams that nodes cannot write, and why, as the leader told last."""
         self.flights: dict[str, Flight] = {}
         """What is on its way to each node."""
 
     def __iter__(self) -> Any:
         return iter(list(self._regions.values()))
+
+    @property
+    def unwritable(self) -> dict[str, str]:
+        """Return the streams whose copies here cannot be written, and why."""
+        return {name: why for region in self for name, why in region.unwritable.items()}
+
+    def hear_unwritable(self, elsewhere: dict[str, dict[str, str]]) -> None:
+        """Take note of what other nodes cannot write, by node and stream, as the leader tells it."""
+        self.elsewhere = elsewhere
+        for region in self:
+            region.hear_unwritable(elsewhere)
 
     def get(self, name: str) -> Region:
         """A region by its name."""
@@ -455,15 +533,19 @@ class Regions:
         last = self._fences.get((sender, asked.region), 0)
         self._fences[sender, asked.region] = max(last, asked.session)
         while self._fences.get((sender, asked.region)) == asked.session:
+            region = self.get(asked.region)
             try:
-                await self.get(asked.region).fence(sender, asked)
+                await region.fence(sender, asked)
+                region.broken_promise = ""
                 return
             except RailgunError as error:  # a full disk, perhaps
                 _LOG.error("region %r: %s", asked.region, error)
+                region.broken_promise = str(error)
             await asyncio.sleep(RETRY)
 
     def close(self) -> None:
         """The node is about to end."""
+        self.closed = True
         self._fences.clear()
         for region in self:
             for copy in region.streams.values():

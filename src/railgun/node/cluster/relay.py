@@ -415,6 +415,13 @@ class Relay:
             return False
         return not self._session.forwarded and asked.key[0] in self._session.node.streams
 
+    def was_refused(self, stream: str) -> None:
+        """Let no publish overtake one that had been taken, and was refused: it is sent again."""
+        self._refuse_more(stream)
+        behind = self._lines.get((stream, True))
+        if behind:  # what waits came after what was refused
+            self._give_up(behind)
+
     def _refuse_more(self, stream: str) -> None:
         """Refuse publishes until the client has seen that one was."""
         self._pings += 1
@@ -450,10 +457,7 @@ class Relay:
                 del self._channels[raw.channel]
             self._session.pass_back(raw.data)
             if stream is not None and command.code in (NoMasterError.code, StoppingError.code):
-                self._refuse_more(stream)
-                behind = self._lines.get((stream, True))
-                if behind:  # what waits came after what was refused, and must not overtake it
-                    self._give_up(behind)
+                self.was_refused(stream)
             return
         elif channel is not None and kind == SUBSCRIBED:
             channel.begun = True

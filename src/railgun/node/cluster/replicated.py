@@ -13,6 +13,13 @@ Rules:
 5. The groups are served when the epoch is active, from the states on disk. Changes of groups are numbered; a replica
    gets all states first, and then each change.
 6. When this node is no master any more, who waits is told that nobody knows what becomes of it (`DEPOSED`).
+7. A replica that cannot write says so to the leader, which tells the master (`hear_unwritable`). If there is no quorum
+   without such replicas, and nothing has become safe for `STUCK_S`, those who wait are told so with the reason
+   (`NotEnoughReplicasAfterAppendError`), and what is published is refused (`NotEnoughReplicasError`) until there is a
+   quorum again. The IDs of what the master has stored stay taken: it may be safe yet.
+8. A master whose disk refuses a publish gives way (`Around.give_way`), and answers when it is known what came of it. If
+   another node is master, nothing was stored (`NO_MASTER`), and the client sends it again, there; if no other one can
+   be, the publisher is told what the disk says. What comes behind a publish that is held is held, too.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -39,6 +47,10 @@ from railgun.node.errors import (
     DeposedError,
     LogFailedError,
     NoMasterError,
+    NoSpaceError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    StorageError,
 )
 from railgun.node.grouplog import pack_change, unpack_records
 from railgun.node.groups import CopyNote, fold, resolve
@@ -48,7 +60,37 @@ from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
 from railgun.wire.records import BatchError, Bytes, head, intact
 
+STUCK_S: Final = 1.0
+"""Seconds for which nothing becomes safe before those who wait are told that too few replicas can write."""
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A publish that waits for what becomes of its master."""
+
+    batches: Sequence[bytearray]
+    acks: Acks
+    done: Done
+    safe: Done | None
+    error: RailgunError | None = None
+    """What the disk said; None: it was not asked."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it may be on disk, though the disk has said no."""
+        return isinstance(self.error, LogFailedError | DamagedLogError)
+
+    @property
+    def may_be_taken_elsewhere(self) -> bool:
+        """Whether another node may have more luck with it: it is the disk that refuses."""
+        return self.in_doubt or type(self.error) in (StorageError, NoSpaceError)
+
+    def tell(self, error: RailgunError) -> None:
+        """Tell the publisher that it was not stored as it should be."""
+        for told in (self.safe, self.done):
+            if told is not None:
+                _tell(told, error)
 
 
 class Replicated:
@@ -77,8 +119,16 @@ class Replicated:
         self._feeder: Feeder | None = None  # of a master
         self._fresh: list[Fresh] = []
         self._flushing = False
-        self._waiting: deque[tuple[int, Done]] = deque()  # for a majority
+        self._waiting: deque[tuple[int, Done]] = deque()  # publishers, for a majority
+        self._accepting: deque[tuple[int, Done]] = deque()  # their IDs, for a majority
+        self._stuck_since: float | None = None  # when something became safe last, while more is not
+        self._too_few = ""  # why too few replicas can write, if publishes are refused for it
+        self._unwritten = ""  # what a replica could not write last
+        self._held: list[
+            _Held
+        ] = []  # publishes that were refused by the disk, and those behind them
         self._patient: list[tuple[int, Done]] = []  # for all
+        self._patient_since = 0.0
         self._trimming: list[tuple[int, Done]] = []  # until others have let go, too
         self._number = 0  # of the last change of groups that was given to the disk
         self._awaited: deque[tuple[int, Done]] = deque()
@@ -91,11 +141,16 @@ class Replicated:
     @property
     def trouble(self) -> str:
         """Why it cannot be a master: something could not be written, or could not be read; empty: it can."""
-        return self._trouble or str(self.stream.trouble or "")
+        return self._trouble or str(self.stream.trouble or "") or self._unwritten
 
     @trouble.setter
     def trouble(self, why: str) -> None:
         self._trouble = why
+
+    @property
+    def trouble_error(self) -> RailgunError:
+        """The trouble, as an error: nothing was stored."""
+        return self.stream.trouble or StorageError(self.trouble)
 
     async def open(self) -> None:
         """See what there is; mend what is damaged."""
@@ -229,9 +284,14 @@ class Replicated:
         if self._feeder is not None:
             self._feeder.close()
             self._feeder = None
-        lists = (self._waiting, self._patient, self._trimming, self._awaited)
+        lists = [self._accepting, self._waiting, self._patient, self._trimming, self._awaited]
         waiting = [done for one in lists for _, done in one]
+        held, self._held = self._held, []
+        for one in held:
+            one.tell(error if one.in_doubt else self._no_master())
         self._waiting.clear()
+        self._accepting.clear()
+        self._stuck_since, self._too_few = None, ""
         self._patient, self._trimming = [], []
         self._awaited.clear()
         for done in waiting:
@@ -252,9 +312,12 @@ class Replicated:
     ) -> None:
         """Store these; `done` is called when they are as safe as was asked for."""
         if not self.acting or self.master is None:
-            raise NoMasterError(
-                f"this node is not the master of {self.stream.name!r} now: try again"
-            )
+            raise self._no_master()
+        if self._held:
+            self._held.append(_Held(batches, acks, done, safe))
+            return
+        if self._too_few and acks is not Acks.MASTER and acks is not Acks.NONE:
+            raise NotEnoughReplicasError(f"{self._too_few}. Nothing was stored: try again")
         stamp = Stamp(self.master.epoch, self.stream.stored_now())
         told = partial(self._published, batches, acks, done, safe)
         self._committer.submit(self.stream.log, batches, told, stamp)
@@ -273,23 +336,44 @@ class Replicated:
         elif self.master is None:
             error = DeposedError("this node is no master any more: it may be stored or not")
         if error is not None:
-            for told in (safe, done):
-                if told is not None:
-                    told(error)
+            held = _Held(batches, acks, done, safe, error)
+            if held.may_be_taken_elsewhere and self.master is not None and self.around.give_way():
+                self._held.append(held)
+            else:
+                held.tell(error)
             return
         first, last = head(batches[0]), head(batches[-1])
         self._fresh.append(Fresh(first.base, last.end, first.epoch, batches))
+        if self._stuck_since is None:
+            self._stuck_since = self._loop.time()
         if safe is not None:
-            self._waiting.append((last.end, safe))
+            self._accepting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
             done(None)
         elif acks is Acks.ALL:
+            if not self._patient:
+                self._patient_since = self._loop.time()
             self._patient.append((last.end, done))
         else:
             self._waiting.append((last.end, done))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def stay(self) -> None:
+        """No other node can be master, or this one can write again: answer what was refused, and try the rest."""
+        held, self._held = self._held, []
+        for one in held:
+            if one.error is not None:
+                one.tell(one.error)
+                continue
+            try:
+                self.publish(one.batches, one.acks, one.done, one.safe)
+            except RailgunError as error:
+                one.tell(error)
+
+    def _no_master(self) -> NoMasterError:
+        return NoMasterError(f"this node is not the master of {self.stream.name!r} now: try again")
 
     def when_safe(self, end: int, done: Done) -> None:
         """Call this when all before that offset is safe."""
@@ -300,6 +384,47 @@ class Replicated:
         else:  # it is on disk, so those who wait for more come later
             at = next((n for n, (e, _) in enumerate(self._waiting) if e >= end), None)
             self._waiting.insert(len(self._waiting) if at is None else at, (end, done))
+
+    def hear_unwritable(self, why: dict[str, str], there: set[str]) -> None:
+        """Tell those who wait for copies that cannot be written, if there is no quorum without these.
+
+        `why`: by the replicas that cannot write, what their disks say; `there`: who has a session, and this node.
+        """
+        if self.master is None:
+            return
+        voting = self.master.sets[0]
+        unable = [node for node in voting if node in why]
+        able = sum(node in there and node not in why for node in voting)
+        reasons = "; ".join(f"{self.around.called(node)}: {why[node]}" for node in unable)
+        told = f"{able} of {len(voting)} replicas of {self.stream.name!r} can write. {reasons}"
+        has_quorum = not unable or 2 * able > len(voting)
+        now, since = self._loop.time(), self._stuck_since
+        stuck = since is not None and now - since > STUCK_S
+        if has_quorum:
+            self._too_few = ""
+        elif stuck:
+            self._too_few = told
+            self._tell_stuck(self._waiting, told)
+            self.stream.refuse_waiting(NotEnoughReplicasError(f"{told}. Nothing was stored"))
+        if (
+            unable and now - self._patient_since > STUCK_S
+        ):  # who waits for all, also if there is a quorum
+            self._tell_stuck(self._patient, told)
+
+    def _tell_stuck(
+        self, waiting: deque[tuple[int, Done]] | list[tuple[int, Done]], why: str
+    ) -> None:
+        """Tell publishers that wait for copies: what they have published is here, and not safe."""
+        told, error = (
+            list(waiting),
+            NotEnoughReplicasAfterAppendError(
+                f"{why}. It is in the master's log, and on fewer disks than was asked for: it may stay or be lost. "
+                "Publish it again with its ID"
+            ),
+        )
+        waiting.clear()
+        for _, done in told:
+            _tell(done, error)
 
     def when_gone(self, first: int, done: Done) -> None:
         """Call this when a majority keeps nothing before that offset any more."""
@@ -551,6 +676,7 @@ class Replicated:
             _LOG.error("stream %r: %s", self.stream.name, error)
             self._fail(error)
         else:
+            self._unwritten = ""
             self._known_safe = max(self._known_safe, safe)
             self.stream.gone_before()
 
@@ -563,7 +689,9 @@ class Replicated:
         """What a machine has asked for is on disk, and it is told so; or it is not."""
         if error is not None:
             self._fail(error)
-        elif self.master is not None:
+            return
+        self._unwritten = ""
+        if self.master is not None:
             self._do(told(self.master))
         elif self.replica is not None and not self._failing:
             self._do(told(self.replica))
@@ -605,6 +733,10 @@ class Replicated:
 
     def _is_safe(self) -> None:
         safe = self._known_safe = self.copy.safe
+        self._too_few = ""
+        self._stuck_since = self._loop.time() if safe < self.copy.durable else None
+        while self._accepting and self._accepting[0][0] <= safe:
+            _tell(self._accepting.popleft()[1])
         while self._waiting and self._waiting[0][0] <= safe:
             _tell(self._waiting.popleft()[1])
         self.stream.more()
@@ -667,6 +799,10 @@ class Replicated:
             self._trouble = str(error)  # another one can, perhaps
             self.around.changed()
             self.around.spawn(self._mend(self.master))
+        if self.master is not None:
+            self.around.give_way()
+        if self.replica is not None:
+            self._unwritten = str(error)
         if self._failing or self.replica is None:
             return
         self._failing = True

@@ -10,7 +10,7 @@ Kind = Literal[
     "lost", "lost_master", "duplicate_id", "duplicate_value", "two_values", "failed_read", "phantom", "order",
     "gap", "diverged", "skipped", "inverted", "never_delivered", "stuck", "unfinished", "two_active", "backwards",
     "redelivered", "answered_twice", "answered_late", "wrong_answer", "asked_twice",
-    "stranded", "restart_error",
+    "stranded", "restart_error", "disk_error", "stalled", "minority_silent", "minority_wrote",
 ]  # fmt: skip
 MEANINGS: Final[dict[Kind, str]] = {
     "lost": "a message that was acknowledged by a quorum is not there at the end",
@@ -37,6 +37,10 @@ MEANINGS: Final[dict[Kind, str]] = {
     "asked_twice": "a group got one question twice",
     "stranded": "a client of a frozen node did not go on at another one before the thaw",
     "restart_error": "a publish failed while nodes were restarted in order, and nothing else was wrong",
+    "disk_error": "a publisher heard of a disk that refuses writes, though other nodes could take over",
+    "stalled": "a stream took no publish while its master could not write, though other nodes could take over",
+    "minority_silent": "a node that was cut off did not answer a reader from its copy",
+    "minority_wrote": "a node that was cut off did not refuse a publish at once with NO_MASTER",
 }
 ALLOWED: Final[frozenset[Kind]] = frozenset({"lost_master"})
 """Kinds that are counted, and are no fault."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -14,10 +15,13 @@ from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.core.errors import RailgunError
 from railgun.testing.jepsen import damage
+from railgun.testing.jepsen.history import CutOff, History
 from railgun.testing.jepsen.nemesis import SETTLE, Admin, Blow, blocked
-from railgun.testing.jepsen.nodes import Nodes
+from railgun.testing.jepsen.nodes import NodeProcess, Nodes
 from railgun.testing.jepsen.proxy import OTHERS, Mode
 from railgun.testing.jepsen.shim import Orders
+from railgun.wire.proto.streams_pb2 import Publish
+from railgun.wire.records import build
 
 MODES: Final[dict[str, Mode]] = {"cut": "cut", "drop": "drop", "hold": "hold"}
 DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {
@@ -26,6 +30,8 @@ DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {
     "cut_tail": damage.cut_tail,
     "remove_stream": damage.remove_stream,
 }
+ASK_S: Final = 20.0
+"""Seconds that a node which is cut off has to answer; it has to be quicker, which the checker sees to."""
 PROBE: Final = "probe"
 """A stream that is written to see whether there is a master, and who has caught up."""
 
@@ -33,8 +39,11 @@ PROBE: Final = "probe"
 class RealStriker:
     """Does blows to processes, links, disks and clocks."""
 
-    def __init__(self, nodes: Nodes, admin: Admin, chance: Random) -> None:
+    def __init__(
+        self, nodes: Nodes, admin: Admin, chance: Random, history: History | None = None
+    ) -> None:
         self._nodes, self._admin, self._chance = nodes, admin, chance
+        self._history = history
         self._partitions: list[Blow] = []
 
     async def begin(self, blow: Blow) -> str:
@@ -56,6 +65,9 @@ class RealStriker:
                 case "full_disk":
                     node.order(node.orders.but(full=True))
                 case "refused_writes":
+                    node.order(node.orders.but(refuse=getattr(errno, blow.style)))
+                case "unwritable_master":
+                    told = await self._ask(self._admin.lead(name))
                     node.order(node.orders.but(refuse=getattr(errno, blow.style)))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=True))
@@ -82,6 +94,9 @@ class RealStriker:
     async def finish(self, blow: Blow) -> str:
         """Undo it."""
         told = ""
+        if blow.kind == "minority" and self._history is not None:
+            for name in blow.victims:
+                self._history.add(await ask_cut_off(self._nodes[name]))
         if blow in self._partitions:
             self._partitions.remove(blow)
             for a, b in blocked(blow, self._nodes.names):
@@ -97,7 +112,7 @@ class RealStriker:
                     node.resume()
                 case "full_disk":
                     node.order(node.orders.but(full=False))
-                case "refused_writes":
+                case "refused_writes" | "unwritable_master":
                     node.order(node.orders.but(refuse=0))
                 case "failed_sync":
                     node.order(node.orders.but(fail_sync=False))
@@ -196,6 +211,11 @@ class ProbingAdmin:
                     await process.start()
                 return
 
+    async def lead(self, node: str) -> None:
+        """Of the one region there is; by this node itself."""
+        async with await self._nodes[node].connect(direct=True) as client:
+            await client.admin("transfer", 20.0, node=node, region="global")
+
     async def settled(self, nodes: Sequence[str]) -> bool:
         """Whether each of them takes a write, has all that was there before, of every stream, and counts again.
 
@@ -225,6 +245,35 @@ class ProbingAdmin:
                     async with await client.subscribe(stream, start=end - 1) as last:
                         await last.next(3.0)
             return await _counts(client, name)
+
+
+async def ask_cut_off(node: NodeProcess, stream: str = PROBE) -> CutOff:
+    """Read from a node that is cut off, and publish to it: what it says itself."""
+    began = time.monotonic()
+    end, read, code, text, publish_s = 0, False, "", "", 0.0
+    try:
+        async with await node.connect(timeout=ASK_S, direct=True) as client:
+            where = client.where
+            try:
+                end = int((await client.describe(stream))["end"])
+                if end:
+                    async with await client.subscribe(stream, start=0) as sub:
+                        await sub.next(ASK_S)
+                        read = client.where == where  # else it was refused, and went on elsewhere
+            except (StreamsError, OSError, TimeoutError) as error:
+                text = str(error)
+                end = end or 1  # it could not even say
+        async with await node.connect(timeout=ASK_S, direct=True) as client:
+            asked = time.monotonic()
+            batch = build([b"cut off"])
+            try:  # not by `publish`, which would go on at another node
+                await client.ask(lambda n: client.send(Publish(request=n, stream=stream), [batch]))
+            except StreamsError as error:
+                code = error.code
+            publish_s = time.monotonic() - asked
+    except (StreamsError, OSError, TimeoutError) as error:
+        code, text, end = "CONNECTION_LOST", str(error), end or 1
+    return CutOff(node.name, stream, began, end, read, code, publish_s, text)
 
 
 async def _counts(client: Client, name: str) -> bool:

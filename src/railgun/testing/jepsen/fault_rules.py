@@ -1,5 +1,7 @@
 """What clients must see of a fault: going on elsewhere while their node is frozen, no error of an orderly restart.
 
+And: no error of a master that cannot write; readers, but no writes, at a node that is cut off.
+
 Rules:
 
 1. A fault is judged only where it was alone: in a cluster of three nodes or more, so that the others are a quorum, and
@@ -10,6 +12,11 @@ Rules:
 3. In an orderly restart of one node after the other no publish ends in an error, with an ID or without.
 4. `acks=all` is passed over: it waits while a node is down. So is a publish that an impatient client (less than
    `PATIENT_S` seconds) gave up at its deadline: a busy machine is no fault.
+5. While the master of a stream cannot write (`unwritable_master`), no publish is told what its disk says, and each
+   stream that was written before takes a publish that begins and ends meanwhile, if it lasts for `LONG_REFUSAL_S`. That
+   nothing acknowledged is lost is a rule of the log.
+6. A node that has been cut off for longer than writes wait for a master answers a reader, if it says to have messages,
+   and refuses a publish with `NO_MASTER` in less than `AT_ONCE_S`: it does not wait for a master. (`CutOff`)
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from railgun.testing.jepsen.anomalies import Findings
-from railgun.testing.jepsen.history import Blown, Delivery, Meta, Publish, Record
+from railgun.testing.jepsen.history import Blown, CutOff, Delivery, Meta, Publish, Record
 
 LONG_FREEZE_S: Final = 8.0
 """How long a freeze must last to be judged: longer than a client needs to leave a silent node."""
@@ -26,12 +33,19 @@ AFTER_S: Final = 4.0
 CATCH_UP_S: Final = 4.0
 """How long before the thaw a message must have been acknowledged, to be delivered before the thaw."""
 PATIENT_S: Final = 15.0
+LONG_REFUSAL_S: Final = 8.0
+AT_ONCE_S: Final = 4.0
+"""Less than a write waits for a master (5 s), and much more than an answer takes."""
+OF_DISKS: Final = frozenset({"NO_SPACE", "STORAGE", "LOG_FAILED"})
 TRIES: Final = 3
 """Publishes of a kind that show whether the kind works."""
 
 
 def check_faults(records: Sequence[Record], findings: Findings) -> None:
     """Add to `findings` what clients must not have seen of freezes and rolling restarts."""
+    for told in records:
+        if isinstance(told, CutOff):
+            _check_cut_off(told, findings)
     meta = next((one for one in records if isinstance(one, Meta)), None)
     blows = [one for one in records if isinstance(one, Blown)]
     if meta is None or meta.nodes < 3 or not blows:
@@ -45,6 +59,8 @@ def check_faults(records: Sequence[Record], findings: Findings) -> None:
             _check_freeze(blow, publishes, deliveries, findings)
         elif blow.fault == "rolling":
             _check_restart(blow, publishes, meta.patience_s, findings)
+        elif blow.fault == "unwritable_master":
+            _check_unwritable(blow, publishes, findings)
 
 
 def _alone(blow: Blown, blows: Sequence[Blown]) -> bool:
@@ -52,6 +68,38 @@ def _alone(blow: Blown, blows: Sequence[Blown]) -> bool:
         one is blow or one.settled + AFTER_S < blow.begin or one.begin > blow.settled
         for one in blows
     )
+
+
+# ---------------------------------------------------------------- masters that cannot write, minorities
+
+
+def _check_unwritable(blow: Blown, publishes: Sequence[Publish], findings: Findings) -> None:
+    for one in publishes:
+        if blow.begin <= one.begin and one.end <= blow.settled and one.code in OF_DISKS:
+            text = f"{one.client} published {one.value!r} to {one.stream}, and was told {one.code}"
+            findings.add("disk_error", text, blow, one)
+    if blow.end - blow.struck < LONG_REFUSAL_S:
+        return
+    written = {one.stream for one in publishes if one.outcome == "ok" and one.end < blow.begin}
+    for stream in sorted(written):
+        during = [
+            one
+            for one in publishes
+            if one.stream == stream and blow.struck < one.begin and one.end < blow.end
+        ]
+        if not any(one.outcome == "ok" for one in during):
+            text = f"{stream} took nothing while {', '.join(blow.nodes)} could not write"
+            findings.add("stalled", text, blow, *during[:3])
+
+
+def _check_cut_off(told: CutOff, findings: Findings) -> None:
+    if told.end and not told.read:
+        text = f"{told.node}, cut off, has {told.end} messages of {told.stream}, and showed none: {told.text}"
+        findings.add("minority_silent", text, told)
+    if told.code != "NO_MASTER" or told.publish_s >= AT_ONCE_S:
+        answer = told.code or "that it is stored"
+        text = f"{told.node}, cut off, told a publisher {answer} after {told.publish_s:.1f} s"
+        findings.add("minority_wrote", text, told)
 
 
 # ---------------------------------------------------------------- restarts

@@ -31,6 +31,7 @@ SURE: Final = frozenset(
     {
         "NO_MASTER",
         "NO_SPACE",
+        "NOT_ENOUGH_REPLICAS",
         "NO_STREAM",
         "ID_POOL_FULL",
         "TOO_LARGE",
@@ -86,6 +87,25 @@ class Blown:
     end: float
     settled: float
     clients: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """What a node said that had been cut off from all others for long: to a reader, and to a publisher.
+
+    `end` is how many messages of the stream it said to have, `read` whether a reader got one of them. `code` is what a
+    publish was told ("": it was stored), after `publish_s` seconds.
+    """
+
+    kind: ClassVar[str] = "cut_off"
+    node: str
+    stream: str
+    at: float
+    end: int
+    read: bool
+    code: str
+    publish_s: float
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +247,7 @@ class LastRead:
 
 
 Record = (
-    Meta | Fault | Blown | Publish | Delivery | Acked | Position | Request | Response | Drain | LastRead
+    Meta | Fault | Blown | CutOff | Publish | Delivery | Acked | Position | Request | Response | Drain | LastRead
 )  # fmt: skip
 KINDS: Final[dict[str, Any]] = {
     kind.kind: kind
@@ -236,6 +256,7 @@ KINDS: Final[dict[str, Any]] = {
             Meta,
             Fault,
             Blown,
+            CutOff,
             Publish,
             Delivery,
             Acked,

@@ -8,11 +8,14 @@ Rules:
    up, which the plan cannot know: who does a blow waits until there is room for its victims, and leaves it out if
    there is none for too long.
 3. Who is cut off in a minority fails; who is slow, or has a wrong clock, does not.
-4. A rolling restart, a change of members and a freeze have the cluster for themselves but for what harms nobody.
+4. A rolling restart, a change of members, a freeze, a master that cannot write and a node that is asked while it is cut
+   off have the cluster for themselves but for what harms nobody.
 5. In the end everything is healed, whatever happened.
 6. Each blow is recorded from its begin until its nodes have caught up (`Blown`), for the checker.
 
-A `pause` stops a process for a moment; a `freeze` does so for longer than any client waits (`FREEZE_S`).
+A `pause` stops a process for a moment; a `freeze` does so for longer than any client waits (`FREEZE_S`). An
+`unwritable_master` becomes the master of all streams first, and cannot write then. A `minority` is isolated for so long
+that it knows of no quorum, and is asked to read and to write before it is not any more.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from railgun.testing.jepsen.history import Blown, Fault, History
 Kind = Literal[
     "kill", "torn_kill", "pause", "freeze", "isolate", "halves", "one_way", "bridge", "slow_links", "clients_cut",
     "slow_disk", "full_disk", "refused_writes", "failed_sync", "clock", "flip", "flip_groups", "cut_tail",
-    "remove_stream", "member", "rolling",
+    "remove_stream", "member", "rolling", "unwritable_master", "minority",
 ]  # fmt: skip
 WEIGHTS: Final[Mapping[Kind, int]] = {
     "kill": 6, "torn_kill": 3, "pause": 4, "isolate": 4, "halves": 3, "one_way": 3, "bridge": 2, "slow_links": 2,
     "clients_cut": 2, "slow_disk": 2, "full_disk": 2, "refused_writes": 3, "failed_sync": 2, "clock": 2, "flip": 1,
     "flip_groups": 1, "cut_tail": 1, "remove_stream": 1, "member": 2, "rolling": 1,
-    "freeze": 2,
+    "freeze": 2, "unwritable_master": 2, "minority": 2,
 }  # fmt: skip
 ALONE: Final[frozenset[Kind]] = frozenset(
     {"kill", "torn_kill", "pause", "clients_cut", "slow_disk", "full_disk", "refused_writes", "failed_sync", "clock",
@@ -44,16 +47,25 @@ ALONE: Final[frozenset[Kind]] = frozenset(
 )  # fmt: skip
 """What one node can live through that has nobody to learn from."""
 HARMLESS: Final[frozenset[Kind]] = frozenset({"slow_links", "clients_cut", "slow_disk", "clock"})
-EXCLUSIVE: Final[frozenset[Kind]] = frozenset({"rolling", "member", "freeze"})
+EXCLUSIVE: Final[frozenset[Kind]] = frozenset(
+    {"rolling", "member", "freeze", "unwritable_master", "minority"}
+)
 STYLES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "isolate": ("cut", "drop", "hold"),
     "halves": ("cut", "drop", "hold"),
     "one_way": ("cut", "drop", "hold"),
     "bridge": ("cut", "drop"),
     "refused_writes": ("EFBIG", "EDQUOT", "EROFS"),
+    "unwritable_master": ("EFBIG", "EDQUOT", "EROFS"),
+    "minority": ("cut", "drop"),
 }
 LASTS: Final = (1.0, 6.0)
 FREEZE_S: Final = (12.0, 16.0)
+LONGER: Final[Mapping[Kind, tuple[float, float]]] = {
+    "freeze": FREEZE_S,
+    "unwritable_master": (9.0, 11.0),
+    "minority": (10.0, 13.0),  # longer than writes wait for a master
+}
 CALM: Final = (1.5, 4.0)
 SETTLE: Final = 60.0
 """Seconds until a node that is healed must have caught up."""
@@ -127,7 +139,7 @@ def _round(
         if any(one.kind == kind and kind in HARMLESS for one in made):
             continue  # what is healed by the first would not be by the second
         at = now if not made else now + chance.uniform(0.0, 0.9 * LASTS[0])
-        shortest, longest = FREEZE_S if kind == "freeze" else LASTS
+        shortest, longest = LONGER.get(kind, LASTS)
         lasts = min(chance.uniform(shortest, longest), end - at)
         if lasts < shortest:
             continue
@@ -188,7 +200,7 @@ def blocked(blow: Blow, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """
     if blow.kind == "one_way":
         yield from ((victim, other) for victim in blow.victims for other in blow.others)
-    elif blow.kind in ("isolate", "halves", "bridge"):
+    elif blow.kind in ("isolate", "halves", "bridge", "minority"):
         for name in names:
             if name not in blow.victims and not (blow.kind == "bridge" and name in blow.others):
                 for victim in blow.victims:
@@ -231,6 +243,10 @@ class Admin(Protocol):
 
     async def join(self, node: str) -> None:
         """Let it be a member again."""
+        ...
+
+    async def lead(self, node: str) -> None:
+        """Let it be the master of all streams."""
         ...
 
     async def settled(self, nodes: Sequence[str]) -> bool:

@@ -168,7 +168,7 @@ async def _whole(
     workload = Workload(nodes, history, run.seed, run.load)
     await workload.prepare()
     admin.streams += STREAMS
-    striker = RealStriker(nodes, admin, Random(run.seed))
+    striker = RealStriker(nodes, admin, Random(run.seed), history)
     nemesis = Nemesis(blows, nodes.names, striker, admin, history, clients_at=workload.clients_at)
     nemesis.settle = run.settle
     say(f"{len(blows)} blows in {run.seconds:g} s")
