@@ -34,11 +34,13 @@ class Explanation:
 
 
 def _seconds(us: int) -> str:
-    """Return a duration of so many µs as text.
+    """Return a duration in microseconds as text.
 
-    >>> _seconds(90_000_000), _seconds(1_234_567), _seconds(-5)
-    ('90 s', '1.235 s', '0 s')
+    >>> _seconds(90_000_000), _seconds(1_234_567), _seconds(490), _seconds(-5)
+    ('90 s', '1.235 s', 'less than 0.001 s', '0 s')
     """
+    if 0 < us < 1_000:
+        return "less than 0.001 s"
     return f"{round(max(0, us) / 1e6, 3):.10g} s"
 
 
