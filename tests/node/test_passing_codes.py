@@ -136,12 +136,12 @@ def counted(client: SyncClient) -> list[list[int]]:
     return found
 
 
-def without_a_leader(nodes: Processes, job: Job) -> None:
+def without_a_leader(nodes: Processes, job: Job, outage_s: float = OUTAGE_S) -> None:
     """Two of three nodes are gone, until the flow has waited for a while; then they come back."""
     for name in ("n1", "n2"):
         nodes[name].kill()
     flows.eventually(lambda: "waiting" in kinds(job), "it says what it waits for")
-    time.sleep(OUTAGE_S)
+    time.sleep(outage_s)
     assert job.status()["state"] == "running", job.events()
     for name in ("n1", "n2"):
         nodes[name].start()
@@ -153,6 +153,18 @@ def kinds(job: Job) -> list[str]:
 
 
 def test_a_flow_from_stream_to_stream_waits_for_a_leader_and_goes_on(tmp_path: Path) -> None:
+    counts_through_an_outage(tmp_path, OUTAGE_S)
+
+
+@pytest.mark.slow
+def test_a_flow_from_stream_to_stream_lives_through_a_minute_without_a_leader(
+    tmp_path: Path,
+) -> None:
+    counts_through_an_outage(tmp_path, 60.0)
+
+
+def counts_through_an_outage(tmp_path: Path, outage_s: float) -> None:
+    """Let a flow count records of one stream into another, exactly once, though there is no leader for so long."""
     with processes(tmp_path / "nodes") as nodes:
         asyncio.run(nodes.ready("records"))
         asyncio.run(nodes.ready("counted"))
@@ -162,7 +174,7 @@ def test_a_flow_from_stream_to_stream_waits_for_a_leader_and_goes_on(tmp_path: P
             fill(client, 0, COUNT // 2)
             with flows.started(flow, 2, **options) as job:
                 committed(job)
-                without_a_leader(nodes, job)
+                without_a_leader(nodes, job, outage_s)
                 fill(client, COUNT // 2, COUNT)
                 flows.eventually(lambda: count(client) >= COUNT, "all comes out")
                 assert job.status()["failures"] == 0, job.events()

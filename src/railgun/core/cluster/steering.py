@@ -161,6 +161,14 @@ class Steering:
         found = {node: dict(look.report(node).unwritable) for node in metadata.nodes}
         return {node: streams for node, streams in found.items() if streams and look.lives(node)}
 
+    def troubles(
+        self, metadata: Metadata, members: Members, leader: str, now: float
+    ) -> dict[str, str]:
+        """Return why nodes that live can be nobody's master, by node."""
+        look = _Look(self, metadata, members, leader, now)
+        found = {node: look.report(node).trouble for node in metadata.nodes}
+        return {node: why for node, why in found.items() if why and look.lives(node)}
+
     def silence(self, node: str, now: float) -> float:
         """For how long nothing was heard of a node, since this one leads."""
         heard = self._heard.get(node)

@@ -98,6 +98,8 @@ class Leasing:
             member.regions.get(name).granted(epoch, asked + told["lease"])
         if isinstance(unwritable := told.get("unwritable"), dict):
             member.regions.hear_unwritable(unwritable)
+        if isinstance(troubles := told.get("troubles"), dict):
+            member.troubles = troubles
 
     def _report(self, consensus: Consensus) -> dict[str, Any]:
         member = self._member
@@ -133,13 +135,14 @@ class Leasing:
             metadata, consensus.members, me, node, now
         ):
             return {"lease": 0.0, "epochs": {}, "clock": self._member.node.now()}
-        unwritable = self.steering.unwritable(metadata, consensus.members, me, now)
+        around = (metadata, consensus.members, me, now)
+        unwritable, troubles = self.steering.unwritable(*around), self.steering.troubles(*around)
         left = consensus.lease_left()
         epochs = {one.name: one.epoch for one in metadata.regions.values() if one.master == node}
         if left > 0 and epochs:
             self.steering.granted(node, now + left)
         told = {"lease": left, "epochs": epochs, "clock": self._member.node.now()}
-        return told | {"unwritable": unwritable}
+        return told | {"unwritable": unwritable, "troubles": troubles}
 
     async def steer_for_ever(self) -> None:
         """Do what is decided, while this node leads."""

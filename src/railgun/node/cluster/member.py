@@ -108,6 +108,8 @@ class Member:
         """Who is said to lead."""
         self.clock_skew_s = 0.0
         """By how much this node's clock is certainly ahead of the leader's; below 0: behind."""
+        self.troubles: dict[str, str] = {}
+        """Why nodes can be nobody's master, by node, as the leader told last."""
         self.full = False
         """Whether there is hardly any room on its disk."""
         self._changed: asyncio.Future[None] = self.loop.create_future()

@@ -4,7 +4,8 @@ Rules:
 
 1. Each node tells what only it knows (`here`): the leader for how long others are silent, masters how far their
    replicas are, everybody how their disks and files are. Any node puts that together: it asks all others at once, and
-   waits for none longer than `PATIENCE`.
+   waits for none longer than `PATIENCE`. Of a node that does not answer in time it knows what the leader told last with
+   a lease: its trouble, and what it cannot write.
 2. `status` asks nobody: what this node knows, for figures and health. The same form, with less in it.
 3. A replica is behind since the moment at which its master had something that it has not got yet. So one that follows
    closely under load is not behind, though it never has all.
@@ -231,7 +232,7 @@ class Overview:
                     "silent_for": None if up else silent,
                     "leaving": node.id in metadata.wanted_gone,
                     "failed": here.get("failed", ""),
-                    "trouble": here.get("trouble", ""),
+                    "trouble": here.get("trouble", member.troubles.get(node.id, "")),
                     "unwritable": unwritable[node.id],
                     "full": here.get("full", False),
                     "damaged": here.get("damaged", {}),
