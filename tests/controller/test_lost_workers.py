@@ -6,13 +6,14 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.controller import flows
 from tests.controller.flows import started
 
-from railgun import Collect, Flow, FlowFailedError, Items, Settings
+from railgun import Collect, Flow, FlowFailedError, Items, Settings, Stateful
 
 HERE = sys.modules[__name__]
 
@@ -73,4 +74,58 @@ def test_a_worker_that_ends_in_user_code_names_step_function_and_record(
     ):
         job.wait(flows.DEADLINE)
     for word in ["step 'poison'", function.__name__, *words]:
+        assert word in str(told.value)
+
+
+class Exits(Stateful[int, int, int, int]):
+    """Exits in one of its methods."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def initial(self) -> int:
+        return 0
+
+    def on_item(self, item: int, context: Any) -> list[int]:
+        context.set_timer(context.time + 1)
+        return [exits(item)] if self.hook == "on_item" else []
+
+    def on_timer(self, context: Any) -> list[int]:
+        return [exits(context.key)]
+
+
+def with_state(state: int, n: int) -> tuple[int, int]:
+    return state, exits(n)
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "map": lambda numbers: numbers.map(exits, name="poison"),
+    "flat_map": lambda numbers: numbers.flat_map(lambda n: [exits(n)], name="poison"),
+    "key_by": lambda numbers: numbers.key_by(exits, name="poison"),
+    "stateful_map": lambda numbers: numbers.key_by(lambda n: 0).stateful_map(
+        with_state, initial=int, name="poison"
+    ),
+    "reduce": lambda numbers: numbers.key_by(lambda n: 0).reduce(
+        lambda a, b: exits(b), name="poison"
+    ),
+    "on_item": lambda numbers: numbers.key_by(lambda n: n).stateful(
+        Exits("on_item"), name="poison"
+    ),
+    "on_timer": lambda numbers: numbers.key_by(lambda n: n).stateful(
+        Exits("on_timer"), name="poison"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_worker_that_is_lost_again_names_the_very_record(kind: str) -> None:
+    flow = Flow("lost-again")
+    STEPS[kind](flow.source(Items(range(20)), name="numbers")).sink(Collect(), name="out")
+    with (
+        started(flow, 1, settings=Settings(restarts=1), by_value=[flows, HERE]) as job,
+        pytest.raises(FlowFailedError) as told,
+    ):
+        job.wait(flows.DEADLINE)
+    what = "for the key 7 at " if kind == "on_timer" else "for the record 7"
+    for word in ["step 'poison'", what]:
         assert word in str(told.value)

@@ -151,7 +151,7 @@ class Controller:
         if storekeeper is not None:
             saving, generation = storekeeper.saving, storekeeper.generation
             where = (storekeeper.url, self.name)
-        self._setup = Messages.encode(control.Setup(plan_bytes, where))
+        self._setup = control.Setup(plan_bytes, where)
         self.lifecycle = Lifecycle(
             len(plan.stages),
             Placement.of(range(workers)),
@@ -588,7 +588,8 @@ class Controller:
     def _welcome(self, connection: Connection) -> None:
         worker, incarnation = connection.tag
         if self.lifecycle.expects(worker, incarnation):
-            connection.send(self._setup)
+            careful = self.lifecycle.failed_times > 0
+            connection.send(Messages.encode(replace(self._setup, careful=careful)))
         else:
             connection.close()
 

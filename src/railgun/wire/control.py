@@ -20,6 +20,8 @@ class Setup:
     plan: bytes
     store: tuple[str, str] | None = None
     """Where snapshots are (URL and name of the flow), if there are any."""
+    careful: bool = False
+    """Whether to note each record before a function is called for it, for a while: a worker was lost lately."""
 
 
 @dataclass(frozen=True, slots=True)

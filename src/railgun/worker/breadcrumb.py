@@ -1,7 +1,8 @@
 """The breadcrumb: which user code a worker was in when its process ended (`os._exit`, a segfault, a kill).
 
 A worker keeps a small file, mapped into its memory, in the temporary directory of its machine. Every call of user code
-is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch. What is
+is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch; for a
+while after a worker was lost (`be_careful`), each record, so that a second loss names the very one. What is
 in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it crashes
 (`faulthandler`). The controller reads the file if it is on the same machine, and deletes it.
 """
@@ -62,12 +63,31 @@ class Breadcrumb:
         if depth > DEPTH or threading.get_ident() != self._thread:
             return
         try:
-            note = describe(call).encode("utf-8", "replace")[:NOTE_BYTES]
+            note = describe(call)
         except Exception:  # of a function or a sequence of the user's that is none
-            note = f"step {call.step!r}".encode()
+            note = f"step {call.step!r}"
+        self._write(depth, note)
+        self._memory[0] = depth
+
+    def _write(self, depth: int, text: str) -> None:
+        note = text.encode("utf-8", "replace")[:NOTE_BYTES]
         at = 1 + (depth - 1) * _SLOT
         self._memory[at : at + 2 + len(note)] = len(note).to_bytes(2, "little") + note
-        self._memory[0] = depth
+
+    def reached(self, call: calls.Call) -> None:
+        """Note which record a call has come to."""
+        depth = len(calls.running())
+        if depth > DEPTH or threading.get_ident() != self._thread:
+            return
+        try:
+            note = describe_record(call)
+        except Exception:  # of a function or a sequence of the user's that is none
+            return
+        self._write(depth, note)
+
+    def be_careful(self, careful: bool) -> None:
+        """Note each record, or no longer."""
+        calls.careful = careful
 
     def left(self, depth: int) -> None:
         """Note that so many calls are left."""
@@ -78,6 +98,7 @@ class Breadcrumb:
         """End in good order: nobody will ask."""
         if calls.observer is self:
             calls.observer = None
+            calls.careful = False
         faulthandler.disable()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
@@ -119,6 +140,14 @@ def describe(call: calls.Call) -> str:
     if isinstance(call, calls.SinkCall) and len(call.items):
         return f"{where}, with {len(call.items)} items that begin with {glimpse(call.items[0])}"
     return where
+
+
+def describe_record(call: calls.Call) -> str:
+    """Name the step, the function and the record that a call has come to."""
+    if isinstance(call, calls.TimerCalls):
+        key, time = call.record
+        return f"{_where(call)}, for the key {glimpse(key)} at {time}"
+    return f"{_where(call)}, for the record {glimpse(call.record)}"
 
 
 _known: dict[tuple[str, int], str] = {}

@@ -56,6 +56,7 @@ SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it w
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
 HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: else they would hardly find room
+CAREFUL_S: Final = 300.0  # in which each record is noted, after a worker was lost
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
@@ -252,7 +253,10 @@ class _Process:
 
     def _obey(self, order: control.Order) -> None:
         match order:
-            case control.Setup(plan, store):
+            case control.Setup(plan, store, careful):
+                if careful and self.breadcrumb is not None:
+                    self.breadcrumb.be_careful(True)
+                    self.loop.call_later(CAREFUL_S, self.breadcrumb.be_careful, False)
                 try:
                     self.plan = _load(plan)
                     self.store = SnapshotStore(*store) if store is not None else None
