@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,9 @@ from tests.controller import flows
 from tests.controller.flows import started
 
 from railgun import Collect, Flow, FlowFailedError, Items, Settings, Stateful
+from railgun.flow.calls import Call
+from railgun.worker.breadcrumb import Breadcrumb, left_behind
+from railgun.worker.spec import WorkerSpec
 
 HERE = sys.modules[__name__]
 
@@ -129,3 +135,42 @@ def test_a_worker_that_is_lost_again_names_the_very_record(kind: str) -> None:
     what = "for the key 7 at " if kind == "on_timer" else "for the record 7"
     for word in ["step 'poison'", what]:
         assert word in str(told.value)
+
+
+def test_a_worker_on_another_machine_tells_where_the_one_before_it_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controller cannot read files of another machine; the next worker there can."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-without-workers")
+    flow = Flow("elsewhere")
+    numbers = flow.source(Items(range(20)), name="numbers")
+    numbers.map(exits, name="poison").sink(Collect(), name="out")
+    with started(flow, 1, settings=Settings(restarts=2), by_value=[flows, HERE]) as job:
+        with pytest.raises(FlowFailedError) as told:
+            job.wait(flows.DEADLINE)
+        warned = [event.text for event in job.events() if event.kind == "warning"]
+    assert len(warned) == 2
+    assert "worker 0" in warned[0]
+    assert "step 'poison', function exits, in a batch of 20 records" in warned[0]
+    assert "for the record 7" in warned[1]
+    assert "the time before" in str(told.value)
+    assert "step 'poison', function exits, for the record 7" in str(told.value)
+
+
+def test_files_of_workers_that_live_and_of_other_jobs_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spec = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"secret")
+    alive = Breadcrumb(spec)
+    with Call("step", exits):
+        assert left_behind(spec) == []
+        (tmp_path / Path(alive.path).name.replace("-3-7-", "-4-8-")).write_bytes(
+            Path(alive.path).read_bytes()
+        )
+        other = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"another run")
+        assert left_behind(other) == []
+        assert left_behind(spec) == [(4, 8, "it was in step 'step', function exits")]
+        assert left_behind(spec) == [], "told once"
+    alive.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -40,7 +40,7 @@ from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
-from railgun.worker.breadcrumb import Breadcrumb
+from railgun.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
@@ -166,7 +166,7 @@ class _Process:
         loop = self.loop = asyncio.get_running_loop()
         self.done = loop.create_future()
         keep_memory()
-        self.breadcrumb = Breadcrumb.make()
+        self.breadcrumb = Breadcrumb.make(self.spec)
         host = self.host = _own_address(self.spec.host)
         server = await loop.create_server(self._accept, host, 0)
         port = server.sockets[0].getsockname()[1]
@@ -213,6 +213,8 @@ class _Process:
         self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
         self.pulse = Pulse(self.spec)
         self.loop.call_later(BEAT[0], self._beat)
+        for lost in left_behind(self.spec):
+            self._tell(control.LeftBehind(*lost))
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
         if not self.done.done():
