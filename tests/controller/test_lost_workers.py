@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.controller import flows
 from tests.controller.flows import started
 
-from railgun import Collect, Flow, FlowFailedError, Items, Settings
+from railgun import Collect, Flow, FlowFailedError, Items, Settings, Stateful
+from railgun.flow.calls import Call
+from railgun.worker.breadcrumb import Breadcrumb, left_behind
+from railgun.worker.spec import WorkerSpec
 
 HERE = sys.modules[__name__]
 
@@ -74,3 +81,96 @@ def test_a_worker_that_ends_in_user_code_names_step_function_and_record(
         job.wait(flows.DEADLINE)
     for word in ["step 'poison'", function.__name__, *words]:
         assert word in str(told.value)
+
+
+class Exits(Stateful[int, int, int, int]):
+    """Exits in one of its methods."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def initial(self) -> int:
+        return 0
+
+    def on_item(self, item: int, context: Any) -> list[int]:
+        context.set_timer(context.time + 1)
+        return [exits(item)] if self.hook == "on_item" else []
+
+    def on_timer(self, context: Any) -> list[int]:
+        return [exits(context.key)]
+
+
+def with_state(state: int, n: int) -> tuple[int, int]:
+    return state, exits(n)
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "map": lambda numbers: numbers.map(exits, name="poison"),
+    "flat_map": lambda numbers: numbers.flat_map(lambda n: [exits(n)], name="poison"),
+    "key_by": lambda numbers: numbers.key_by(exits, name="poison"),
+    "stateful_map": lambda numbers: numbers.key_by(lambda n: 0).stateful_map(
+        with_state, initial=int, name="poison"
+    ),
+    "reduce": lambda numbers: numbers.key_by(lambda n: 0).reduce(
+        lambda a, b: exits(b), name="poison"
+    ),
+    "on_item": lambda numbers: numbers.key_by(lambda n: n).stateful(
+        Exits("on_item"), name="poison"
+    ),
+    "on_timer": lambda numbers: numbers.key_by(lambda n: n).stateful(
+        Exits("on_timer"), name="poison"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_worker_that_is_lost_again_names_the_very_record(kind: str) -> None:
+    flow = Flow("lost-again")
+    STEPS[kind](flow.source(Items(range(20)), name="numbers")).sink(Collect(), name="out")
+    with (
+        started(flow, 1, settings=Settings(restarts=1), by_value=[flows, HERE]) as job,
+        pytest.raises(FlowFailedError) as told,
+    ):
+        job.wait(flows.DEADLINE)
+    what = "for the key 7 at " if kind == "on_timer" else "for the record 7"
+    for word in ["step 'poison'", what]:
+        assert word in str(told.value)
+
+
+def test_a_worker_on_another_machine_tells_where_the_one_before_it_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controller cannot read files of another machine; the next worker there can."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-without-workers")
+    flow = Flow("elsewhere")
+    numbers = flow.source(Items(range(20)), name="numbers")
+    numbers.map(exits, name="poison").sink(Collect(), name="out")
+    with started(flow, 1, settings=Settings(restarts=2), by_value=[flows, HERE]) as job:
+        with pytest.raises(FlowFailedError) as told:
+            job.wait(flows.DEADLINE)
+        warned = [event.text for event in job.events() if event.kind == "warning"]
+    assert len(warned) == 2
+    assert "worker 0" in warned[0]
+    assert "step 'poison', function exits, in a batch of 20 records" in warned[0]
+    assert "for the record 7" in warned[1]
+    assert "the time before" in str(told.value)
+    assert "step 'poison', function exits, for the record 7" in str(told.value)
+
+
+def test_files_of_workers_that_live_and_of_other_jobs_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spec = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"secret")
+    alive = Breadcrumb(spec)
+    with Call("step", exits):
+        assert left_behind(spec) == []
+        (tmp_path / Path(alive.path).name.replace("-3-7-", "-4-8-")).write_bytes(
+            Path(alive.path).read_bytes()
+        )
+        other = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"another run")
+        assert left_behind(other) == []
+        assert left_behind(spec) == [(4, 8, "it was in step 'step', function exits")]
+        assert left_behind(spec) == [], "told once"
+    alive.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -151,7 +151,7 @@ class Controller:
         if storekeeper is not None:
             saving, generation = storekeeper.saving, storekeeper.generation
             where = (storekeeper.url, self.name)
-        self._setup = Messages.encode(control.Setup(plan_bytes, where))
+        self._setup = control.Setup(plan_bytes, where)
         self.lifecycle = Lifecycle(
             len(plan.stages),
             Placement.of(range(workers)),
@@ -172,6 +172,7 @@ class Controller:
         self._server: asyncio.Server | None = None
         self._slots_seen = 0.0
         self._warned: set[str] = set()
+        self._left_behind: dict[Worker, str] = {}  # where workers were lost on other machines
         self._hastened = 0.0  # when a snapshot was last taken because somebody waited
         self._hastening: asyncio.TimerHandle | None = None
         self._over = threading.Event()
@@ -462,6 +463,9 @@ class Controller:
     def _with_breadcrumb(self, seen: Seen, why: str) -> str:
         """Add which user code a worker was in when it was lost, unless `why` says where the worker hung."""
         found = breadcrumb.read(seen.who)
+        before = self._left_behind.pop(seen.spec.worker, "")
+        if not found and before:  # it was on another machine
+            found = f"the time before, {before}"
         is_said = bool(seen.stuck) and seen.stuck in why
         return f"{why}; {found}" if found and not is_said else why
 
@@ -588,7 +592,8 @@ class Controller:
     def _welcome(self, connection: Connection) -> None:
         worker, incarnation = connection.tag
         if self.lifecycle.expects(worker, incarnation):
-            connection.send(self._setup)
+            careful = self.lifecycle.failed_times > 0
+            connection.send(Messages.encode(replace(self._setup, careful=careful)))
         else:
             connection.close()
 
@@ -658,6 +663,11 @@ class Controller:
                     self.totals.see(worker, (seen.spec.incarnation, generation), metrics)
             case control.Found():
                 self.inquiries.answered(message)
+            case control.LeftBehind(lost, incarnation, text):
+                self._left_behind[lost] = text
+                machine = seen.who.get("machine")
+                told = f"worker {lost} (incarnation {incarnation}), which was lost on {machine}: {text}"
+                self._happened("warning", told)
             case control.Warned(_, text):
                 if text not in self._warned:  # other workers may see the same
                     self._warned.add(text)

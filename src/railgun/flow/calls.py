@@ -7,7 +7,7 @@ Whoever calls user code does it inside a `Call`:
    fails the flow, or a dead letter. Only `KeyboardInterrupt` passes: it comes from the terminal.
 2. **What runs is known.** `running()` tells the calls a thread is in, the innermost last. A call is entered once for a
    batch, a block of keys or a call of a source or sink, never once for a record; which record of a batch it is at is
-   worked out when somebody asks (`RecordCalls.row`).
+   worked out when somebody asks (`RecordCalls.row`), or told for each if `careful`.
 3. **No event loop is running.** A worker's own loop runs in the thread that calls user code. During a call asyncio is
    told that none does, so `asyncio.run` works as it does in a plain program: a loop of its own runs inside the call,
    and the worker's loop is the running one again when the call is over.
@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from railgun.core.errors import pass_interrupt
 from railgun.flow.errors import SinkError, SourceError, UserCodeError, may_pass
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from railgun.flow.operators.operator import Operator
     from railgun.flow.operators.stateful import Context
     from railgun.wire.rows import RowBatch
+
+R = TypeVar("R")
 
 _running: dict[int, list[Call]] = defaultdict(list)
 
@@ -45,9 +47,15 @@ class Observer(Protocol):
     def left(self, depth: int) -> None:
         """A call has ended."""
 
+    def reached(self, call: Call) -> None:
+        """A call, the innermost one, has come to its next record; this is told only if `careful`."""
+
 
 observer: Observer | None = None
 """Who hears of calls: a worker's breadcrumb."""
+careful = False
+"""Whether the observer hears of each record before a function is called for it. That costs a microsecond or two a
+record, so it is for a while after a worker was lost: if it is lost again, the record is known."""
 
 
 def running(thread: int | None = None) -> list[Call]:
@@ -92,6 +100,19 @@ class Call:
         if error is not None:
             pass_interrupt(error)
             self.failed(error)
+
+    def following(self, function: Callable[..., R]) -> Callable[..., R]:
+        """Return a function that does the same as `function`; if `careful`, it tells the observer of each record."""
+        if not careful or observer is None:
+            return function
+        told = observer
+
+        def follow(*args: Any) -> R:
+            told.reached(self)
+            return function(*args)
+
+        follow.__qualname__ = name_of(function)  # for messages
+        return follow
 
     def failed(self, error: BaseException) -> None:
         """Raise what names the user code that raised `error`; return to let `error` pass."""

@@ -20,6 +20,8 @@ class Setup:
     plan: bytes
     store: tuple[str, str] | None = None
     """Where snapshots are (URL and name of the flow), if there are any."""
+    careful: bool = False
+    """Whether to note each record before a function is called for it, for a while: a worker was lost lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,15 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Which user code a worker was in that was lost on the machine of the one who tells this."""
+
+    worker: int
+    incarnation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The worker lives, and how it fares."""
 
@@ -189,4 +200,4 @@ class Found:
 
 
 FromStreams = Asked | Relinquished | Hastened
-FromWorker = WorkerReport | FromStreams | Loaded | Items | Mark | Warned | Beat | Found
+FromWorker = WorkerReport | FromStreams | Loaded | Items | Mark | Warned | LeftBehind | Beat | Found

@@ -1,15 +1,20 @@
 """The breadcrumb: which user code a worker was in when its process ended (`os._exit`, a segfault, a kill).
 
 A worker keeps a small file, mapped into its memory, in the temporary directory of its machine. Every call of user code
-is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch. What is
+is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch; for a
+while after a worker was lost (`be_careful`), each record, so that a second loss names the very one. What is
 in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it crashes
-(`faulthandler`). The controller reads the file if it is on the same machine, and deletes it.
+(`faulthandler`). The controller reads the file if it is on the same machine, and deletes it. On another machine the
+next worker of the job that starts there does, and tells the controller (`left_behind`). A worker holds a lock on its
+file while it lives, so that nobody takes the file of one that does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
+import hashlib
 import mmap
 import os
 import tempfile
@@ -19,6 +24,7 @@ from typing import IO, Any, Final
 
 from railgun.flow import calls
 from railgun.snapshots.processes import Process
+from railgun.worker.spec import WorkerSpec
 
 PREFIX: Final = "railgun-worker-"
 DEPTH: Final = 8  # calls inside of calls that are noted
@@ -33,9 +39,11 @@ _PLAIN: Final = frozenset({int, float, bool, type(None)})
 class Breadcrumb:
     """The file of this process."""
 
-    def __init__(self) -> None:
-        number, self.path = tempfile.mkstemp(prefix=PREFIX)
+    def __init__(self, spec: WorkerSpec) -> None:
+        prefix = f"{_prefix(spec)}{spec.worker}-{spec.incarnation}-"
+        number, self.path = tempfile.mkstemp(prefix=prefix)
         self._file: IO[bytes] = os.fdopen(number, "r+b", buffering=0)
+        _lock(number)
         self._file.truncate(SIZE)
         self._file.seek(SIZE)
         self._memory = mmap.mmap(number, SIZE)
@@ -45,10 +53,10 @@ class Breadcrumb:
         calls.observer = self
 
     @staticmethod
-    def make() -> Breadcrumb | None:
+    def make(spec: WorkerSpec) -> Breadcrumb | None:
         """Make the file of this process; None if there is no place for it, which is no reason not to work."""
         try:
-            return Breadcrumb()
+            return Breadcrumb(spec)
         except OSError:
             return None
 
@@ -62,12 +70,31 @@ class Breadcrumb:
         if depth > DEPTH or threading.get_ident() != self._thread:
             return
         try:
-            note = describe(call).encode("utf-8", "replace")[:NOTE_BYTES]
+            note = describe(call)
         except Exception:  # of a function or a sequence of the user's that is none
-            note = f"step {call.step!r}".encode()
+            note = f"step {call.step!r}"
+        self._write(depth, note)
+        self._memory[0] = depth
+
+    def _write(self, depth: int, text: str) -> None:
+        note = text.encode("utf-8", "replace")[:NOTE_BYTES]
         at = 1 + (depth - 1) * _SLOT
         self._memory[at : at + 2 + len(note)] = len(note).to_bytes(2, "little") + note
-        self._memory[0] = depth
+
+    def reached(self, call: calls.Call) -> None:
+        """Note which record a call has come to."""
+        depth = len(calls.running())
+        if depth > DEPTH or threading.get_ident() != self._thread:
+            return
+        try:
+            note = describe_record(call)
+        except Exception:  # of a function or a sequence of the user's that is none
+            return
+        self._write(depth, note)
+
+    def be_careful(self, careful: bool) -> None:
+        """Note each record, or no longer."""
+        calls.careful = careful
 
     def left(self, depth: int) -> None:
         """Note that so many calls are left."""
@@ -78,6 +105,7 @@ class Breadcrumb:
         """End in good order: nobody will ask."""
         if calls.observer is self:
             calls.observer = None
+            calls.careful = False
         faulthandler.disable()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
@@ -92,6 +120,45 @@ def read(who: dict[str, Any]) -> str:
         return ""
     if who.get("host_name") != here.host or not Path(path).name.startswith(PREFIX):
         return ""
+    return _taken(path)
+
+
+def left_behind(spec: WorkerSpec) -> list[tuple[int, int, str]]:
+    """Return what workers of this job were in that were lost on this machine, and delete their files.
+
+    Each is told with the worker's number and incarnation.
+    """
+    found = []
+    for path in Path(tempfile.gettempdir()).glob(f"{_prefix(spec)}*"):
+        worker, incarnation, *_ = path.name.removeprefix(_prefix(spec)).split("-")
+        try:
+            with path.open("rb") as file:
+                if not _lock(file.fileno()):
+                    continue
+                text = _taken(str(path))
+        except OSError:
+            continue
+        if text:
+            found.append((int(worker), int(incarnation), text))
+    return found
+
+
+def _prefix(spec: WorkerSpec) -> str:
+    """Return how the names of the files of one run of a job begin."""
+    return f"{PREFIX}{hashlib.sha256(b'breadcrumb' + spec.secret).hexdigest()[:16]}-"
+
+
+def _lock(number: int) -> bool:
+    """Lock an open file, until it is closed or its process ends; False if another process has."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _taken(path: str) -> str:
+    """Return what a file says, and delete it; nothing if it is not there."""
     try:
         data = Path(path).read_bytes()
         os.unlink(path)
@@ -119,6 +186,14 @@ def describe(call: calls.Call) -> str:
     if isinstance(call, calls.SinkCall) and len(call.items):
         return f"{where}, with {len(call.items)} items that begin with {glimpse(call.items[0])}"
     return where
+
+
+def describe_record(call: calls.Call) -> str:
+    """Name the step, the function and the record that a call has come to."""
+    if isinstance(call, calls.TimerCalls):
+        key, time = call.record
+        return f"{_where(call)}, for the key {glimpse(key)} at {time}"
+    return f"{_where(call)}, for the record {glimpse(call.record)}"
 
 
 _known: dict[tuple[str, int], str] = {}

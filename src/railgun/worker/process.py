@@ -40,7 +40,7 @@ from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
 from railgun.wire.pickling import adopt_classes
-from railgun.worker.breadcrumb import Breadcrumb
+from railgun.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.worker.door import Door
 from railgun.worker.leash import Leash
 from railgun.worker.loading import load_parts
@@ -56,6 +56,7 @@ SOCKET: Final = 256 << 10  # bytes the system keeps of a link on each side; it w
 SMALL: Final = 16 << 10  # bytes of a frame that goes with others
 CALM: Final = 128 << 10  # bytes on the way to a worker up to which more keys are moved there
 HIGH_MOVING: Final = 4 * CALM  # as HIGH, while keys move: else they would hardly find room
+CAREFUL_S: Final = 300.0  # in which each record is noted, after a worker was lost
 BEAT: Final = (0.1, 0.5)  # seconds, while keys move and otherwise
 
 
@@ -165,7 +166,7 @@ class _Process:
         loop = self.loop = asyncio.get_running_loop()
         self.done = loop.create_future()
         keep_memory()
-        self.breadcrumb = Breadcrumb.make()
+        self.breadcrumb = Breadcrumb.make(self.spec)
         host = self.host = _own_address(self.spec.host)
         server = await loop.create_server(self._accept, host, 0)
         port = server.sockets[0].getsockname()[1]
@@ -212,6 +213,8 @@ class _Process:
         self.leash = Leash(connection.transport.get_extra_info("socket").fileno())
         self.pulse = Pulse(self.spec)
         self.loop.call_later(BEAT[0], self._beat)
+        for lost in left_behind(self.spec):
+            self._tell(control.LeftBehind(*lost))
 
     def _fired(self, connection: Connection, error: Exception | None) -> None:
         if not self.done.done():
@@ -252,7 +255,10 @@ class _Process:
 
     def _obey(self, order: control.Order) -> None:
         match order:
-            case control.Setup(plan, store):
+            case control.Setup(plan, store, careful):
+                if careful and self.breadcrumb is not None:
+                    self.breadcrumb.be_careful(True)
+                    self.loop.call_later(CAREFUL_S, self.breadcrumb.be_careful, False)
                 try:
                     self.plan = _load(plan)
                     self.store = SnapshotStore(*store) if store is not None else None

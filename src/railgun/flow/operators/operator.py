@@ -113,9 +113,10 @@ class Operator:
         left = iter(batch.values if values is None else values)
         with RecordCalls(self, user or function, batch) as call:
             results = call.results
+            called = call.following(function)
             while not call.over:
                 try:
-                    results.extend(map(function, left))
+                    results.extend(map(called, left))
                     if call.over:
                         break
                     # To `extend` this was the end of the values.

@@ -81,6 +81,7 @@ class StatefulMap(Keyed):
         state: Any = None
         with RecordCalls(self, function, batch) as call:
             append = self.taking(call.results)
+            called = call.following(called)
             while not call.over:
                 try:
                     for key, value in rows:
@@ -130,6 +131,7 @@ class Reduce(Keyed):
             ):  # the function may change what it is given, also a key's first item
                 called, first = self._call_watched, copied
                 append = _appending_copies(call.results)
+            called = call.following(called)
             while not call.over:
                 try:
                     for key, value in rows:
@@ -240,6 +242,7 @@ class StatefulSteps(Keyed):
         state: Any = None
         with RecordCalls(self, on_item, batch) as call:
             append = call.results.append
+            on_item = call.following(on_item)
             while not call.over:
                 try:
                     for key, value, time in rows:
@@ -384,8 +387,8 @@ class StatefulSteps(Keyed):
 
         `soon` tells the keys that are likely to follow, so that they are fetched together; None: all are fetched.
         """
-        with TimerCalls(self.step, function, self.context):
-            self._call_all(function, calls, soon)
+        with TimerCalls(self.step, function, self.context) as call:
+            self._call_all(call.following(function), calls, soon)
 
     def _call_all(
         self,
