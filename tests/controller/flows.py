@@ -76,6 +76,10 @@ def started(flow: Flow, workers: int = 2, **options: Any) -> Iterator[Job]:
     job = run(flow, workers, launcher=launcher, **options)
     try:
         yield job
+    except BaseException:
+        for event in job.events():  # a test that fails shows what became of the flow
+            print(event)
+        raise
     finally:
         job.close()
         left = [p.pid for p in launcher.processes.values() if p.poll() is None]

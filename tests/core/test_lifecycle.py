@@ -227,7 +227,7 @@ def test_a_flow_that_stops_or_has_ended_cannot_be_rescaled() -> None:
     with pytest.raises(LifecycleError, match="stopping"):
         play.scale(3)
     play.any(play.life.abort("enough", 0))
-    with pytest.raises(LifecycleError, match="failed"):
+    with pytest.raises(LifecycleError, match=r"the flow is failed \(.+\): it cannot be rescaled"):
         play.scale(3)
 
 

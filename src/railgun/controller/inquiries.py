@@ -150,7 +150,9 @@ class Inquiries:
         if self.life.over:
             saved = self.life.saving.committed
             where = "" if saved is None else f"; what it was is in snapshot {saved}"
-            raise LifecycleError(f"the flow is {self.life.state}: it has no state any more{where}")
+            raise LifecycleError(
+                f"the flow is {self.life.told_state}: it has no state any more{where}"
+            )
 
     def _stands(self) -> object:
         """Something that changes whenever keys may have moved; None while they do."""

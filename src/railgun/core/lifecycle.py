@@ -146,7 +146,7 @@ class Lifecycle(Snapshots):
     def scale(self, placement: Placement, now: int) -> list[Order]:
         """Someone wants this placement; replaces a request that has not begun."""
         if self.over or self._stopping:
-            state = self.state if self.over else "stopping"
+            state = self.told_state if self.over else "stopping"
             raise LifecycleError(f"the flow is {state}: it cannot be rescaled")
         self.wanted = placement
         self._lost_joining = []

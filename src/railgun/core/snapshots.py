@@ -92,6 +92,12 @@ class Snapshots:
 
     # ------------------------------------------------------------ what happens
 
+    @property
+    def told_state(self) -> str:
+        """Return the state, with the cause if the flow has failed, to stand within a sentence."""
+        cause = self.cause.strip().splitlines()
+        return f"{self.state} ({cause[0]})" if cause else self.state
+
     def snapshot(self, now: int) -> list[Order]:
         """Someone wants a snapshot."""
         if not self.saving.on:
@@ -99,7 +105,9 @@ class Snapshots:
                 "the flow takes no snapshots: it was started without a place for them"
             )
         if self.over:
-            raise LifecycleError(f"the flow is {self.state}: there is nothing to save any more")
+            raise LifecycleError(
+                f"the flow is {self.told_state}: there is nothing to save any more"
+            )
         self.saving.asked += 1
         return self._orders(now)
 
