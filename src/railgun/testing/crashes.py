@@ -245,8 +245,10 @@ class Job:
         self.spite = chance.choice((0.0, 0.0, 0.02))
         self.spoils = chance.choice((0.03, 0.1, 0.3))
         self.parts.pace = chance.choice((SLOW, (0,) * 20 + (1, 2)))
-        self.slow_worker = chance.choice((None, 0, 1))
-        self.slowness = chance.choice((0.8, 0.95))
+        self.slowness = self.slow_chance.choice((0.8, 0.95))
+        slow_worker = self.slow_chance.choice((None, None, None, 0, 1))
+        if random.Random(f"slow workers {self.seed}").random() < 0.5:
+            self.slow_worker = slow_worker
 
     def settings(self) -> list[Change]:
         """Small sizes, so that little is enough for much to happen; and a clock that shows the same to every run."""

@@ -278,7 +278,7 @@ def saved_where_it_comes() -> list[Change]:
     return [(Keyed, "take", takes)]
 
 
-@mutant(hint=41)
+@mutant(hint=14165)
 def touched_is_saved() -> list[Change]:
     """A snapshot of what changed saves whatever is touched.
 
