@@ -17,6 +17,7 @@ c. **Collect** has, when a generation begins and at the end, the same, but for w
 d. **Numbers** of generations and snapshots are never used twice, over all runs; nor is a file written twice.
 e. **The end** comes, with all parts read, all timers fired and all keys ended once.
 f. **Retention.** No snapshot that was committed is lost but by it, and no manifest names a part that is gone.
+g. **Time** does not go back for any key, wherever the key goes and whatever is loaded.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from typing import Any, Final, NoReturn
 from railgun.controller import storekeeper
 from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
 from railgun.core.errors import RailgunError
+from railgun.core.frontier import MIN
 from railgun.core.hashing import key_hash
 from railgun.core.lifecycle import Lifecycle, LifecycleError
-from railgun.core.placement import Placement
+from railgun.core.placement import Placement, Worker
 from railgun.flow.operators import changes, keyed, stateless
+from railgun.flow.operators.stateful import StatefulSteps
 from railgun.flow.plan import Plan
 from railgun.snapshots import store, table
 from railgun.snapshots.disk import disk_error
@@ -94,6 +97,13 @@ class SlowWorld(World):
             self._todo = deque(self.chance.sample(workers, len(workers)))
             self.stir()
         return super().happen()
+
+    def _work(self, worker: Worker) -> bool:
+        job = self.job
+        slow = job.slow_worker == worker and job.steps < job.trouble
+        if slow and job.slow_chance.random() < job.slowness:
+            return True  # it gets no processor this time
+        return super()._work(worker)
 
     def _things(self) -> list[Callable[[], None]]:
         things = super()._things()
@@ -152,6 +162,10 @@ class Job:
         self.keen = chance.choice(((0.0, 0.0, 0.0), (0.1, 0.1, 0.1), (0.0, 0.0, 0.2)))
         self.spite = chance.choice((0.0, 0.0, 0.05))  # to have workers lost at the wrong moment
         self.eager = chance.choice((0.02, 0.1, 0.3))
+        # A worker that gets the processor less often than the others, and is still saving when they are done.
+        self.slow_worker: int | None = None
+        self.slowness = 0.0
+        self.slow_chance = random.Random(f"slow {seed}")
         self.spoils = 0.0  # to have a write of the snapshot under way fail
         self._spoiled: tuple[str, Step] | None = (
             None  # which write is to fail next, and at which step
@@ -231,10 +245,14 @@ class Job:
         self.spite = chance.choice((0.0, 0.0, 0.02))
         self.spoils = chance.choice((0.03, 0.1, 0.3))
         self.parts.pace = chance.choice((SLOW, (0,) * 20 + (1, 2)))
+        self.slowness = self.slow_chance.choice((0.8, 0.95))
+        slow_worker = self.slow_chance.choice((None, None, None, 0, 1))
+        if random.Random(f"slow workers {self.seed}").random() < 0.5:
+            self.slow_worker = slow_worker
 
     def settings(self) -> list[Change]:
         """Small sizes, so that little is enough for much to happen; and a clock that shows the same to every run."""
-        chance = self.chance
+        chance, shared = self.chance, random.Random(f"changes {self.seed}")
         clock = SimpleNamespace(
             time=itertools.count(1_700_000_000).__next__, sleep=lambda seconds: None
         )
@@ -244,6 +262,9 @@ class Job:
             (keyed, "BLOCK", chance.choice((1, 3))),
             (stateless, "ENOUGH", chance.choice((1, 20))),
             (changes, "BLOCK", chance.choice((1, 2, 5))),
+            (changes, "LOOK_EVERY", shared.choice((0, 1, 4, 1000))),
+            (changes, "MOST_UNCHANGED", shared.choice((1 / 32, 0.5, 1.0))),
+            (changes, "MOST_KEYS", shared.choice((3, 1 << 16))),
             (storekeeper, "GENERATIONS", chance.choice((4, 6, 100))),
             (storekeeper, "time", clock),
             (store, "time", clock),
@@ -373,6 +394,8 @@ class Job:
         if draw() < self.often:
             deeds, weights = self.deeds
             self.chance.choices(deeds, weights)[0](world)
+        elif self._one_is_still_saving(world) and draw() < 0.2:
+            self._rescale(world)
         elif self.spoils and life.saving.phase in ("saving", "whole", "writing"):
             moving = life.coordinator is not None and life.coordinator.phase == "moving"
             if draw() < (self.spoils if moving else self.spoils / 10):
@@ -383,6 +406,16 @@ class Job:
         elif life.saving.phase in ("whole", "writing", "publishing") and draw() < self.spite:
             deed = self.chance.choice((self._lose_worker, self._lose_worker, self._lose_driver))
             deed(world)
+
+    def _one_is_still_saving(self, world: World) -> bool:
+        """Return whether the slow worker has keys left to save, and another has saved all of its keys."""
+        if self.slow_worker is None or world.life.saving.phase != "saving":
+            return False
+        saving = {
+            worker: any(o.changes is not None and o.changes.saving for o in runtime.keyed())
+            for worker, runtime in world.runtimes.items()
+        }
+        return saving.get(self.slow_worker, False) and not all(saving.values())
 
     def _meet_end_of_trouble(self) -> None:
         if self.steps >= self.trouble:
@@ -597,6 +630,27 @@ class Job:
         if life.coordinator is not None and self._began != (self._run, life.generation):
             self._began = self._run, life.generation
             self._generation_began(world)
+        if life.coordinator is not None:
+            self._look_at_time(world)
+
+    def _look_at_time(self, world: World) -> None:
+        """Note in each key's state how far time has come for the key, which must not be less than before.
+
+        The note travels and is saved with the state. So it is not changed between a cut and the end of saving.
+        """
+        for worker, runtime in world.runtimes.items():
+            for operator in runtime.keyed():
+                if not isinstance(operator, StatefulSteps):
+                    continue
+                saving = operator.changes is not None and operator.changes.saving
+                for key, state in operator.states.items():
+                    frontier = max(operator.reached(), operator.floors.get(key, MIN))
+                    seen = state["seen"]
+                    if frontier < seen.frontier:
+                        told = f"for key {key} on worker {worker} time goes back"
+                        raise Violation("time", f"{told} from {seen.frontier} to {frontier}")
+                    if not saving:
+                        seen.frontier = frontier
 
     def _generation_began(self, world: World) -> None:
         """All are ready, nobody has begun."""
@@ -709,7 +763,8 @@ class Job:
                 if gone:
                     if (step, key) not in lives:
                         found[step].pop(key, None)
-                        timers.pop(key, None)
+                        if step == "first":  # keys of other steps may be the same numbers
+                            timers.pop(key, None)
                     continue
                 if (step, key) in lives:
                     raise Violation("state", f"{at}: two rows of key {key} of {step!r}: {state}")

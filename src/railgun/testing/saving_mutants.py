@@ -5,7 +5,7 @@ Each is a function that returns what to put in the place of what; its docstring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -278,6 +278,34 @@ def saved_where_it_comes() -> list[Change]:
     return [(Keyed, "take", takes)]
 
 
+@mutant(hint=14165)
+def touched_is_saved() -> list[Change]:
+    """A snapshot of what changed saves whatever is touched.
+
+    That is more than more rows: a key that did not change, and comes from a worker that has saved all it has to, is
+    saved as deleted here and as living nowhere.
+    """
+    preserve, step = Changes.preserve, Changes.step
+
+    def preserves(self: Changes, keys: Collection[Any]) -> None:
+        if self._table is None or self._full:
+            preserve(self, keys)
+            return
+        fresh = set(keys).difference(self._done)
+        self._done |= fresh
+        self._left -= fresh
+        if fresh:
+            self._save(list(fresh))
+
+    def steps(self: Changes) -> None:
+        left = self._left.copy()
+        step(self)
+        if not self._full:
+            self._done |= left - self._left
+
+    return [(Changes, "preserve", preserves), (Changes, "step", steps)]
+
+
 class _Lossy:
     """A table that leaves a column out."""
 
@@ -321,7 +349,7 @@ def barrier_not_aligned() -> list[Change]:
 # ---------------------------------------------------------------- what is loaded
 
 
-@mutant(hint=40)
+@mutant(hint=290)
 def deleted_wins() -> list[Change]:
     """A row that says a key is deleted wins over one that lives in the same snapshot."""
 

@@ -12,6 +12,16 @@ change, or to leave, is encoded just before (`touch`, `preserve`). Rules:
    same to its new owner.
 5. A key that comes after the cut was saved where it came from. So before it is put in it is preserved as what it was
    here at the cut: not there.
+
+Where a few thousand keys change again and again, noting the key of every record costs more than all the rest of a
+snapshot. So once nearly all keys have changed, the others count as changed too, and keys are not noted any more
+(`all_changed`):
+
+6. When `all_changed` is set, every key that has state is in `changed`. A key that gets state later is found in the
+   store at the next cut. If it has lost its state by then, no snapshot has a state of it but one that was told
+   that it is deleted, or will be: the key had none when `all_changed` was set, so it is in `changed` or `flying`.
+7. That holds as long as no key comes from another worker or goes to one. So before one does, and at the cut, all keys
+   of the store are noted (`_note_all`); from then on each key is noted again.
 """
 
 from __future__ import annotations
@@ -23,46 +33,89 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.hashing import hash_keys
 from railgun.flow.calls import Call
+from railgun.state.store import MemoryStore
 
 if TYPE_CHECKING:
     from railgun.flow.operators.keyed import Keyed
     from railgun.snapshots.table import TableWriter
 
 BLOCK: Final = 500
+MOST_KEYS: Final = (
+    1 << 16
+)  # of a store that may count as changed as a whole: noting them takes 2 ms
+MOST_UNCHANGED: Final = 1 / 32  # of its keys, that are saved without need then
+LOOK_EVERY: Final = 4  # records a key, between two looks for keys that have not changed
 _NONE: Final = object()
 
 
 class Changes:
     """The changes of one operator."""
 
-    __slots__ = ("_done", "_full", "_keys", "_table", "changed", "flying", "operator")
+    __slots__ = (
+        "_done", "_full", "_keys", "_left", "_table", "_touched", "all_changed", "changed", "flying", "operator",
+    )  # fmt: skip
 
     def __init__(self, operator: Keyed) -> None:
         self.operator = operator
         self.changed: set[Any] = set()
         self.flying: set[Any] = set()  # that had changed when the snapshot not settled yet was cut
+        self.all_changed = (
+            False  # every key of the store counts as changed, also if it is not noted
+        )
+        self._touched = 0  # keys, since the last look for keys that have not changed
         self._table: TableWriter | None = None
         self._full = False
-        self._keys: Iterator[Any] = iter(())
-        self._done: set[Any] = set()
+        self._keys: Iterator[Any] = iter(())  # to be saved with a full snapshot
+        self._done: set[Any] = set()  # saved with a full snapshot
+        self._left: set[Any] = set()  # not yet saved with one of changes
 
     def touch(self, keys: Collection[Any]) -> None:
-        """These keys are about to change."""
-        self.changed.update(keys)
+        """Note that these keys are about to change; save those that a snapshot needs as they are now."""
+        count = len(self.operator.states)
+        if count > MOST_KEYS:
+            self._note_all()
+        if not self.all_changed:
+            self.changed.update(keys)
+            self._touched += len(keys)
+            if self._touched > LOOK_EVERY * count:
+                self._look()
         if self._table is not None:
             self.preserve(keys)
+
+    def _look(self) -> None:
+        """Let all keys count as changed if nearly all have changed, and the store is small and in memory."""
+        self._touched = 0
+        states = self.operator.states
+        if len(states) > MOST_KEYS or not isinstance(self.operator.store, MemoryStore):
+            return
+        most = MOST_UNCHANGED * len(states)
+        if len(states) - len(self.changed) > most:
+            return
+        unchanged = states.keys() - self.changed  # many, if many that changed were deleted
+        if len(unchanged) <= most:
+            self.changed |= unchanged
+            self.all_changed = True
+
+    def _note_all(self) -> None:
+        """Note the keys that changed and were not noted; from now on note single keys again."""
+        if self.all_changed:
+            self.changed.update(self.operator.states)
+            self.all_changed = False
+            self._touched = 0
 
     # ------------------------------------------------------------ a snapshot
 
     def cut(self, table: TableWriter, full: bool) -> None:
-        """This is the moment the snapshot is of."""
+        """Begin a snapshot of this moment, whose rows go to `table`; a `full` one saves every key."""
+        self._note_all()
         self.flying |= self.changed
         self.changed = set()
-        self._table, self._full, self._done = table, full, set()
+        self._touched = 0
+        self._table, self._full = table, full
         if full:
-            self._keys = chain.from_iterable(self.operator.store.census())
+            self._keys, self._done = chain.from_iterable(self.operator.store.census()), set()
         else:
-            self._keys = iter(list(self.flying))
+            self._left = self.flying.copy()
 
     @property
     def saving(self) -> bool:
@@ -70,22 +123,29 @@ class Changes:
         return self._table is not None
 
     def step(self) -> None:
-        """Save a block of keys."""
-        block = list(islice(self._keys, BLOCK))
-        if block:
-            self.preserve(block)
-        else:
-            self.give_up()
+        """Save a block of keys; end if none is left."""
+        if self._full:
+            block = list(islice(self._keys, BLOCK))
+            if block:
+                self.preserve(block)
+                return
+        elif self._left:
+            pop = self._left.pop
+            self._save([pop() for _ in range(min(BLOCK, len(self._left)))])
+            return
+        self.give_up()
 
     def preserve(self, keys: Collection[Any]) -> None:
         """Save those of these keys that are part of the snapshot and not saved yet, as they are."""
         if self._table is None:
             return
-        fresh = set(keys).difference(self._done)
-        if not self._full:
-            fresh &= self.flying
-        if fresh:
+        if self._full:
+            fresh = set(keys).difference(self._done)
             self._done |= fresh
+        else:
+            fresh = self._left.intersection(keys)
+            self._left -= fresh
+        if fresh:
             self._save(list(fresh))
 
     def _save(self, keys: list[Any]) -> None:
@@ -123,12 +183,13 @@ class Changes:
     def give_up(self) -> None:
         """Nothing is left to be saved, or what is left is not to be."""
         self._table = None
-        self._keys, self._done = iter(()), set()
+        self._keys, self._done, self._left = iter(()), set(), set()
 
     # ------------------------------------------------------------ moving
 
     def leave(self, keys: Sequence[Any]) -> list[Any]:
-        """These keys are about to leave; those of them that count as changed where they go."""
+        """Let go of keys that are about to leave; return those that count as changed where they go."""
+        self._note_all()
         self.preserve(keys)
         if not self.changed and not self.flying:
             return []
@@ -136,6 +197,11 @@ class Changes:
         self.changed.difference_update(keys)
         self.flying.difference_update(keys)
         return changed
+
+    def arrive(self, keys: Collection[Any]) -> None:
+        """Prepare for keys that are about to be put in: a snapshot under way has them as not there."""
+        self._note_all()
+        self.preserve(keys)
 
     def deleted(self) -> list[Any]:
         """What changed and is no more: keys that nobody else will say of that they are deleted."""

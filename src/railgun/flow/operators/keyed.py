@@ -358,7 +358,7 @@ class Keyed(Operator):
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
         if self.changes is not None:
-            self.changes.preserve(keys)  # as what they were here at the cut: not there
+            self.changes.arrive(keys)
         self.store.put(keys, states)
         extra = data[at + saved :]
         if extra:
