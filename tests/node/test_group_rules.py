@@ -325,34 +325,6 @@ def test_a_subscription_of_a_deleted_stream_gives_nothing_it_had_prefetched(
     run(main())
 
 
-@pytest.mark.parametrize("how", [{"group": "g"}, {"consumer": "audit"}], ids=str)
-def test_a_member_whose_group_was_deleted_while_it_was_away_is_told(
-    tmp_path: Path, how: dict[str, str]
-) -> None:
-    async def main() -> None:
-        async with node(tmp_path) as running, Proxy(running.port) as proxy:
-            away, client = await running.client(proxy.port), await running.client()
-            await client.ensure("orders")
-            await client.publish_many("orders", [b"%d" % n for n in range(6)])
-            sub = await away.subscribe("orders", start="end", **how)  # type: ignore[arg-type]
-            nobody = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-            proxy._to = nobody.sockets[0].getsockname()[1]
-            proxy.cut()
-            group = sub.group
-            async with asyncio.timeout(DEADLINE):
-                while (await client.group("orders", group))["members"]:
-                    await asyncio.sleep(0.01)
-            await client.delete_group("orders", group)
-            proxy._to = running.port
-            nobody.close()
-            with pytest.raises(SubscriptionLostError, match="was deleted") as told:
-                await sub.next(DEADLINE)
-            assert told.value.code == "NO_GROUP"
-            assert (await client.describe("orders"))["groups"] == []
-
-    run(main())
-
-
 def test_without_an_event_loop_a_lost_subscription_gives_nothing_it_had_prefetched(
     tmp_path: Path,
 ) -> None:

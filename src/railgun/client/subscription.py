@@ -128,7 +128,7 @@ class Subscription:
             credit=prefetch,
             ack_wait=int(ack_wait * 1e6),
         )
-        if self.group:
+        if self.consumer:
             asked.token, asked.again = self._token, bool(self._life)
         if matcher is not None:
             asked.matcher, asked.has_matcher = matcher, True

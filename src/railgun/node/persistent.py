@@ -470,8 +470,7 @@ class Persistent:
         """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end).
 
         A tracked consumer (the group `@ID`) takes over from the subscription that has its ID, which is told so
-        (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only; if
-        its group was deleted meanwhile, `NoGroupError` is raised: a new one would begin somewhere else.
+        (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only.
         """
         if group:
             self._check_master()
@@ -482,15 +481,6 @@ class Persistent:
         begin = end if start is None else max(first, start)
         driver = self.groups.get(group) if group else None
         known = driver is not None
-        if driver is None and group and again:
-            what = (
-                f"consumer {group.removeprefix(TRACKED)!r}"
-                if group.startswith(TRACKED)
-                else f"group {group!r}"
-            )
-            raise NoGroupError(
-                f"the {what} of {self.name!r} was deleted, and its position with it: subscribe anew to begin again"
-            )
         if driver is None:
             name = group or f"#{next(self._anonymous)}"
             driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
