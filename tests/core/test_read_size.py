@@ -179,3 +179,24 @@ def test_while_it_grows_it_doubles() -> None:
     grown = [rows for rows, _ in run.reads[101:]]
     assert max(b / a for a, b in pairwise(grown)) <= 4  # a halved read lies between two of them
     assert grown[-1] == LARGEST
+
+
+@pytest.mark.parametrize("local", [{0}, {1}, {2}, {0, 1}, {0, 2}, {0, 1, 2}], ids=str)
+def test_a_flow_that_waits_is_not_stuck_with_single_records_because_few_were_there_at_first(
+    local: set[int],
+) -> None:
+    """Records of three keys come in turn, some keys are on this worker, and a batch of theirs takes 100 ms."""
+    size = ReadSize(LARGEST)
+    now_us, read = 250, 0
+    while now_us < 60_000 * MS:
+        there = now_us // 250 - read  # 4,000 a second
+        if not there:
+            now_us += MS
+            continue
+        asked = size.next
+        rows = min(asked, there)
+        stays = any(number % 3 in local for number in range(read, read + min(rows, 3)))
+        took = 100 * MS if stays else MS // 10
+        size.record(rows, asked, took)
+        now_us, read = now_us + took, read + rows
+    assert read > 0.9 * 4_000 * 60

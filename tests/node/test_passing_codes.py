@@ -107,7 +107,9 @@ def tallied(source: Any, nodes: Processes) -> Flow:
     """Numbered records, counted by key, into a stream."""
     flow = Flow("tallying")
     records = flow.source(source, name="records")
-    counted = records.key_by(lambda item: item[0], name="keys").stateful_map(
+    # Slowly: there is output to write when the nodes are gone, so that the flow has to wait for them.
+    slowly = records.inspect(lambda item: time.sleep(0.001), name="slowly")
+    counted = slowly.key_by(lambda item: item[0], name="keys").stateful_map(
         tally, initial=int, name="tally"
     )
     counted.sink(StreamSink("counted", **ends(nodes)), name="out")

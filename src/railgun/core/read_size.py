@@ -13,11 +13,15 @@ Rules:
    `TARGET_US`, and a flow that waits asks for as many records at a time as it can.
 2. A read that takes longer shrinks the next one in proportion, counting only the time that falls with the size. Where
    most of the time is `wait`, which is noisy, it takes a median of reads that is longer, or one `DRASTIC` times.
+   A read for which fewer than `FEW` records were there tells nothing of how time grows with them: it shrinks the
+   next one to `FEW` at most.
 3. A full read whose records take less than a quarter of the time they may take makes the next one larger, at most
    twice as large.
 4. `wait` is estimated by comparing reads of two sizes of which one is at least twice the other. Where the larger one
    takes less than `FLAT` times as long, all of it is `wait`. Estimating too much makes reads somewhat longer;
-   estimating too little makes them smaller and smaller, so in doubt it is `wait`.
+   estimating too little makes them smaller and smaller, so in doubt it is `wait`. Where the larger one takes `STEEP`
+   times as long as its records account for, some records wait and others do not (those that go to another worker):
+   then all of its time is `wait`, too.
 5. While the size is below the largest, a read is halved from time to time, to be compared with the others (a single
    record is doubled): soon after a read was shrunk, and then less and less often. A halved read is never longer.
 
@@ -38,6 +42,9 @@ FIRST_PROBE: Final = 2
 SAMPLES: Final = 5
 """Reads of about one size that a median is made of."""
 FLAT: Final = 1.5
+STEEP: Final = 4
+FEW: Final = 8
+"""Records that have to be there before a read that took long shrinks the next one below as many."""
 DRASTIC: Final = 8
 TRUST: Final = 0.4
 """Weight of a new estimate of `wait` against those before it."""
@@ -98,7 +105,8 @@ class ReadSize:
             is_waiting = self.limit_us > TARGET_US
             is_noise = usual_us <= self.limit_us and took_us <= DRASTIC * self.limit_us
             if not (is_waiting and is_noise):
-                self._shrink(max(1, int(min(self.size, rows) * may_vary_us / varying_us)))
+                fewest = 1 if full or rows >= FEW else min(self.size, FEW)
+                self._shrink(max(fewest, int(min(self.size, rows) * may_vary_us / varying_us)))
         elif full and not probed and varying_us < may_vary_us / 4:
             self._grow(took_us)
         if full and self._number >= self._next_probe and self.size < self.largest:
@@ -148,5 +156,7 @@ def _wait_us(small: _Read, large: _Read) -> float:
     """What a read of no records would take, if time grows with the records as between these two."""
     if large.took_us < FLAT * small.took_us or large.rows == small.rows:
         return min(small.took_us, large.took_us)
+    if large.took_us * small.rows > STEEP * small.took_us * large.rows:
+        return large.took_us
     each_us = (large.took_us - small.took_us) / (large.rows - small.rows)
     return max(0.0, small.took_us - each_us * small.rows)
