@@ -180,6 +180,74 @@ def test_a_coroutine_as_a_result_fails_the_flow_by_name(
     assert "asyncio.run" in str(caught.value)
 
 
+class Asking(Stateful[int, Any, int, Any]):
+    """Returns a coroutine from one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def initial(self) -> int:
+        return 0
+
+    def asked(self, method: str) -> Any:
+        return later() if method == self.method else None
+
+    def on_item(self, item: Any, context: Any) -> Any:
+        context.set_timer(context.time + 1)
+        return self.asked("on_item")
+
+    def on_timer(self, context: Any) -> Any:
+        return self.asked("on_timer")
+
+    def on_end(self, context: Any) -> Any:
+        return self.asked("on_end")
+
+
+@pytest.mark.parametrize("use", ["flat_map", "map_batches", "on_item", "on_timer", "on_end"])
+def test_a_coroutine_in_place_of_many_results_is_no_dead_letter(use: str) -> None:
+    flow = Flow("functions", on_error="dead_letter", dead_letters=Collect())
+    stream: Any = flow.source(Items([(1, 1), (1, 2)]), name="pairs", time=lambda pair: pair[1])
+    if use.startswith("on_"):
+        stream = stream.key_by(lambda pair: pair[0]).stateful(Asking(use))
+    else:
+        stream = getattr(stream, use)(lambda given: later(given))
+    stream.sink(Collect(), name="out")
+    with pytest.raises(NotAResultError, match=r"coroutine.*asyncio\.run"):
+        FlowTester(flow).finish()
+
+
+class Posting(Sink[Any]):
+    """A sink whose writer returns a coroutine from one of its plain methods."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def open(self, place: Place) -> Writer[Any]:
+        return PostingWriter(self.method)
+
+
+class PostingWriter(Writer[Any]):
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def write(self, items: Sequence[Any]) -> Any:
+        return later(items) if self.method == "write" else None
+
+    def flush(self) -> Any:
+        return later() if self.method == "flush" else None
+
+    def close(self) -> Any:
+        return later() if self.method == "close" else None
+
+
+@pytest.mark.parametrize("method", ["write", "flush", "close"])
+def test_a_writer_that_returns_a_coroutine_has_written_nothing_and_fails(method: str) -> None:
+    flow = Flow("functions")
+    flow.source(Items([1, 2]), name="numbers").sink(Posting(method), name="out")
+    with pytest.raises(SinkError, match=rf"(?s)'out'.*{method}.*returned a coroutine"):
+        FlowTester(flow).finish()
+
+
 @pytest.mark.parametrize("use", ["filter", "branch", "key_by", "reduce", "stateful_map"])
 def test_a_generator_as_an_answer_fails_the_flow_by_name(use: str) -> None:
     stream = Flow("functions").source(Items([(1, 1), (1, 2), (1, 3)]), name="pairs")

@@ -27,6 +27,7 @@ from railgun.node.errors import LaterFormatError
 from railgun.node.grouplog import GroupLog
 from railgun.node.log import LogConfig, StreamLog
 from railgun.node.notes import pack
+from railgun.node.retime import retime
 from railgun.node.segment import index_name, log_name
 from railgun.node.tail import mark
 from railgun.snapshots.errors import FormatError
@@ -373,6 +374,8 @@ def test_a_node_leaves_a_later_directory_alone(tmp_path: Path, where: str) -> No
             with pytest.raises(LaterVersionError, match=str(path.parent)):
                 await running.start()
             running.server = None
+            with pytest.raises(LaterVersionError, match=str(path.parent)):
+                retime(tmp_path, latest=0)
             assert everything_in(tmp_path) == before
             path.write_text(json.dumps(told))
             await running.start()

@@ -158,8 +158,9 @@ def check_start(value: Any) -> Any:
     raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {_shown(value)}")
 
 
-def check_nack(delay: Any, reason: Any) -> None:
+def check_nack(delay: Any, reason: Any, block: Any) -> None:
     """Refuse a nack that cannot be meant."""
+    check_flag("block", block)
     check_seconds("delay", delay, 0.0, MAX_DELAY_S)
     check_text("reason", reason)
 

@@ -158,7 +158,7 @@ class Message:
         consumer without one): nothing is delivered to it until the delay is over. An exclusive group always is
         blocked, so that its order is kept. Raises `StreamsError` (`BAD_DELAY`) for `block` without a delay.
         """
-        check_nack(delay, reason)
+        check_nack(delay, reason, block)
         if block and not delay > 0:
             raise StreamsError("BAD_DELAY", "a nack that blocks needs a delay: for how long?")
         self.subscription.nack(self, delay, reason, block=block)

@@ -350,7 +350,7 @@ class Subscription:
     def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
         """Let a message come again after `delay` seconds; `block`: nothing else comes before."""
         self.check_acks()
-        check_nack(delay, reason)
+        check_nack(delay, reason, block)
         ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
         told = p.Nack(
             ranges=ranges,

@@ -61,6 +61,25 @@ def check_methods(thing: object, plain: Sequence[str], generating: Sequence[str]
     return ""
 
 
+def check_done(result: Any) -> None:
+    """Raise `TypeError` if a method that is called for what it does returned something that has not begun.
+
+    >>> check_done(None)
+    >>> check_done(number for number in range(3))
+    Traceback (most recent call last):
+    TypeError: it returned a generator instead of doing its work: do the work, and return when it is done
+    """
+    if type(result) not in UNFINISHED:
+        return
+    if type(result) is GeneratorType:
+        raise TypeError(
+            "it returned a generator instead of doing its work: do the work, and return when it is done"
+        )
+    if type(result) is CoroutineType:
+        result.close()  # Python would warn that nobody has awaited it
+    raise TypeError(f"it returned a coroutine instead of doing its work: {_RUN}")
+
+
 def check_result(
     step: str, function: Callable[..., Any], result: Any, refused: frozenset[type]
 ) -> None:

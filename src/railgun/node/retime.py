@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from railgun.core.errors import RailgunError
-from railgun.node.disk import Disk, NodeDisk, put
+from railgun.node.disk import Disk, NodeDisk, check_format, put
 from railgun.node.errors import DamagedLogError, NoStreamError
 from railgun.node.log import StreamLog
-from railgun.node.node import CLOCK
+from railgun.node.node import CLOCK, NODE_FORMAT, STREAM_FORMAT
 from railgun.node.segment import Walk, base_of, index_name
 from railgun.node.settings import check_name
 from railgun.snapshots.errors import LockedError
@@ -36,7 +36,8 @@ def retime(data: Path, latest: int, names: Sequence[str] = ()) -> dict[str, int]
     """Set stored times after `latest` (µs) to it; return how many batches were changed, by stream.
 
     `names`: of the streams; without, all of the directory. Raises `NodeRunsError` while a node works there, and
-    `DamagedLogError` if a log is not whole: the streams before it are mended, it and those after it are not.
+    `DamagedLogError` if a log is not whole: the streams before it are mended, it and those after it are not. Raises
+    `LaterFormatError`, and changes nothing, if a later version of Railgun has written the directory or a stream.
     """
     if not (data / "streams").is_dir():
         raise NoStreamError(f"{data} is not the directory of a node: there are no streams in it")
@@ -46,10 +47,13 @@ def retime(data: Path, latest: int, names: Sequence[str] = ()) -> dict[str, int]
     except LockedError as error:
         raise NodeRunsError(f"a node works in {data}: stop it first") from error
     try:
+        check_format(disk, "", NODE_FORMAT)
         known = disk.directories("streams")
         for name in names:
             if check_name(name) not in known:
                 raise NoStreamError(f"there is no stream {name!r} in {data}")
+        for name in known:
+            check_format(disk, f"streams/{name}", STREAM_FORMAT)
         changed = {
             name: _retime(disk, f"streams/{name}/log", latest)
             for name in names or sorted(known)

@@ -704,7 +704,7 @@ def _load(plan: bytes) -> Plan:
     except ModuleNotFoundError as error:
         raise FlowLoadError(
             f"the flow needs the module {error.name!r}, which this worker cannot import. "
-            "Install it where Spark's workers run, or ship it with the job."
+            "Install it where the workers run, or send it along: run(flow, by_value=[module])"
         ) from error
     except BaseException as error:
         pass_interrupt(error)

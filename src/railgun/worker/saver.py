@@ -20,6 +20,7 @@ from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
 from railgun.flow.calls import SinkCall
+from railgun.flow.functions import check_done
 from railgun.flow.operators.receiving import Receiving
 from railgun.flow.sink import TwoPhaseSink
 from railgun.snapshots.manifest import Part, SinkPart
@@ -217,14 +218,15 @@ class Saver:
             if token.step in sinks:
                 sink = sinks[token.step]
                 with SinkCall(token.step, sink, "commit"):
-                    sink.commit(token.token)
+                    check_done(sink.commit(token.token))
 
     def recover(self, tokens: list[SinkPart]) -> None:
         """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
         for step, sink in self._sinks().items():
             mine = [token.token for token in tokens if token.step == step]
             with SinkCall(step, sink, "recover"):
-                sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
+                done = sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
+                check_done(done)
 
     def _sinks(self) -> dict[str, TwoPhaseSink[Any]]:
         return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
-from railgun.flow.errors import StepError
+from railgun.flow.errors import NotAResultError, StepError
 from railgun.flow.functions import ASYNCHRONOUS, check_result
 from railgun.flow.operators.consumers import Consumers
 from railgun.flow.telling import name_of as name_of
@@ -139,8 +139,10 @@ class Operator:
     def raised_for(
         self, function: Callable[..., Any], key: Any, record: Any, time: int, error: BaseException
     ) -> None:
-        """As `raised`, for a record that is not in a batch."""
+        """As `raised`, for a record that is not in a batch. A function that gives coroutines always stops the flow."""
         pass_interrupt(error)
+        if isinstance(error, NotAResultError):
+            raise error
         setting = self.setting
         told = tell(error)
         if setting.on_error == "stop" or setting.dead_letter is None:

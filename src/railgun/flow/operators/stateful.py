@@ -26,7 +26,7 @@ import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.calls import RecordCalls, TimerCalls
-from railgun.flow.functions import ASYNCHRONOUS
+from railgun.flow.functions import ASYNCHRONOUS, check_result
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.sharing import copied
@@ -258,6 +258,8 @@ class StatefulSteps(Keyed):
                         if made is None:
                             made = ()
                         elif type(made) is not tuple or listed is not list:
+                            if type(made) in ASYNCHRONOUS:
+                                check_result(self.step, on_item, made, ASYNCHRONOUS)
                             made = listed(made)
                         self._keep(key)
                         append(made)
@@ -413,7 +415,9 @@ class StatefulSteps(Keyed):
             context.key, context.time, context.state, context.port = key, at, state, 0
             context.frontier = max(frontier, at, self.floors.get(key, MIN))
             try:
-                made = listed(function(context) or ())
+                returned = function(context)
+                check_result(self.step, function, returned, ASYNCHRONOUS)
+                made = listed(returned or ())
             except BaseException as error:
                 self.raised_for(function, key, None, at, error)
                 continue

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from railgun.core.errors import pass_interrupt
 from railgun.core.hashing import key_hash
 from railgun.flow.calls import Call
-from railgun.flow.functions import UNFINISHED
+from railgun.flow.functions import ASYNCHRONOUS, UNFINISHED, check_result
 from railgun.flow.operators.operator import Operator, Setting, without
 from railgun.wire.rows import RowBatch, joined
 
@@ -71,6 +71,8 @@ class FlatMap(Map):
 
     def _listed(self, item: Any) -> Sequence[Any]:
         made = self.function(item)
+        if type(made) in ASYNCHRONOUS:
+            check_result(self.step, self.function, made, ASYNCHRONOUS)
         # A list is copied: the function may fill the same one again.
         return made if type(made) is tuple else list(made)
 
@@ -89,7 +91,9 @@ class MapBatches(Operator):
         """Apply the function to all rows at once."""
         with Call(self.step, self.function):
             try:
-                results = list(self.function(batch.values.copy()))
+                made = self.function(batch.values.copy())
+                check_result(self.step, self.function, made, ASYNCHRONOUS)
+                results = list(made)
                 if self.keyed and len(results) != len(batch):
                     raise ValueError(
                         f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"

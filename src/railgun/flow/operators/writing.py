@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from railgun.flow.calls import SinkCall
-from railgun.flow.functions import check_methods
+from railgun.flow.functions import check_done, check_methods
 from railgun.flow.operators.operator import Operator, Setting, shorten
 from railgun.flow.sink import Place, Sink, Token, TwoPhaseWriter, Writer
 from railgun.wire.rows import RowBatch
@@ -33,7 +33,7 @@ class Writing(Operator):
     def write(self, items: Sequence[object]) -> None:
         """Write items, at least one."""
         with self.calling("write", items):
-            self.writer.write(items)
+            check_done(self.writer.write(items))
         self.records += len(items)
         self.dirty = True
 
@@ -42,12 +42,12 @@ class Writing(Operator):
         if self.dirty:
             self.dirty = False
             with self.calling("flush"):
-                self.writer.flush()
+                check_done(self.writer.flush())  # type: ignore[func-returns-value]
 
     def close(self) -> None:
         """Let go of the writer; what it has not prepared, if it prepares, is thrown away."""
         with self.calling("close"):
-            self.writer.close()
+            check_done(self.writer.close())  # type: ignore[func-returns-value]
 
     def calling(self, what: str, items: Sequence[object] = ()) -> SinkCall:
         """Return the context in which a method of the sink or its writer is called; it raises a `SinkError`."""
