@@ -479,6 +479,59 @@ def test_a_replica_that_cannot_write_is_told_and_the_others_serve(
     run(main(), deadline=4 * DEADLINE)
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["before", "after"])
+def test_a_reader_at_a_replica_that_cannot_write_is_served_by_another_node(
+    tmp_path: Path, begun: bool
+) -> None:
+    """A reader without a group that began before the disk refused, or begins after it, gets all messages."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving("orders")
+            await client.publish("orders", b"0")
+            await cluster.in_step("orders")
+            late = next(name for name in cluster.servers if name != master)
+            near = await cluster.client(late)
+            reader = await near.subscribe("orders", start="start") if begun else None
+            controls[late]._orders = Orders(refuse=errno.EFBIG)
+            await client.publish("orders", b"1", timeout=DEADLINE)
+            await is_told(client, late)
+            if reader is None:
+                reader = await near.subscribe("orders", start="start")
+            await client.publish("orders", b"2", timeout=DEADLINE)
+            found = [(await reader.next(DEADLINE)).payload for _ in range(3)]
+            assert found == [b"0", b"1", b"2"]
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_publishers_leave_a_master_whose_raft_log_cannot_be_written_either(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            _, master = await cluster.serving("orders")
+            client = await cluster.client(master)
+            await client.publish("orders", b"0")
+            await until(lambda: len(client._nodes) == 3, "it knows no others")
+            other = cluster.member(next(name for name in cluster.servers if name != master))
+            bad = cluster.member(master)
+            controls[master]._orders = Orders(full=True)
+            await until(lambda: bad.failed is not None, "it goes on")
+            await until(
+                lambda: other.metadata.regions["global"].master not in (None, bad.me),
+                "nobody follows",
+            )
+            for number in range(1, 4):
+                await client.publish("orders", b"%d" % number, timeout=DEADLINE)
+            end = (await client.describe("orders"))["end"]
+            assert end == 4
+
+    run(main(), deadline=4 * DEADLINE)
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["two cannot write", "one is silent"])
 def test_when_too_few_replicas_can_write_publishes_fail_early_and_say_why(
     tmp_path: Path, silent: bool

@@ -260,6 +260,7 @@ class Server:
             now_s = time.monotonic()
             late, looked_s = now_s - looked_s > 2 * PULSE_S, now_s
             for connection, session in list(self.sessions.items()):
+                session.move_readers()
                 if session.paused:
                     session.live_on()
                 elif (

@@ -50,6 +50,7 @@ from railgun.node.errors import (
 from railgun.node.groups import GroupDriver, Told
 from railgun.node.node import Ephemeral, Node
 from railgun.node.persistent import Persistent, Stored
+from railgun.node.routing import There
 from railgun.node.settings import SECOND, TRACKED, check_group, check_name
 from railgun.wire.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
@@ -842,11 +843,20 @@ class Session:
         if self._relay is not None:
             self._relay.moved(gone)
 
-    def _move(self, consumer: Consumer) -> None:
-        """The member of a group is to subscribe again, to another master."""
-        consumer.gone = NoMasterError(
-            f"{consumer.stream.name!r} has another master: subscribe again"
-        )
+    def move_readers(self) -> None:
+        """Let readers without a group subscribe again whose stream is served elsewhere: the copy cannot be written."""
+        routing = self.node.routing
+        for one in list(self.subscriptions.values()) if routing is not None else ():
+            if not isinstance(one, Consumer) or not one.driver or one.driver.tracked:
+                continue
+            assert routing is not None
+            with contextlib.suppress(RailgunError):
+                if isinstance(routing.serves(one.stream.name, write=False), There):
+                    self._move(one, "cannot be written here, and is read elsewhere")
+
+    def _move(self, consumer: Consumer, why: str = "has another master") -> None:
+        """Let a consumer subscribe again, to be served by another node."""
+        consumer.gone = NoMasterError(f"{consumer.stream.name!r} {why}: subscribe again")
         if consumer.begun:
             self.lose(consumer, consumer.gone)
         else:  # who asked for it is told when it would have begun

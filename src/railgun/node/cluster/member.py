@@ -577,6 +577,9 @@ class Member:
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves a stream."""
+        if write and self.failed is not None:
+            told = f"this node takes no part in its cluster: {said(self.failed)}"
+            return Nobody(NoMasterError(told), hopeless=True)
         place = self._place(stream, write)
         if isinstance(place, Nobody) and self.has_no_quorum:
             told = "there is no quorum: nobody leads, as far as this node knows"
@@ -608,10 +611,10 @@ class Member:
             return Here() if here is not None else Nobody(NoMasterError("it is being made here"))
         there = self.metadata.regions[info.region]
         copy = self.regions.get(info.region).streams.get(info.id)
-        if not write and copy is not None:
+        if not write and copy is not None and (copy.acting or not copy.trouble):
             return Here()
         if there.master == self.me:
-            if copy is not None and copy.acting:
+            if copy is not None and (copy.acting or not write):
                 return Here()
             region = self.regions.get(info.region)
             if write and copy is not None and region.has_no_heir and copy.trouble:
@@ -621,6 +624,8 @@ class Member:
             node = self.metadata.nodes.get(other or "")
             if node is not None and node.id != self.me and self.links.is_up(node.id):
                 return There(node.id, node.host, node.port)
+        if not write and copy is not None:
+            return Here()  # it cannot be written, and lacks what is new: nobody else can be asked
         return Nobody(NoMasterError(f"the master of region {info.region!r} cannot be reached"))
 
     def _unknown(self, stream: str) -> Place:
