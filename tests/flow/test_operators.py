@@ -426,6 +426,7 @@ def test_a_timer_that_is_no_time_is_refused() -> None:
     for at in (1.5, "soon", 1 << 63, -(1 << 63)):
         with pytest.raises(StepError, match="a timer is set for a whole number of microseconds"):
             story([("a", ("set", at))])
+    assert told(story([("a", ("set", np.int64(10)))], [50])) == [("timer", "a", 10)]
 
 
 def test_the_end_fires_what_is_left_and_ends_each_key_once() -> None:

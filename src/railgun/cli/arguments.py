@@ -16,14 +16,18 @@ def seconds(told: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"a number of seconds is expected, not {told!r}") from None
     if not 0 < count < 1e10:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, not {told}")
+        raise argparse.ArgumentTypeError(
+            f"a number of seconds above 0 and below 1e10 is expected, not {told}"
+        )
     return count
 
 
 def number(told: str) -> int:
     """A number from 0 on."""
     if not (told.isascii() and told.isdecimal() and len(told) <= 18):
-        raise argparse.ArgumentTypeError(f"a whole number is expected, not {told!r}")
+        raise argparse.ArgumentTypeError(
+            f"a whole number from 0 on, of at most 18 digits, is expected, not {told!r}"
+        )
     return int(told)
 
 

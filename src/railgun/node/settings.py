@@ -12,6 +12,8 @@ from railgun.core.delivery import GroupConfig
 from railgun.core.errors import RailgunError
 
 SECOND: Final = 1_000_000
+MOST: Final = 1e15
+"""No setting of a stream is as large as this."""
 Kind = Literal["persistent", "ephemeral"]
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
@@ -102,16 +104,19 @@ class StreamSettings:
                 continue
             whole = name in ("max_ids", "max_bytes", "dead_distance", "dead_deliveries")
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise BadSettingsError(f"{name} is a number, not {value!r}")
-            if not least <= value < 1e15:
+                kind = "a whole number" if whole else "a number"
+                raise BadSettingsError(f"{name} is {kind}, not {value!r}")
+            if not value >= least:
                 raise BadSettingsError(f"{name} is {value}, and must be at least {least}")
+            if not value < MOST:
+                raise BadSettingsError(f"{name} is {value}, and must be below {MOST:g}")
+        if self.kind == "ephemeral" and self != StreamSettings(kind="ephemeral"):
+            raise BadSettingsError("an ephemeral stream keeps nothing: it has no other settings")
         if self.max_age is not None and self.max_age < self.id_box:
             raise BadSettingsError(
                 f"IDs are remembered for {self.id_box:g} s, and messages kept for {self.max_age:g} s: "
                 "after a restart those in between would be forgotten. Make id_box shorter"
             )
-        if self.kind == "ephemeral" and self != StreamSettings(kind="ephemeral"):
-            raise BadSettingsError("an ephemeral stream keeps nothing: it has no other settings")
 
     @property
     def limited(self) -> bool:

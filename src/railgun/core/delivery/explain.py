@@ -57,7 +57,7 @@ def explain(state: State, blocked: int, now: int) -> Explanation:
     delay = f"{state.delayed.total} messages are delayed, the first for {_seconds(until - now)}"
     writing = f"{letters} messages wait for their letters to be written"
     if not parties:
-        code, text = "NO_MEMBERS", "no consumer has joined the group"
+        code, text = "NO_MEMBERS", "no consumer is in the group"
     elif now < state.pause[0]:
         code = "BLOCKED"
         text = f"a nack blocks the group for another {_seconds(state.pause[0] - now)}; {has_room}"

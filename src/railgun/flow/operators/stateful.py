@@ -179,9 +179,11 @@ class Context(Generic[K, S]):
 
     def set_timer(self, at: int) -> None:
         """Call `on_timer` for this key when time has come to `at` (µs)."""
-        if not isinstance(at, int) or not MIN < at < LAST:
-            raise ValueError(f"a timer is set for a whole number of microseconds, not for {at!r}")
-        self._set(self.key, at)
+        if not isinstance(at, int | np.integer) or not MIN < at < LAST:
+            raise ValueError(
+                f"a timer is set for a whole number of microseconds that fits 64 bits, not for {at!r}"
+            )
+        self._set(self.key, int(at))
 
     def cancel_timer(self, at: int) -> None:
         """Do not."""
