@@ -265,7 +265,7 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, all different; and none that the system gives to who connects meanwhile."""
     found: set[int] = set()
     while len(found) < count:
-        port = random.randrange(*PORTS)
+        port = random.SystemRandom().randrange(*PORTS)  # no two processes draw alike
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port))
             found.add(port)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -292,6 +292,11 @@ async def nothing(sub: Subscription) -> None:
     raise AssertionError(f"{message} came")
 
 
+_CHANCE: Final = (
+    random.SystemRandom()
+)  # no two processes draw alike, whatever they were seeded with
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, and that no connection gets as its own before somebody does.
 
@@ -299,7 +304,7 @@ def free_ports(count: int) -> list[int]:
     """
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(10_000, 32_000)
+        port = _CHANCE.randrange(10_000, 32_000)
         with socket.socket() as one, contextlib.suppress(OSError):
             one.bind(("127.0.0.1", port))
             if port not in found:

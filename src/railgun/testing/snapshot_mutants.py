@@ -336,7 +336,7 @@ _TIME: Final[Mapping[str, Rewrite]] = {
         StatefulSteps, "restore_keys", "if frontier > self.context.frontier:", "if False:"
     ),
     "A record does not see how far time had come for its key before it moved": _one(
-        StatefulSteps, "push", "floor = self.floors.get if self.floors else None", "floor = None"
+        StatefulSteps, "_frontiers", "if not self.floors:", "if True:"
     ),
 }
 
