@@ -28,7 +28,7 @@ from railgun.batch.errors import BatchError
 from railgun.batch.pieces import KEY, Released
 from railgun.batch.sorting import Sorter
 from railgun.core.errors import KeyTypeError, pass_interrupt
-from railgun.core.frontier import LAST, MIN
+from railgun.core.frontier import LAST, MIN, late_by
 from railgun.core.hashing import hash_keys
 from railgun.flow.calls import Call
 from railgun.flow.operators.changes import Changes
@@ -418,7 +418,7 @@ class SourceStage(BatchStage):
             if reached is not None and self.reading.clock.time is not None:
                 reached = self.reading.judge(batch, reached)
             if bounds is not None and batch.origin is not None:
-                batch.late = _late(batch.times, bounds[batch.origin[0]])
+                batch.late = late_by(batch.times, bounds[batch.origin[0]])
             self.reading.emit(batch)
         return MIN if reached is None else reached
 
@@ -471,7 +471,7 @@ class SourceStage(BatchStage):
             keyed.append((outlet, whole, hashes))
         self._note(times)
         self.reading.records += table.num_rows
-        late = None if bounds is None else _late(times, bounds)
+        late = None if bounds is None else late_by(times, bounds)
         for outlet, whole, hashes in keyed:
             self._send(outlet, whole, times, hashes, late)
         return True
@@ -493,9 +493,3 @@ class SourceStage(BatchStage):
             paths = o.onwards(paths, self.stage.index, self._made)
             self._made += table.num_rows
         sorter.add_table(table, paths, times, hashes, outlet.port, late)
-
-
-def _late(times: Times | int, bounds: Times) -> Times | None:
-    """Return the bounds of the rows that are older than theirs, and `MIN` for the others; None if there are none."""
-    late = times < bounds
-    return np.where(late, bounds, MIN) if late.any() else None

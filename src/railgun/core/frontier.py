@@ -58,17 +58,19 @@ def late_rows(
     """
     latest = np.maximum.accumulate(times)
     after = max(reached, int(latest[-1]) - lateness)
-    lowest = int(times.min())
-    if lowest >= after:
+    if int(times.min()) >= after:
         return None, after
     bounds = np.empty_like(latest)
     bounds[0] = reached
     # No time is below MIN: what would be, stays there.
     np.maximum(np.maximum(latest[:-1], MIN + lateness) - lateness, reached, out=bounds[1:])
+    return late_by(times, bounds), after
+
+
+def late_by(times: NDArray[np.int64] | int, bounds: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the bound of each record that is older than its own, `MIN` for the others; None if none is older."""
     late = times < bounds
-    if not late.any():
-        return None, after
-    return np.where(late, bounds, MIN), after
+    return np.where(late, bounds, MIN) if late.any() else None
 
 
 class Frontiers:

@@ -846,10 +846,11 @@ class Session:
     def move_readers(self) -> None:
         """Let readers without a group subscribe again whose stream is served elsewhere: the copy cannot be written."""
         routing = self.node.routing
-        for one in list(self.subscriptions.values()) if routing is not None else ():
+        if routing is None:
+            return
+        for one in list(self.subscriptions.values()):
             if not isinstance(one, Consumer) or not one.driver or one.driver.tracked:
                 continue
-            assert routing is not None
             with contextlib.suppress(RailgunError):
                 if isinstance(routing.serves(one.stream.name, write=False), There):
                     self._move(one, "cannot be written here, and is read elsewhere")
