@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,10 +26,10 @@ from railgun.client.client import Client, connect
 from railgun.core.errors import RailgunError
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.links import Identity, Lane, Links
+from railgun.testing.ports import free_ports
 from railgun.wire.commands import Blob
 
 NODES = 3
-PORTS = 12_000, 32_000  # a node that is started again must find its own free
 SOON = 0.04  # seconds between two looks: each is a new connection to every node
 
 
@@ -259,14 +257,3 @@ def nats(home: Path) -> Iterator[list[int]]:
             process, _ = stack.enter_context(_running(command, data))
             _wait(process, data, lambda n=n: _answers(clients[n]))  # type: ignore[misc]
         yield clients
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different; and none that the system gives to who connects meanwhile."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.SystemRandom().randrange(*PORTS)  # no two processes draw alike
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            found.add(port)
-    return sorted(found)

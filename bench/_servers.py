@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
 from railgun.testing.debian import NoProgramError, find_program
+from railgun.testing.ports import free_port
 
 PATIENCE = 30.0  # seconds to start or to end
 REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")
@@ -131,13 +132,6 @@ def _answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 # ---------------------------------------------------------------- where Redis comes from

@@ -35,6 +35,7 @@ from railgun.controller.controller import (
     Controller,
     Event,
     FlowFailedError,
+    ForkedJobError,
     Settings,
     check_workers,
 )
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from railgun.spark.session import DataFrame, SparkSession
 
 __all__ = [
-    "Event", "FinishedError", "FlowFailedError", "Job", "JobError", "NoAnswerError", "NoKeyError",
+    "Event", "FinishedError", "FlowFailedError", "ForkedJobError", "Job", "JobError", "NoAnswerError", "NoKeyError",
     "NoStepError", "NotRescaledError", "NotSavedError", "Settings", "Snapshots", "run",
 ]  # fmt: skip
 
@@ -135,7 +136,8 @@ def run(
                 snapshots = Snapshots(os.fspath(snapshots))
             if initial_state:
                 _begin_with(initial_state, plan, snapshots, job_name)
-            keeper = Storekeeper(plan, snapshots, job_name)
+            patience_s = (settings or Settings()).hang_after
+            keeper = Storekeeper(plan, snapshots, job_name, hang_after_s=patience_s)
             stack.callback(keeper.close)
         below = stack.enter_context(
             ExitStack()
@@ -232,7 +234,7 @@ class Job:
         _LEFT.add(self)
 
     def __repr__(self) -> str:
-        return f"<Job {self.name!r}, {self._controller.lifecycle.shown}>"
+        return f"<Job {self.name!r}, {self._controller.shown}>"
 
     @property
     def name(self) -> str:
@@ -297,9 +299,10 @@ class Job:
                         return number
                     if number > before:
                         raise NotSavedError(event.text)
-            if status["state"] in ("failed", "finished"):
-                cause = f": {status['cause']}" if status["cause"] else ""
-                raise NotSavedError(f"the flow is {status['state']}{cause}")
+            if status["cause"]:
+                raise NotSavedError(f"the flow is failed: {status['cause']}")
+            if status["state"] == "finished":
+                raise NotSavedError("the flow is finished")
             left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
             if left <= 0:
                 raise NotSavedError(f"no snapshot was committed within {timeout} s")
@@ -338,8 +341,14 @@ class Job:
         return self._controller.wait(timeout)
 
     def close(self) -> None:
-        """Let go of everything; a flow that still runs is ended at once."""
+        """Let go of everything; a flow that still runs is ended at once.
+
+        In a process that was forked from the one that started the job this does nothing: the job is the other's.
+        """
         _LEFT.discard(self)
+        if self._controller.is_forked:
+            self._ending.pop_all()
+            return
         # The flow ends before its API does, so that those who listen hear of it.
         if not self._controller.over:
             with contextlib.suppress(RailgunError):
@@ -377,7 +386,7 @@ class Job:
                 raise NotRescaledError(f"it did not come to {workers} workers within {timeout} s")
             with self._changed:
                 self._changed.wait(left)  # looks once a second, should it have missed a word
-        if status["state"] == "failed":
+        if status["cause"]:  # it has failed, though perhaps not all of its processes are gone
             raise FlowFailedError(status["cause"])
         ends = [e for e in self.events(after) if e.kind in ("rescaled", "not-rescaled")]
         if ends and ends[-1].kind == "not-rescaled":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.controller import flows
+from tests.controller import closing, flows
 from tests.controller.flows import counting, eventually, more, running, started
 
 from railgun import Collect, Flow, Items, Job, __version__
@@ -261,6 +261,17 @@ def test_a_flow_that_fails_ends_with_its_cause(capsys: pytest.CaptureFixture[str
     *_, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "ZeroDivisionError" in last["error"]["message"]
     assert "step 'divide'" in last["error"]["message"]
+
+
+def test_a_flow_that_finishes_and_cannot_close_its_sink_shows_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    happenings: Happenings = queue.SimpleQueue()
+    with started(closing.flow_to("raise"), watch=happenings.put, by_value=[closing]) as job:
+        assert follow(job, happenings, Output(True)) == FAILED
+    *lines, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"]["kind"] for line in lines][:3] == ["running", "finished", "failed"]
+    assert "sink 'out': Out.close failed" in last["error"]["message"]
 
 
 # ---------------------------------------------------------------- finding a flow

@@ -18,12 +18,12 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.node.running import free_port
 
 import railgun
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.main import main
 from railgun.cli.serve import read_config
+from railgun.testing.ports import free_port
 
 RAILGUN = [sys.executable, "-m", "railgun"]
 RUNNING: list[subprocess.Popen[str]] = []  # of the test that runs
@@ -126,11 +126,13 @@ def test_a_stream_is_made_shown_and_changed(terminal: Terminal) -> None:
     assert terminal.type("stream", "ensure", "made") == DONE
     assert "is so already" in terminal.out
     assert terminal.type("stream", "ensure", "made", "--max-age", "7200") == DONE
-    assert "max_age is 3600.0, not 7200.0" in terminal.out
+    assert "max_age is 3600.0, but 7200.0 was asked for" in terminal.out
     asked = ("stream", "ensure", "made", "--max-age", "none", "--mode")
     assert terminal.refused(*asked, "strict") == (REFUSED, "differs")
     assert terminal.type(*asked, "overwrite") == DONE
-    assert "3600.0 → None" in terminal.out
+    assert "3600.0 → none" in terminal.out
+    assert terminal.type("stream", "ensure", "made", "--max-age", "7200") == DONE
+    assert "max_age is none, but 7200.0 was asked for" in terminal.out
     code, [told] = terminal.json("stream", "info", "made")
     assert told["stream"]["settings"]["max_age"] is None
     assert told["stream"]["settings"]["id_box"] == 60
@@ -420,6 +422,12 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     assert terminal.json("dlq", "redrive", "again", "--offset", "1") == (
         DONE, [{"stream": "again", "redriven": 1, "already": 0, "left": 2, "refused": []}],
     )  # fmt: skip
+    assert terminal.type("dlq", "redrive", "again", "--offset", "1", "--offset", "7") == REFUSED
+    assert terminal.out == (
+        "again: 0 redriven, 2 left\n"
+        "  letter 1 cannot be redriven: REDRIVEN: letter 1 of 'again' was redriven before\n"
+        "  letter 7 cannot be redriven: NO_LETTER: stream 'again' has no dead letter 7: railgun dlq ls again\n"
+    )
     [[one, two]] = [told["letters"] for told in terminal.json("dlq", "ls", "again")[1]]
     assert (one["letter"], two["letter"]) == (0, 2), "what was redriven is no dead letter any more"
     assert (one["rule"], one["redriven"]) == ("dead_deliveries", False)
@@ -437,7 +445,7 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     assert terminal.type("sub", "again", "--group", "g") == DONE
     assert terminal.out == "a\nb\n"
     terminal.type("stream", "purge", "again", "--yes")
-    assert terminal.type("dlq", "redrive", "again") == DONE
+    assert terminal.type("dlq", "redrive", "again") == REFUSED
     assert "again: 0 redriven, 1 left\n  letter 2 cannot be redriven: MESSAGE_GONE" in terminal.out
     assert terminal.refused("dlq", "purge", "again") == (USAGE, "not-confirmed")
     assert terminal.type("dlq", "purge", "again", "--before", "1", "--yes") == DONE
@@ -447,6 +455,13 @@ def test_dead_letters_are_redriven_and_taken_away(terminal: Terminal, data: Path
     assert "no dead letters" in terminal.out
     assert terminal.json("dlq", "redrive", "again")[1][0]["redriven"] == 0
     assert terminal.refused("dlq", "redrive", "nothing") == (REFUSED, "no-stream")
+
+
+def test_a_region_without_a_cluster_is_refused_by_name(terminal: Terminal) -> None:
+    assert terminal.refused("stream", "ensure", "far", "--region", "eu") == (USAGE, "bad-settings")
+    assert terminal.type("stream", "ensure", "far", "--region", "eu") == USAGE
+    assert "region is 'eu': regions belong to a cluster, and this node is in none" in terminal.err
+    assert terminal.refused("stream", "info", "far") == (REFUSED, "no-stream")
 
 
 # ---------------------------------------------------------------- what destroys

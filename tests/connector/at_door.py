@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from google.protobuf.message import Message
 
 from railgun.connectors import Connectors
+from railgun.core.frontier import MIN
 from railgun.flow.operators.operator import Operator, Setting
 from railgun.flow.operators.reading import Clock
 from railgun.flow.operators.receiving import Receiving
@@ -31,9 +32,11 @@ class Seen(Operator):
     def __init__(self) -> None:
         super().__init__(Setting("seen"))
         self.values: list[Any] = []
+        self.batches: list[RowBatch] = []
 
     def push(self, batch: RowBatch) -> None:
         self.values += batch.values
+        self.batches.append(batch)
 
 
 class Behind:
@@ -59,7 +62,7 @@ class Behind:
     def _tell(self, report: Any) -> None:
         self.told.append(report)
         if isinstance(report, control.Asked):
-            granted = control.Granted(1, "in", report.stream, report.session, -1)
+            granted = control.Granted(1, "in", report.stream, report.session, -1, MIN)
             asyncio.get_running_loop().call_soon(self.door.hear, granted)
 
     def read(self) -> list[Any]:

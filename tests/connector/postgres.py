@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from railgun.testing.ports import free_port
 
 DEADLINE = 60.0
 
@@ -90,7 +91,7 @@ class Server:
             ],
             check=True, cwd=directory, **self.user,
         )  # fmt: skip
-        made = Server(self.programs, directory, _free_port(), self.user)
+        made = Server(self.programs, directory, free_port(), self.user)
         try:
             made.start()
             yield made
@@ -117,7 +118,7 @@ def server() -> Iterator[Server]:
             ],
             check=True, cwd=directory, stdout=subprocess.DEVNULL, **user,
         )  # fmt: skip
-        made = Server(programs, directory, _free_port(), user)
+        made = Server(programs, directory, free_port(), user)
         try:
             made.start()
             yield made
@@ -125,11 +126,6 @@ def server() -> Iterator[Server]:
             made.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _programs() -> Path:

@@ -11,8 +11,8 @@ import pytest
 from tests.connector.at_door import SECRET, Caller, Seen, behind, run, settle
 
 from railgun.connectors import Connectors
-from railgun.core.frontier import LAST
-from railgun.core.sources.messages import NONE, SessionError
+from railgun.core.frontier import LAST, MIN
+from railgun.core.sources.messages import NONE, Relinquish, SessionError
 from railgun.flow.operators import receiving as module
 from railgun.flow.operators.operator import DeadLetter, Setting, tell
 from railgun.flow.operators.reading import Clock
@@ -27,6 +27,7 @@ class Fed:
     def __init__(self, on_error: str = "stop", decode: Any = "json", **clock: Any) -> None:
         self.letters: list[DeadLetter] = []
         self.refused: list[SessionError] = []
+        self.commands: list[Any] = []
         source = Connectors("feed", decode=decode, secret=SECRET, event_time="time" not in clock)
         setting = Setting("in", on_error, self.letters.append)
         self.receiving = Receiving(setting, source, Clock(**clock), 0)
@@ -45,7 +46,8 @@ class Fed:
     def push(self, ids: list[int], payloads: list[bytes], **more: Any) -> None:
         self.receiving.offer(1, "a", outside.pack(ids, payloads, **more), 1)
 
-    def carry_out(self, command: Any) -> None: ...
+    def carry_out(self, command: Any) -> None:
+        self.commands.append(command)
 
     def took(self, session: int, size: int) -> None: ...
 
@@ -133,27 +135,39 @@ def test_with_a_function_of_time_at_the_door() -> None:
 # ---------------------------------------------------------------- many streams
 
 
-def test_with_many_streams_those_that_are_idle_are_looked_for_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "FORGET", 10)
+def test_how_far_time_has_come_in_a_stream_is_known_as_long_as_it_is_here_however_idle() -> None:
     fed = Fed(decode="bytes", idle_after=100)
-    fed.receiving._forget = 10
-    looked, paces = 0, fed.receiving._paces
-    for number in range(1000):
-        stream = f"s{number}"
-        fed.open(1, stream)
-        fed.receiving.offer(1, stream, outside.pack([0], [b"x"], times=[number]), 1)
-        fed.receiving.read(50)
-        looked += fed.receiving._paces is not paces
-        paces = fed.receiving._paces
-    assert len(paces) == 1000
-    assert 0 < looked < 10
-    fed.receiving._forget = 1000
-    fed.open(1, "later")
-    fed.receiving.offer(1, "later", outside.pack([0], [b"x"], times=[0]), 1)
-    fed.receiving.read(500)
-    assert fed.receiving._paces.keys() == {"later"}
+    fed.open(2, "b")
+    for stream, session, time in (("a", 1, 700), ("b", 2, 300)):
+        fed.receiving.offer(session, stream, outside.pack([0], [b"x"], times=[time]), 1)
+    fed.receiving.read(50)
+    fed.receiving.closed(1)
+    fed.receiving.table.begin(1)
+    assert fed.receiving.times_reached() == {"a": 700, "b": 300}
+    fed.receiving.settled(1, committed=True)  # which "a" leaves with
+    assert fed.receiving.times_reached() == {"b": 300}
+    assert fed.commands[-1] == Relinquish("a", 0, 700)
+    assert fed.receiving.bound(1_000, 0) == LAST
+    assert fed.receiving.times_reached() == {"b": 300}
+
+
+def test_a_stream_that_comes_back_is_as_late_as_it_was() -> None:
+    fed = Fed(decode="bytes", idle_after=1_000)
+    fed.receiving.table.opened(2)
+    fed.receiving.notify(2, "b")
+    fed.receiving.granted("b", 2, 6, 700)
+    fed.receiving.offer(2, "b", outside.pack([7, 8], [b"x", b"y"], times=[699, 700]), 1)
+    fed.receiving.read(50)
+    (batch,) = fed.seen.batches
+    assert batch.late is not None
+    assert batch.late.tolist() == [700, MIN]
+
+
+def test_a_stream_that_was_granted_too_late_goes_back_with_its_time() -> None:
+    fed = Fed()
+    fed.receiving.granted("b", 2, 6, 700)
+    assert fed.commands == [Relinquish("b", 6, 700)]
+    assert fed.receiving.times_reached() == {}
 
 
 def test_how_far_time_has_come_is_right_also_when_it_is_not_worked_out_each_time(

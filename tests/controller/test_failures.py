@@ -43,6 +43,18 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_right() -> None:
         assert flows.check_whole(job) >= 500
 
 
+def test_workers_that_are_killed_together_are_one_failure_and_all_are_replaced() -> None:
+    with started(counting("killed-together"), 3, settings=Settings(restarts=1)) as job:
+        running(job, records=500)
+        for pid in pids(job):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: flows.kinds(job).count("running") == 2, "it runs again")
+        assert flows.kinds(job).count("restarting") == 1
+        assert job.status()["failures"] == 1
+        assert job.stop(timeout=flows.DEADLINE)
+        flows.check_whole(job)
+
+
 def test_a_worker_that_is_killed_during_a_rescale() -> None:
     with started(counting("killed-moving")) as job:
         running(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -154,3 +155,114 @@ def test_whoever_waits_for_a_rescale_is_told_that_the_flow_started_again_instead
         running(job, records=100)
         job.scale(2, wait=True, timeout=flows.DEADLINE)
         assert job.status()["size"] == 2
+
+
+FORKS = """
+import os, sys
+from railgun.core.errors import RailgunError
+from tests.controller import flows
+from tests.controller.test_job_lifetime import start
+from pathlib import Path
+
+job = start("forks", Path(sys.argv[1]))
+flows.running(job)
+job.snapshot(timeout=flows.DEADLINE)
+told, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "exit":
+        sys.exit(0)
+    if sys.argv[2] == "with":
+        with job:
+            sys.exit(0)
+    for method in ("status", "stop", "abort", "wait", "snapshots", "close", "close"):
+        try:
+            getattr(job, method)()
+            text = "nothing"
+        except RailgunError as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(tell, f"{method}: {text}\\n".encode())
+    os._exit(0)
+os.close(tell)
+with os.fdopen(told) as words:
+    print(words.read(), end="")
+print("child", os.waitpid(child, 0)[1])
+flows.more(job)
+print("state", job.status()["state"], "failures", job.status()["failures"])
+print("registry", (Path(sys.argv[1]) / "jobs" / "forks.json").exists())
+print("stopped", job.stop(timeout=flows.DEADLINE))
+job.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "with", "methods"])
+def test_a_forked_child_leaves_the_job_of_its_parent_alone(tmp_path: Path, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path), how],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=2 * flows.DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *words, child, state, registry, stopped = done.stdout.splitlines()
+    assert child == "child 0"
+    assert state == "state running failures 0"
+    assert (registry, stopped) == ("registry True", "stopped True")
+    if how == "methods":
+        assert words[-2:] == ["close: nothing"] * 2
+        for word in words[:-2]:
+            assert "ForkedJobError: the job 'forks' belongs to process" in word
+
+
+def test_a_flow_that_is_told_to_have_failed_has_let_go_of_its_directory_and_its_name(
+    tmp_path: Path,
+) -> None:
+    def fail(item: Any) -> Any:
+        raise ValueError("no")
+
+    for _ in range(3):
+        job = run(
+            _failing(fail),
+            1,
+            launcher=SubprocessLauncher(),
+            snapshots=tmp_path / "snapshots",
+            registry=tmp_path / "jobs",
+        )
+        try:
+            eventually(lambda: job.status()["state"] == "failed", "it is told")  # noqa: B023
+            assert job.over
+            assert "ValueError: no" in job.status()["cause"]
+        finally:
+            if not job.over:
+                job.close()
+
+
+ENDS = """
+import atexit, sys, time
+from railgun.job import Snapshots, run
+from railgun.testing.subprocesses import SubprocessLauncher
+from tests.controller import flows
+
+flow = flows.counting("ends")
+snapshots = Snapshots(sys.argv[1], every=0.01)
+job = run(flow, 1, launcher=SubprocessLauncher(), snapshots=snapshots, http=False, by_value=[flows])
+flows.running(job)
+job.snapshot(timeout=flows.DEADLINE)
+atexit.register(time.sleep, 1)  # so long the program ends, and the job has not heard of it
+"""
+
+
+def test_a_program_that_ends_while_a_job_takes_snapshots_ends_without_a_word(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=2 * flows.DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

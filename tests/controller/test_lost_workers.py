@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from tests.controller import flows
 from tests.controller.flows import started
 
-from railgun import Collect, Flow, FlowFailedError, Items, Settings, Stateful
+from railgun import (
+    Collect,
+    Flow,
+    FlowFailedError,
+    Generate,
+    Items,
+    Settings,
+    Stateful,
+    TwoPhaseSink,
+    TwoPhaseWriter,
+)
 from railgun.flow.calls import Call
+from railgun.job import FinishedError
 from railgun.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.worker.spec import WorkerSpec
 
@@ -63,7 +77,7 @@ def hangs(n: int) -> int:
         (exits_late, ["batch of 20 records that begins with 0"]),
         (leaves, ["record 7", "SystemExit"]),
         (crashes, ["batch of 20 records that begins with 0", "Segmentation fault", "in crashes"]),
-        (hangs, ["no sign of life", "for 7", "in hangs", "time.sleep"]),
+        (hangs, ["no sign of life", "for the record 7", "in hangs", "time.sleep"]),
     ],
     ids=["os._exit", "os._exit after a long call", "sys.exit", "segfault", "hang"],
 )
@@ -81,6 +95,161 @@ def test_a_worker_that_ends_in_user_code_names_step_function_and_record(
         job.wait(flows.DEADLINE)
     for word in ["step 'poison'", function.__name__, *words]:
         assert word in str(told.value)
+
+
+class Ends(TwoPhaseSink[int]):
+    """A sink whose worker ends in one of the methods that are called in another thread."""
+
+    def __init__(self, method: str, function: Callable[[int], int]) -> None:
+        self.method, self.function = method, function
+
+    def open(self, place: Any) -> TwoPhaseWriter[int]:
+        return EndsWriter(self)
+
+    def commit(self, token: Any) -> None:
+        self.called("commit")
+
+    def recover(self, flow: str, step: str, generation: int, tokens: Any) -> None:
+        self.called("recover")
+
+    def called(self, method: str) -> None:
+        if method == self.method:
+            self.function(7)
+
+
+class EndsWriter(TwoPhaseWriter[int]):
+    def __init__(self, sink: Ends) -> None:
+        self.sink = sink
+
+    def write(self, items: Any) -> None:
+        pass
+
+    def prepare(self, snapshot: int) -> str:
+        self.sink.called("prepare")
+        return f"parcel {snapshot}"
+
+
+@pytest.mark.parametrize("method", ["prepare", "commit", "recover"])
+@pytest.mark.parametrize("function", [exits, crashes, hangs])
+def test_a_worker_that_ends_while_a_sink_makes_output_visible_names_step_method_and_token(
+    method: str, function: Any, tmp_path: Path
+) -> None:
+    flow = Flow("lost-committing")
+    flow.source(Items(range(20)), name="numbers").sink(Ends(method, function), name="poison")
+    settings = Settings(restarts=0, hang_after=2.0)
+    options: dict[str, Any] = {"settings": settings, "snapshots": str(tmp_path)}
+    with (
+        started(flow, 1, by_value=[flows, HERE], **options) as job,
+        pytest.raises(FlowFailedError) as told,
+    ):
+        assert job.wait(flows.DEADLINE)
+    words = ["step 'poison'", f"Ends.{method}"]
+    words += ["the token 'parcel 1'"] * (method == "commit")
+    words += [] if function is exits else [f"in {function.__name__}"]
+    for word in words:
+        assert word in str(told.value)
+
+
+class Parcel:
+    """A state that ends the worker that loads it, where there is a file of this name."""
+
+    def __init__(self, path: str, function: Callable[[int], int]) -> None:
+        self.path, self.function = path, function
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.path.exists(self.path):
+            self.function(7)
+
+
+@pytest.mark.parametrize("function", [exits, hangs])
+def test_a_worker_that_ends_while_it_loads_state_names_step_and_key(
+    function: Any, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "there")
+    flow = Flow("lost-loading")
+    numbers = flow.source(Generate(lambda n, chance: n, rate=1000), name="numbers")
+    keyed = numbers.key_by(lambda n: "only", name="keys")
+    keyed.stateful_map(
+        lambda state, n: (state, n), initial=lambda: Parcel(path, function), name="poison"
+    ).sink(Collect(), name="out")
+    settings = Settings(restarts=1, hang_after=2.0)
+    options: dict[str, Any] = {"settings": settings, "snapshots": str(tmp_path / "saved")}
+    with started(flow, 1, by_value=[flows, HERE], **options) as job:
+        flows.running(job)
+        job.snapshot(timeout=flows.DEADLINE)
+        Path(path).touch()
+        os.kill(flows.pids(job)[0], signal.SIGKILL)
+        with pytest.raises(FlowFailedError) as told:
+            job.wait(flows.DEADLINE)
+    for word in ("step 'poison'", "unpickle of state", "for the key 'only'"):
+        assert word in str(told.value)
+
+
+def hangs_while(path: str, n: int) -> int:
+    while os.path.exists(path):
+        time.sleep(0.1)
+    return n
+
+
+def raises_while(path: str, n: int) -> int:
+    if os.path.exists(path):
+        raise ValueError("a parcel too many")
+    return n
+
+
+@pytest.mark.parametrize("function", [hangs_while, raises_while])
+def test_output_of_the_end_that_the_program_itself_cannot_make_visible_is_named(
+    function: Callable[[str, int], int], tmp_path: Path
+) -> None:
+    path = tmp_path / "there"
+    flow = Flow("ended")
+    sink = Ends("commit", partial(function, str(path)))
+    flow.source(Items(range(20)), name="numbers").sink(sink, name="poison")
+    options: dict[str, Any] = {"snapshots": str(tmp_path / "saved"), "by_value": [flows, HERE]}
+    with started(flow, 1, **options) as job:
+        assert job.wait(flows.DEADLINE)
+    path.touch()
+    try:
+        with (
+            pytest.raises(FinishedError) as told,
+            started(flow, 1, settings=Settings(hang_after=1.0), **options),
+        ):
+            pass
+    finally:
+        path.unlink()
+    for word in ("poison", "Ends.commit", "the token 'parcel 1'", f"in {function.__name__}"):
+        assert word in str(told.value)
+
+
+def test_both_threads_that_were_in_user_code_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spec = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"secret")
+    notes = Breadcrumb(spec)
+    found: list[str] = []
+
+    def look() -> None:
+        (tmp_path / Path(notes.path).name.replace("-3-7-", "-4-8-")).write_bytes(
+            Path(notes.path).read_bytes()
+        )
+        found.extend(text for _, _, text in left_behind(spec))
+
+    def commit() -> None:
+        with Call("sink", crashes):
+            look()
+
+    with Call("step", exits):
+        for _ in range(2):  # two threads, one after the other
+            thread = Thread(target=commit)
+            thread.start()
+            thread.join()
+        look()
+    notes.remove()
+    working, committing = "step 'step', function exits", "step 'sink', function crashes"
+    both = f"it was in {working}, and at the same time in {committing}"
+    assert found == [both, both, f"it was in {working}"]
 
 
 class Exits(Stateful[int, int, int, int]):

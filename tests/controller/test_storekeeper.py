@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections import deque
@@ -17,6 +18,7 @@ from railgun import Collect, Flow, FlowError, Generate, Items, Reader, Source
 from railgun.controller import storekeeper
 from railgun.controller.storekeeper import GENERATIONS, ChoiceError, Snapshots, Storekeeper
 from railgun.core import orders as o
+from railgun.flow.errors import SourceError
 from railgun.snapshots.disk import disk_error
 from railgun.snapshots.errors import DoesNotFitError
 from railgun.testing.disks import SimulatedDisk, Step
@@ -63,7 +65,7 @@ def test_a_manifest_that_may_be_there_keeps_the_snapshot_undecided(
     work.popleft()()
     assert told == [""]
     disk.hook = broken
-    keeper.write(o.Write(1, False), 1, told.append, {})
+    keeper.write(o.Write(1, False), 1, told.append, {}, {})
     for _ in range(5):
         work.popleft()()
         assert told == [""], "the manifest is there, and nobody knows for how long"
@@ -93,7 +95,7 @@ def committed(source: Source[int], where: Path) -> None:
     keeper.submit = lambda work: work()
     told: list[str] = []
     keeper.record(o.Record(1, True, "asked for"), told.append)
-    keeper.write(o.Write(1, False), 1, told.append, {})
+    keeper.write(o.Write(1, False), 1, told.append, {}, {})
     keeper.close()
     assert told == ["", ""]
 
@@ -148,6 +150,28 @@ class Odd(Source[int]):
 def test_a_layout_that_is_not_json_is_refused_where_the_flow_is_written(tmp_path: Path) -> None:
     with pytest.raises(FlowError, match=r"test_storekeeper.py:\d+: .*layout of source 'in'"):
         begin(Odd(), tmp_path)
+
+
+class Raising(Odd):
+    """A source whose layout cannot be told."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def layout(self) -> dict[str, object]:
+        """Fail."""
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), StopIteration("no"), SystemExit("no"), asyncio.CancelledError("no")],
+    ids=repr,
+)
+def test_what_a_layout_raises_names_the_source(error: BaseException, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"(?s)'in': Raising.layout failed.*no") as found:
+        begin(Raising(error), tmp_path)
+    assert found.value.__cause__ is error
 
 
 @pytest.mark.parametrize(

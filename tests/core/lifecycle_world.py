@@ -116,6 +116,7 @@ class World:
         self.visible: set[int] = set()
         self.seen: Counter[str] = Counter()  # what happened in this world
         self.heard: list[o.Happened] = []
+        self.doubtful: set[int] = set()  # incarnations of a generation that failed, not ready since
         self.obey(self.life.start(0))
 
     # ------------------------------------------------------------ what the lifecycle orders
@@ -136,6 +137,9 @@ class World:
                 case o.Happened(kind):
                     self.seen[kind] += 1
                     self.heard.append(order)
+                    if kind == "restarting":
+                        there = {member.incarnation for member in self.life.members.values()}
+                        self.doubtful = there & self.launched
                 case o.Record():
                     self.record(order)
                 case o.Write():
@@ -326,7 +330,18 @@ class World:
         while process.reports and self.is_member(process):
             self.hear(process)
         del self.talking[incarnation]
-        self.obey(self.life.down(worker, incarnation, "died", self.now))
+        self.lose(worker, incarnation, "died")
+
+    def lose(self, worker: Worker, incarnation: int, why: str) -> None:
+        """Tell of a lost process; all that are lost of a generation that failed are one failure."""
+        member, failed_times = self.life.members.get(worker), self.life.failed_times
+        is_member = member is not None and member.incarnation == incarnation
+        is_told = incarnation in self.doubtful
+        orders = self.life.down(worker, incarnation, why, self.now)
+        if is_told and is_member:
+            self.seen["lost too"] += 1
+            assert self.life.failed_times == failed_times, "a failure is counted twice"
+        self.obey(orders)
 
     def come(self, process: Process) -> None:
         process.up = True
@@ -350,6 +365,8 @@ class World:
         if report.generation == self.life.generation:
             cut = self.cut
             match report:
+                case o.Ready():
+                    self.doubtful.discard(process.incarnation)
                 case o.Saved(_, number) if cut is not None and cut.number == number:
                     cut.saved[process.incarnation] = frozenset(report.tokens)
                     cut.trouble |= bool(report.error)
@@ -479,7 +496,7 @@ class World:
             if life.members:
                 # Given up for dead, while its process lives on.
                 worker, member = self.random.choice(list(life.members.items()))
-                self.obey(life.down(worker, member.incarnation, "silent", self.now))
+                self.lose(worker, member.incarnation, "silent")
         elif chance < 0.92:
             if life.members:
                 worker = self.random.choice(list(life.members))

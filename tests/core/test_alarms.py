@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+from rich.text import Text
 
-from railgun.core.cluster.alarms import LONG, TODO, Alarm, derive, is_settled
+from railgun.cli.cluster_view import alarm
+from railgun.core.cluster.alarms import LONG, TODO, Alarm, derive, is_settled, of_lone_node
 
 Told = dict[str, Any]
 
@@ -217,7 +220,8 @@ def test_a_replica_that_is_behind_for_long_unless_it_is_silent() -> None:
     ],
 )
 def test_what_a_node_tells_of_itself(more: Told, code: str, severity: str, words: str) -> None:
-    alarm = only(status(nodes=[node("a"), node("b", **more), node("c")]))
+    found = derive(status(nodes=[node("a"), node("b", **more), node("c")]))
+    [alarm] = [one for one in found if one.about == "name-b"]
     assert (alarm.code, alarm.severity, alarm.about) == (code, severity, "name-b")
     assert words in alarm.text
 
@@ -240,3 +244,81 @@ def test_one_more_node_may_be_stopped_when_all_is_well_and_nobody_only_learns() 
     assert not settled(active=False)
     assert not settled(acting=False)
     assert not settled(lag={"b": {"messages": 1, "caught_up": False, "behind_for": 0.0}})
+
+
+@pytest.mark.parametrize(
+    ("more", "is_held"),
+    [
+        ({"drift": {"patience": {"file": 5, "cluster": 1.0}}}, False),
+        ({"left_alone": ["orders"]}, False),
+        ({"full": True}, False),
+        ({"clock_skew": 9.0, "clock_stepped": 99.0, "clock_at_start": -99.0}, False),
+        ({"time_ahead": {"orders": 99.0}}, False),
+        ({"trouble": "a sync has failed"}, True),
+        ({"damaged": {"orders": "rot"}}, True),
+        ({"failed": "no disk"}, True),
+        ({"up": False}, True),
+    ],
+)
+def test_alarms_that_are_not_of_copies_or_nodes_keep_nobody_from_stopping_one(
+    more: Told, is_held: bool
+) -> None:
+    lag = {id: {"messages": 0, "caught_up": True, "behind_for": 0.0} for id in "bcd"}
+    nodes = [node(id, answered=True) for id in "acd"] + [node("b", answered=True) | more]
+    whole = status(nodes=nodes, regions=[region(acting=True, lag=lag)])
+    alarms = [asdict(one) for one in derive(whole)]
+    assert alarms
+    assert is_settled(whole | {"alarms": alarms}) is not is_held
+
+
+SAID = "the disk of /data refuses. Look after it, and try again."
+
+
+@pytest.mark.parametrize("code", sorted(TODO))
+def test_whatever_nodes_say_the_texts_of_alarms_are_sentences(code: str) -> None:
+    full = {
+        "full": True,
+        "drift": {"patience": {"file": 5, "cluster": "1."}},
+        "left_alone": ["orders."],
+    }
+    clock = {
+        "clock_skew": 9.0,
+        "clock_stepped": 99.0,
+        "clock_at_start": -99.0,
+        "time_ahead": {"orders": 99.0},
+    }
+    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": LONG + 1}}
+    said = [
+        node("a", trouble=SAID, damaged={"orders": SAID}, **full, **clock),
+        node("b"),
+        node("c", up=False, silent_for=3.0),
+        node("d", failed=SAID),
+        node("e", unwritable={"orders": SAID}),
+    ]
+    statuses = [
+        status(state="alone", nodes=[], regions=[], leader=None, looking=SAID),
+        status(removed=True),
+        status(leader=None, nodes=said),
+        status(nodes=said, regions=[region(lag=lag)]),
+        status(nodes=said, regions=[region(master=None)]),
+        status(
+            nodes=said, regions=[region(voting=["a", "b", "e"], unwritable={"orders": ["a", "e"]})]
+        ),
+        status(regions=[region(active=False, inactive_for=LONG + 1)]),
+    ]
+    found = [one for told in statuses for one in derive(told) if one.code == code]
+    found += [
+        one
+        for one in of_lone_node(
+            {"name": "/data.", "displaced": SAID, "not_opened": {"orders": SAID}} | full | clock
+        )
+        if one.code == code
+    ]
+    assert found, "there is such an alarm"
+    for one in found:
+        for text in (one.text, one.todo):
+            assert not text.endswith((".", " "))
+            assert ".." not in text
+        shown = alarm(asdict(one))
+        assert isinstance(shown, Text)
+        assert ".." not in shown.plain

@@ -29,7 +29,7 @@ from railgun.core.delivery import (
     Stands,
     Unsettled,
 )
-from railgun.core.delivery.messages import DAY
+from railgun.core.delivery.messages import DAY, LONGEST_DELAY
 
 
 def a_group(
@@ -154,15 +154,23 @@ def test_ps_7_a_delay_is_kept_and_survives_a_restart() -> None:
     assert taken(group, 60) == [("bob", 0, 1, 2)]
 
 
-@pytest.mark.parametrize("delay", [-1, DAY + 1])
-def test_ps_7_a_delay_is_at_most_a_day(delay: int) -> None:
-    group = a_group()
+@pytest.mark.parametrize("delay", [-1, LONGEST_DELAY + 1])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("block", [False, True])
+def test_ps_7_a_delay_is_at_most_366_days(delay: int, exclusive: bool, block: bool) -> None:
+    group = a_group(exclusive=exclusive)
     group.take(0)
+    [epoch] = {flight.epoch for _, _, flight in group.members["ann"].flights}
+    receipt = Receipt(0, 1, 1, epoch)
     with pytest.raises(DeliveryError) as caught:
-        group.nack("ann", [Receipt(0, 1, 1, 0)], delay, "", 0)
+        group.nack("ann", [receipt], delay, "", 0, block=block)
     assert caught.value.code == "BAD_DELAY"
-    group.nack("ann", [Receipt(0, 1, 1, 0)], DAY, "", 0)
-    assert group.deadline() == DAY
+    assert LONGEST_DELAY == 366 * DAY
+    group.nack("ann", [receipt], LONGEST_DELAY, "", 0, block=block)
+    assert group.deadline() == LONGEST_DELAY
+    again = Group(group.config, group.save(), 0, group.first, group.end)
+    again.tick(1)
+    assert again.deadline() == LONGEST_DELAY
 
 
 def test_ps_7_a_delay_holds_back_that_message_and_a_block_the_whole_group() -> None:
@@ -325,7 +333,7 @@ def test_ps_10_changes_say_how_things_stand_and_not_what_happened() -> None:
     group = a_group(1000, credit=1000)
     assert group.changes() == [Sought(0, 0), Kind(False)]
     group.take(0)
-    assert group.changes() == [Unsettled(0, 1000, Standing(1))]
+    assert group.changes() == [Unsettled(0, 1000, Standing(1, spared=1))]
     for first in range(0, 900, 100):
         group.ack("ann", [Receipt(first, first + 100, 1, 0)], 1)
     assert group.changes() == [Stands(0, 899), Settled(0, 900)]
@@ -360,7 +368,7 @@ def test_nothing_from_the_damage_on_is_delivered_and_what_was_not_sent_does_not_
     [deliver] = group.take(0)
     assert (deliver.first, deliver.end) == (0, 8)
     group.unreadable(5)
-    group.unsent("ann", [Receipt(5, 8, 1, deliver.epoch)], 0)
+    assert group.unsent("ann", [Receipt(5, 8, 1, deliver.epoch)], 0) == []
     group.validate()
     assert group.letters(0) == [], "no delivery counted"
     assert taken(group) == [], "5 to 9 cannot be read"
@@ -369,6 +377,23 @@ def test_nothing_from_the_damage_on_is_delivered_and_what_was_not_sent_does_not_
     group.nack("ann", [Receipt(4, 5, 1, deliver.epoch)], 0, "no", 0)
     assert [bury.offset for bury in group.letters(0)] == [4]
     assert group.ack("ann", [Receipt(0, 4, 1, deliver.epoch)], 0) == []
+
+
+def test_what_was_trimmed_meanwhile_is_missed_when_it_comes_back_unsent() -> None:
+    group = a_group(10, credit=8)
+    [deliver] = group.take(0)
+    assert group.trimmed(3, 0) == [], "ann has them"
+    assert group.unsent("ann", [Receipt(0, 8, 1, deliver.epoch)], 0) == [Missed(0, 3)]
+    assert group.floor == 3
+
+
+def test_an_exclusive_group_takes_back_what_lies_above_what_was_not_sent() -> None:
+    group = a_group(10, credit=8, exclusive=True)
+    [deliver] = group.take(0)
+    told = group.unsent("ann", [Receipt(2, 5, 1, deliver.epoch)], 0)
+    assert told == [Recalled("ann", 5, 8)]
+    group.validate()
+    assert [(one.first, one.end) for one in group.take(0)] == [(2, 8)]
 
 
 def test_texts_for_people_tell_times_in_seconds() -> None:
@@ -484,6 +509,7 @@ def test_ps_11_max_age_counts_from_the_first_delivery_that_counts() -> None:
 def test_ps_11_the_age_of_a_message_survives_a_restart_and_old_messages_are_not_delivered() -> None:
     group = a_group(3, credit=2, max_age=100)
     group.take(1000)
+    group.nack("ann", [Receipt(0, 2, 1, 0)], 0, "no", 1010)
     again = restarted(group)
     again.join("bob", 1050)
     again.grant("bob", 3, 1050)
@@ -492,7 +518,64 @@ def test_ps_11_the_age_of_a_message_survives_a_restart_and_old_messages_are_not_
     again.join("eve", 1100)
     again.grant("eve", 3, 1100)
     assert taken(again, 1100) == [("eve", 2, 3, 2)]
-    assert [bury.rule for bury in again.letters(1100)] == ["dead_age", "dead_age"]
+    assert again.letters(1100) == [Bury(0, 2, "no", "dead_age"), Bury(1, 2, "no", "dead_age")]
+
+
+ENDS = {
+    "restart": restarted,
+    "sent away": lambda group: (group.send_away("ann", 5), group)[1],
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("rule", [{"max_deliveries": 1}, {"distance": 0}, {"max_age": 0}])
+def test_ps_11_what_a_member_had_when_its_node_left_it_has_not_failed(
+    rule: dict[str, int], exclusive: bool, how: str
+) -> None:
+    group = a_group(100, exclusive=exclusive, **rule)  # type: ignore[arg-type]
+    epoch = group.take(0)[0].epoch
+    group.ack("ann", [Receipt(0, 1, 1, epoch), Receipt(90, 91, 1, epoch)], 1)
+    again = ENDS[how](group)
+    assert again.letters(9) == [], "also if others behind them are done"
+    again.join("bob", 9)
+    again.grant("bob", 100, 9)
+    assert taken(again, 9) == [("bob", 1, 90, 2), ("bob", 91, 100, 2)], "but they were delivered"
+    [first, *_] = [flight for _, _, flight in again.members["bob"].flights]
+    again.nack("bob", [Receipt(1, 2, 2, first.epoch)], 0, "poison", 10)
+    assert [(bury.offset, bury.deliveries) for bury in again.letters(10)] == [(1, 2)]
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_ps_11_failures_add_up_whatever_ends_with_a_node_in_between(how: str) -> None:
+    group = a_group(1, max_deliveries=3)
+    names = ["ann", "bob", "cid"]
+    for failures, name in enumerate(names):
+        if name not in group.members:
+            group.join(name, 10 * failures)
+            group.grant(name, 1, 10 * failures)
+        group.take(10 * failures)
+        group.leave(name, graceful=False, now=10 * failures)
+        if name == names[-1]:
+            break
+        group.join("ann", 10 * failures)
+        group.grant("ann", 1, 10 * failures)
+        assert group.take(10 * failures + 1), "an end of the node is no failure"
+        group = ENDS[how](group)
+    told = Bury(0, 5, "consumer cid has gone", "dead_deliveries")
+    assert group.letters(30) == [told], "three failures, and two ends of the node between them"
+    assert restarted(group).letters(30) == [told]
+
+
+def test_ps_11_who_leaves_in_order_does_not_make_dead_letters_of_what_others_passed() -> None:
+    group = a_group(10, credit=5, members=("ann", "bob"), distance=2)
+    group.take(0)
+    group.ack("bob", [Receipt(5, 10, 1, 0)], 1)
+    group.leave("ann", graceful=True, now=2)
+    assert group.letters(2) == []
+    assert taken(group, 2) == [("bob", 0, 5, 1)]
+    group.nack("bob", [Receipt(0, 1, 1, 0)], 0, "no", 3)
+    assert [bury.offset for bury in group.letters(3)] == [0]
 
 
 def test_ps_11_messages_delivered_one_by_one_share_their_times() -> None:

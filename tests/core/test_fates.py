@@ -51,7 +51,8 @@ def test_the_fates_know_every_moment() -> None:
         assert seen[f"cut while {phase}"]
     for state in ("running", "starting", "stopping"):
         assert seen[f"written while {state}"]
-    for kind in ("joined", "rolled back", "the end is saved", "snapshot-failed", "late farewell"):
+    kinds = ("joined", "rolled back", "the end is saved", "snapshot-failed", "late farewell")
+    for kind in (*kinds, "lost too"):
         assert seen[kind]
 
 
@@ -235,11 +236,28 @@ class TakesOneAtAnyTime(Lifecycle):
         return super()._next_snapshot(now)
 
 
+class CountsEveryLoss(Lifecycle):
+    """Every worker that is lost of a generation that failed is a failure of its own."""
+
+    def _lost_too(self, worker: Worker, why: str) -> None:
+        self._restart(why, 0)
+
+
+class WaitsForTheLost(Lifecycle):
+    """Lets a generation go on that one who was lost of the one before was told to begin."""
+
+    def _next_generation(self) -> None:
+        if self.coordinator is None and self.state == "starting" and self._starting:
+            return
+        super()._next_generation()
+
+
 MUTANTS: tuple[type[Lifecycle], ...] = (
     *(IgnoresOwing, LosesFarewells, LeavesEarly, DoesNotWait, UsesNumbersAgain),
     *(LoadsWhatIsNotCommitted, ForgetsHowFarItWas, NobodyRecovers, CountsItTooEarly),
     *(IgnoresTrouble, DoesNotPublish, StopsTooSoon, GoesOnAfterTheEnd, GivesUpInSilence),
     *(HandsRescalesOverAtOnce, NeverTriesAgain, TakesOneAtAnyTime),
+    *(CountsEveryLoss, WaitsForTheLost),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.lifecycle_play import Play, placement
+from tests.core.lifecycle_play import Play, placement, word
 
 from railgun.core import orders as o
 from railgun.core.crew import SECOND
@@ -278,6 +278,59 @@ def test_too_many_failures_within_the_window_fail_the_flow_with_the_last_cause()
     assert play.life.gone
 
 
+def test_all_workers_that_are_lost_of_a_generation_are_one_failure_and_one_restart() -> None:
+    play = Play(workers=8, restarts=1).running()
+    play.expect(play.down(0, 1), "told restarting", "launch 0#9")
+    for worker in range(1, 8):
+        play.expect(play.down(worker, worker + 1), "told trouble", f"launch {worker}#{worker + 9}")
+        assert play.heard[-1].text.startswith(f"worker {worker} is lost too: killed")
+    assert play.life.failed_times == len(play.life.failures) == 1
+    play.come_up().ready()
+    # The next loss is a failure of its own.
+    play.expect(
+        play.down(3, 12), "told failed", *(f"→{worker} stop" for worker in (0, 1, 2, 4, 5, 6, 7))
+    )
+
+
+def test_workers_of_a_generation_that_never_began_are_one_failure_too() -> None:
+    play = Play(workers=3, restarts=2)
+    play.any(play.life.start(0)).any(play.up(0, 1))
+    for worker in (2, 1, 0):
+        play.any(play.down(worker, worker + 1, "no room"))
+    assert play.life.failed_times == 1
+    # Those launched in their place are another attempt.
+    play.any(play.down(0, 6, "no room"))
+    assert play.life.failed_times == 2
+
+
+def test_a_worker_that_hangs_in_two_generations_is_lost_once() -> None:
+    play = Play(workers=3).running()
+    play.any(play.down(0, 1)).any(play.up(0, 4))
+    play.any(play.report(0, o.Ready(3)))
+    # Worker 1 has been told to start, and has never answered.
+    play.expect(play.down(1, 2, "no sign of life"), "told trouble", "launch 1#5")
+    play.expect(
+        play.up(1, 5),
+        "→0 start 5 on 0,1,2 among 0,1,2 calling -",
+        "→1 start 5 on 0,1,2 among 0,1,2 calling 0",
+        "→2 start 5 on 0,1,2 among 0,1,2 calling 0,1",
+    )
+    play.expect(play.report(0, o.Ready(3)))  # of the start before
+    play.ready()
+    assert play.life.failed_times == 1
+
+
+def test_a_worker_that_was_ready_for_the_next_generation_is_lost_of_that_one() -> None:
+    play = Play(workers=3).running()
+    play.any(play.down(0, 1)).any(play.up(0, 4))
+    play.any(play.report(1, o.Ready(3)))
+    play.expect(play.down(1, 2), "told restarting")
+    assert play.life.failed_times == 2
+    play.expect(play.down(2, 3), "told trouble")
+    play.expect(play.after(BACK_OFF - 1))
+    play.expect(play.after(1), "launch 1#5", "launch 2#6")
+
+
 def test_failures_that_are_long_ago_do_not_count() -> None:
     play = Play(workers=1, restarts=1)
     play.running()
@@ -362,6 +415,14 @@ def test_a_rescale_whose_workers_are_lost_again_and_again_is_given_up() -> None:
     assert play.life.state == "starting"
 
 
+def test_a_rescale_whose_workers_are_all_lost_at_once_is_tried_again() -> None:
+    play = Play(workers=1, restarts=1).running()
+    play.any(play.scale(4))
+    for worker in (1, 2, 3):
+        play.expect(play.down(worker, worker + 1, "no room"), f"launch {worker}#{worker + 4}")
+    play.expect(play.down(2, 6, "no room"), "told not-rescaled", "cancel 1#5", "cancel 3#7")
+
+
 # ---------------------------------------------------------------- rule 7: a stop
 
 
@@ -411,9 +472,32 @@ def test_after_an_abort_there_is_less_patience() -> None:
     play.expect(play.after(HASTE), "cancel 0#1")
 
 
-def test_what_goes_wrong_on_the_way_out_is_told_and_changes_nothing() -> None:
-    play = Play(workers=1).running()
-    play.any(play.report(0, o.Ended(1)))
-    play.expect(play.report(0, o.Failed(1, "a sink cannot be closed", final=True)), "told trouble")
+# ---------------------------------------------------------------- rule 10: who cannot let go
+
+
+def test_a_flow_that_finished_fails_if_a_sink_cannot_be_closed_and_a_lost_link_is_no_wonder() -> (
+    None
+):
+    play = Play(workers=2).running()
+    play.any(play.report(0, o.Ended(1))).any(play.report(1, o.Ended(1)))
     play.expect(play.report(0, o.Failed(1, "the link to worker 1 is lost", final=False)))
-    assert play.life.state == "finished"
+    assert play.state == "finished"
+    play.expect(play.report(0, o.Failed(1, "no disk", final=False, step="out")), "told failed")
+    assert play.shown == "failed"
+    assert play.life.cause == "everything is written, but worker 0, on its way out: no disk"
+    assert play.life.failed_step == "out"
+    play.expect(play.report(1, o.Failed(1, "no disk", final=True, step="out")), "told trouble")
+    assert "worker 0" in play.life.cause
+
+
+@pytest.mark.parametrize(("final", "told"), [(True, "told failed"), (False, "told trouble")])
+def test_a_worker_that_leaves_and_cannot_close_fails_a_flow_unless_that_may_pass(
+    final: bool, told: str
+) -> None:
+    play = Play().running()
+    play.any(play.scale(1))
+    play.complete()
+    play.any(play.report(0, o.Report(1, 0, m.Left(1))))
+    orders = play.report(1, o.Failed(1, "no disk", final=final, step="out"))
+    assert told in [word(order) for order in orders]
+    assert play.life.over == final

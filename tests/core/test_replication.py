@@ -9,6 +9,7 @@ from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.messages import (
     Anew,
     Cut,
+    CutHalf,
     Fetch,
     Fetched,
     FetchedGroups,
@@ -202,6 +203,7 @@ def test_a_lost_copy_gets_its_label_when_it_has_all_that_is_safe() -> None:
     """It may have been counted for that, in this epoch: the start is not enough."""
     replica = follower(label=2, end=9, runs=((1, 5), (2, 9)))
     replica.copy.cut(6)
+    replica.has_cut(6)
     replica.lost()
     assert replica.copy.label == LOST
     replica.pushed_groups(PushGroups(7, 2, 0, whole=True, turn=1))
@@ -260,20 +262,49 @@ def leader(end: int = 5, **peers: Standing) -> Master:
 def test_a_master_waits_for_a_majority() -> None:
     one = master()
     assert one.labelled(2) == []
-    assert one.stands("b", 1, standing(1, 5, groups=1)) == [Label(2, groups=True)]
+    assert one.stands("b", 1, standing(1, 5, groups=1)) == [CutHalf()]
     assert one.phase is Phase.LABEL
+
+
+def test_a_master_leads_with_whole_units_only() -> None:
+    """What its log ends with may be a part of one: that is cut off before it labels its copy."""
+    one = master()
+    assert one.stands("b", 1, standing(1, 5, groups=1)) == [CutHalf()]
+    assert one.cut_half(3) == [Label(2, groups=True)]
+    assert one.copy.end == 3
+    assert Serve(3) in one.labelled(2)
+    assert one.cut_half(3) == []
+
+
+def test_a_part_of_a_unit_is_never_safe() -> None:
+    one = leader()
+    one.appended(5, 2, 9, [(5, 9)])
+    one.has("b", Has(1, 7, labelled=True, first=0))
+    assert one.copy.safe == 5
+    assert Safe(9) in one.has("b", Has(1, 9, labelled=True, first=0))
+    one.appended(9, 2, 12)
+    assert Safe(10) in one.has("b", Has(1, 10, labelled=True, first=0))
+
+
+def test_a_replica_shows_no_part_of_a_unit() -> None:
+    replica = follower(label=2, end=5, runs=((1, 5),))
+    replica.pushed(push(5, ((2, 7),), before=1, safe=9))
+    assert not any(isinstance(told, Safe) for told in replica.wrote(7, 0))
+    assert replica.copy.safe == 5
+    replica.pushed(push(7, ((2, 9),), before=2, safe=9))
+    assert Safe(9) in replica.wrote(9, 9)
 
 
 def test_a_master_waits_for_a_majority_of_the_set_that_was_active_too() -> None:
     one = master(None, ("a", "d", "e"))
     assert one.stands("b", 1, standing(1, 5)) == []
-    assert one.stands("d", 1, standing(1, 5)) == [Label(2, groups=True)]
+    assert one.stands("d", 1, standing(1, 5)) == [CutHalf()]
 
 
 def test_a_lost_copy_counts_for_nobody_not_even_its_own_node() -> None:
     one = master()
     assert one.stands("b", 1, standing(LOST, 9)) == []
-    assert one.stands("c", 1, standing(1, 5, groups=1)) == [Label(2, groups=True)]
+    assert one.stands("c", 1, standing(1, 5, groups=1)) == [CutHalf()]
     two = master(standing(LOST, 5, groups=1))
     assert two.stands("b", 1, standing(0, 0)) == []
     assert two.stands("c", 1, standing(0, 0)) == [
@@ -297,7 +328,7 @@ def test_a_master_fetches_what_it_lacks_before_it_labels_its_copy() -> None:
     ]
     assert one.fetched("b", Fetched(1, 7, ((1, 8),))) == [Write(7, ((1, 8),))]
     assert one.wrote(7) == []
-    assert one.wrote(8) == [Label(2, groups=True)]
+    assert one.wrote(8) == [CutHalf()]
 
 
 def test_a_master_that_has_nothing_in_common_with_the_best_copy_begins_anew() -> None:
@@ -310,7 +341,7 @@ def test_a_master_fetches_the_groups_of_the_highest_number() -> None:
     one = master()
     assert one.stands("b", 1, standing(1, 5, groups=2)) == [Say("b", FetchGroups(1))]
     assert one.fetched_groups("b", FetchedGroups(1, 2, 0)) == [WriteGroups(2, 0, whole=True)]
-    assert one.wrote_groups(2, 0) == [Label(2, groups=True)]
+    assert one.wrote_groups(2, 0) == [CutHalf()]
 
 
 def test_a_master_gathers_again_if_whom_it_fetches_from_is_gone() -> None:
@@ -318,7 +349,7 @@ def test_a_master_gathers_again_if_whom_it_fetches_from_is_gone() -> None:
     one.stands("b", 1, standing(1, 8, groups=1))
     assert one.gone("b") == []
     assert one.phase is Phase.GATHER
-    assert one.stands("c", 1, standing(1, 5, groups=1)) == [Label(2, groups=True)]
+    assert one.stands("c", 1, standing(1, 5, groups=1)) == [CutHalf()]
 
 
 def test_a_master_gathers_again_if_whom_it_fetches_from_has_lost_something() -> None:
@@ -335,7 +366,7 @@ def test_what_cannot_be_read_is_looked_for_elsewhere_and_its_copy_is_fed_from_wh
     one = master()
     one.stands("b", 1, standing(1, 8, groups=1))
     assert one.fetched("b", Fetched(1, 5, ())) == []
-    assert one.stands("c", 1, standing(1, 5, groups=1)) == [Label(2, groups=True)]
+    assert one.stands("c", 1, standing(1, 5, groups=1)) == [CutHalf()]
     one.labelled(2)
     pushed = one.push("b", 5)
     assert pushed is not None
@@ -550,7 +581,7 @@ def test_what_another_copy_does_not_keep_any_more_does_not_come_back() -> None:
     master = Master("a", copy, 2, [("a", "b", "c")])
     assert master.begin() == []
     commands = master.stands("b", 1, Standing(1, 5, 9, ((1, 9),)))
-    assert commands == [Trim(5), Label(2, groups=True)]
+    assert commands == [Trim(5), CutHalf()]
     assert (copy.first, copy.end) == (5, 9)
 
 

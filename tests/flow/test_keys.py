@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from railgun import Collect, Flow, Items, StepError
+from railgun.testing.disks import SimulatedDisk
 from railgun.testing.flow_tester import FlowTester
 
 ODD: list[Any] = [math.nan, ("a", math.nan), Decimal("NaN")]
@@ -52,3 +54,26 @@ def test_equal_keys_of_different_types_are_one_key_everywhere() -> None:
     tester.rescale(2)
     tester.feed("in", [-0.0, True, (1.0, False)])
     assert tester.state("count") == {0: 5, 1: 5, (1, 0): 3}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "had", "has"),
+    [(1, None, "int", "NoneType"), (None, 1, "NoneType", "int"), ("a", None, "str", "NoneType")],
+)
+def test_keys_of_another_type_than_in_the_snapshot_are_told_also_if_they_are_none(
+    before: Any, now: Any, had: str, has: str
+) -> None:
+    disk = SimulatedDisk()
+    first = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
+    first.feed("in", [before])
+    first.snapshot()
+    assert first.world.keeper is not None
+    first.world.keeper.release()
+    told: list[str] = []
+    second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
+    for runtime in second.runtimes.values():
+        runtime.outside = replace(runtime.outside, warn=told.append)
+    second.feed("in", [now, now])
+    assert len(told) == 1
+    assert f"step 'count': the snapshot has keys of type {had} ({before!r})" in told[0]
+    assert f"the flow makes keys of type {has} ({now!r}) now" in told[0]

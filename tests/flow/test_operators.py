@@ -704,7 +704,7 @@ def test_an_error_of_a_source_names_part_and_position() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     flow = Flow("test")
     flow.source(Broken("open"), name="in").sink(Collect())
-    with pytest.raises(SourceError, match=r"Broken.open failed for part 'part' at position None"):
+    with pytest.raises(SourceError, match=r"Broken.open failed for part 'part' at its beginning"):
         Harness(flow).run()
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -763,3 +763,16 @@ def test_a_flow_tells_its_sinks_whether_it_takes_snapshots(tmp_path: Path) -> No
         assert [token is not None for token in tokens] == [transactional, False]
         for writing in operators.writing:
             writing.writer.close()
+
+
+def test_two_jobs_of_one_flow_do_not_touch_each_other(tmp_path: Path) -> None:
+    """Their snapshots are in directories of their own: one restarts while the other is about to commit."""
+    sink = Files(tmp_path)
+    eu, us = (Place("flow", "out", 0, 1, transactional=True, store=store) for store in ("eu", "us"))
+    writer = sink.open(eu)
+    writer.write(["of eu"])
+    token = writer.prepare(1)  # type: ignore[attr-defined]
+    sink.recover_at(replace(us, generation=7), [])
+    sink.recover_at(replace(eu, generation=2), [token])
+    assert [path.read_text() for path in tmp_path.glob("part-*")] == ['"of eu"\n']
+    writer.close()

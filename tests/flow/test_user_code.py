@@ -74,14 +74,14 @@ def test_an_interrupt_from_the_terminal_passes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_runs_is_known_while_it_runs() -> None:
-    seen: list[tuple[str, str, object]] = []
+    seen: list[tuple[str, str, str]] = []
     trip = Trip("", "")
     flow = flow_of(trip)
 
     def look(item: int) -> int:
         call = running()[-1]
         assert isinstance(call, RecordCalls)
-        seen.append((call.step, call.name.rpartition(".")[2], call.record))
+        seen.append((call.step, call.name.rpartition(".")[2], call.which()))
         return item
 
     step = flow.steps["mapped"]
@@ -95,7 +95,9 @@ def test_what_runs_is_known_while_it_runs() -> None:
 
     object.__setattr__(step, "make", make)
     FlowTester(flow).finish()
-    assert sorted(seen) == [("mapped", "look", number) for number in range(ROWS)]
+    assert sorted(seen) == sorted(
+        ("mapped", "look", f"for the record {number}") for number in range(ROWS)
+    )
 
 
 def test_calls_nest_and_what_is_no_exception_is_named() -> None:

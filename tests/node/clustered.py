@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.node.running import free_ports
-
 from railgun.client.client import Client, connect
 from railgun.node.cluster.config import ClusterConfig
 from railgun.node.cluster.member import Member
 from railgun.node.cluster.replicated import Replicated
 from railgun.node.disk import Disk
 from railgun.node.server import Server, ServerConfig
+from railgun.testing.ports import free_ports
 
 DEADLINE = 40.0
 SECRET = bytes(range(32))
@@ -37,6 +36,8 @@ class Clustered:
         self.servers: dict[str, Server] = {}
         self.disks: dict[str, Disk] = {}
         """Of nodes that have another one than their directory."""
+        self.clocks: dict[str, Callable[[], int]] = {}
+        """Of nodes that have another time of day (µs) than this machine."""
         self.configs: dict[str, ServerConfig] = {}
         self._clients: list[Client] = []
 
@@ -65,7 +66,12 @@ class Clustered:
 
     async def start(self, name: str, **changes: Any) -> Server:
         """Start a node, or start it again."""
-        server = self.servers[name] = Server(self.config(name, **changes), self.disks.get(name))
+        config, disk, clock = (
+            self.config(name, **changes),
+            self.disks.get(name),
+            self.clocks.get(name),
+        )
+        server = self.servers[name] = Server(config, disk, clock)
         await server.start()
         return server
 

@@ -26,10 +26,10 @@ import dns.rrset
 import pytest
 from aiohttp import web
 from bench._peers import ENVIRONMENTS, end_with_parent
-from tests.node.running import free_port
 
 from railgun.node.cluster.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.testing.debian import find_program
+from railgun.testing.ports import free_port
 from railgun.wire.http import HttpPort
 
 DEADLINE = 20.0

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -290,31 +288,6 @@ async def nothing(sub: Subscription) -> None:
     except TimeoutError:
         return
     raise AssertionError(f"{message} came")
-
-
-_CHANCE: Final = (
-    random.SystemRandom()
-)  # no two processes draw alike, whatever they were seeded with
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that no connection gets as its own before somebody does.
-
-    Systems give connections ports from 32768 on: one of those may be taken before a node listens on it.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = _CHANCE.randrange(10_000, 32_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    return free_ports(1)[0]
 
 
 async def until(holds: Callable[[], bool]) -> None:

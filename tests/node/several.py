@@ -123,6 +123,11 @@ class Routes:
             return Here()
         return There(master, "127.0.0.1", several.running[master].port)
 
+    async def end(self, stream: str) -> int | None:
+        place = self.serves(stream, write=True)
+        server = self._several.running[place.node].server if isinstance(place, There) else None
+        return None if server is None else server.node.get_persistent(stream).end
+
     async def wait(self, stream: str, write: bool) -> None:
         await self._several.changed.wait()
 

@@ -668,9 +668,8 @@ def test_some_letters_are_redriven_and_those_that_die_again_later(tmp_path: Path
         async with node(tmp_path) as running:
             client = await running.client()
             await bury(client, "orders", 5)
-            told = await client.redrive("orders", offsets=[3, 1, 1, 77])
+            told = await client.redrive("orders", offsets=[3, 1, 1])
             assert told == NONE | {"redriven": 2, "left": 3}
-            assert (await client.redrive("orders", offsets=[1, 3]))["redriven"] == 0
             async with await client.subscribe("orders", group="g") as sub:
                 for message in await take(sub, 2):
                     message.nack(reason="still not")
@@ -740,6 +739,34 @@ def test_a_redrive_says_what_it_cannot_do(tmp_path: Path) -> None:
             await client.publish_many("orders", [b"other", b"0", b"1", b"2"])
             told = await client.redrive("orders")
             assert {one["code"] for one in told["refused"]} == {"MESSAGE_GONE", "NOT_A_LETTER"}
+
+    run(main())
+
+
+def test_letters_that_are_not_there_or_were_redriven_are_refused_by_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+
+            async def codes(*offsets: int) -> list[tuple[int, str]]:
+                told = await client.redrive("orders", offsets=offsets)
+                return [(one["offset"], one["code"]) for one in told["refused"]]
+
+            await client.ensure("orders")
+            assert await codes(4, 2) == [(2, "NO_LETTER"), (4, "NO_LETTER")], "no letters at all"
+            await client.delete("orders")
+            await bury(client, "orders", 5)
+            assert await codes(0, 3, 77) == [(77, "NO_LETTER")]
+            assert await codes(0, 1, 3) == [(0, "REDRIVEN"), (3, "REDRIVEN")], "and 1 is redriven"
+            assert (await client.group("orders.dlq", "redrive"))["ready"] == 2
+            client = await again(running)
+            assert await codes(1) == [(1, "REDRIVEN")]
+            async with await client.subscribe("orders.dlq", group="redrive", prefetch=1) as sub:
+                (await sub.next(DEADLINE)).nack(delay=3600)
+                await sub.flush()
+            assert await codes(2) == [(2, "GROUP_BUSY")]
+            await client.purge("orders.dlq", 3)
+            assert await codes(0, 2, 4) == [(0, "NO_LETTER"), (2, "NO_LETTER")]
 
     run(main())
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.node.running import DEADLINE, Raw, node, run, take, until
+from tests.node.running import DEADLINE, Raw, node, refused, run, take, until
 from tests.node.test_node_http import code, serving
 
 from railgun.cli.errors import DONE
@@ -398,3 +398,34 @@ def test_every_argument_of_the_http_api_is_checked(tmp_path: Path) -> None:
             assert await client.publish("s", b"y") == 1
 
     run(main(), deadline=60.0)
+
+
+def test_refusals_say_what_happened_and_what_to_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", max_ids=1)
+            await client.ensure("news", kind="ephemeral")
+            await client.publish("orders", b"x", id="i1")
+            full = await refused("ID_POOL_FULL", client.publish("orders", b"x", id="i2"))
+            for words in ("'i2'", "'orders'", "max_ids", "not stored", "--max-ids"):
+                assert words in full.text
+            reserved = await refused("BAD_REQUEST", client.subscribe("orders", group="@x"))
+            for words in ("'@x'", "reserved for tracked consumers", "--consumer"):
+                assert words in reserved.text
+            tracked = await refused("NOT_PERSISTENT", client.subscribe("news", consumer="x"))
+            assert "no tracked consumers" in tracked.text
+            sub = await client.subscribe("orders", group="g")
+            (message,) = await take(sub, 1)
+            with pytest.raises(StreamsError, match=r"delay is 0 to 31622400 seconds \(366 days\)"):
+                message.nack(YEARS)
+            await running.stop()
+            await until(lambda: not client.connected)
+            unsent = await refused("DEADLINE", client.admin("describe", 0.05, name="orders"))
+            assert "nothing was sent" in unsent.text
+            assert "no node at" in unsent.text
+            in_doubt = await refused("DEADLINE", client.publish("orders", b"x", timeout=0.05))
+            assert "may be stored or not" in in_doubt.text
+            assert "With an ID" in in_doubt.text
+
+    run(main())

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.node.clustered import DEADLINE, Clustered, clustered, retried, until
-from tests.node.running import Running, node, refused, run, stored, take
+from tests.node.refusing import (
+    alarms_of,
+    becomes,
+    has_alarm,
+    has_no_alarm,
+    health,
+    is_told,
+    shimmed,
+)
+from tests.node.running import node, refused, run, stored, take
 
-from railgun.client.client import Client, connect
+from railgun.client.client import connect
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.node import node as node_module
 from railgun.node.disk import NodeDisk
-from railgun.node.errors import LogFailedError, NoSpaceError, StorageError
+from railgun.node.errors import LogFailedError, NoSpaceError, StorageError, storage_error
 from railgun.node.log import LogConfig, StreamLog
 from railgun.testing.disks import Crash
 from railgun.testing.jepsen.shim import Control, Orders, ShimDisk
@@ -87,6 +93,31 @@ def test_a_log_remembers_a_refused_write_until_such_a_write_works(number: int) -
     assert (log.end, found.cut_bytes, found.damage) == (3, 0, None)
 
 
+REMEDIES = {
+    errno.ENOSPC: ("the disk is full", "Make room"),
+    errno.EDQUOT: ("the disk quota", "Raise the quota"),
+    errno.EFBIG: ("the file size limit", "ulimit -f"),
+    errno.EROFS: ("read-only", "mount"),
+    errno.EIO: ("the disk has failed", "dmesg"),
+    errno.EACCES: ("permission", "chown"),
+    errno.EMFILE: ("too many open files", "ulimit -n"),
+}
+
+
+@pytest.mark.parametrize("number", REMEDIES)
+def test_what_a_disk_says_is_told_with_its_own_cause_and_remedy(number: int) -> None:
+    disk = LogDisk()
+    log, _ = StreamLog.open(disk, "orders")
+    refusing(disk, number)
+    with pytest.raises(StorageError) as written:
+        put(log, b"first")
+    made = storage_error(OSError(number, os.strerror(number)), "the stream 'a' cannot be made")
+    for told in (str(written.value), str(made)):
+        assert os.strerror(number) in told
+        for other, words in REMEDIES.items():
+            assert all((word in told) == (other == number) for word in words), told
+
+
 def test_a_crash_in_the_middle_of_a_probe_leaves_a_whole_log() -> None:
     for at in range(4):
         disk = LogDisk(seed=at)
@@ -146,29 +177,6 @@ def test_nothing_is_acknowledged_into_a_file_that_was_removed(tmp_path: Path) ->
 # ---------------------------------------------------------------- a node that is alone
 
 
-async def health(running: Running) -> tuple[int, dict[str, Any]]:
-    url = f"http://127.0.0.1:{running.http_port}/health"
-
-    def ask() -> tuple[int, dict[str, Any]]:
-        try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    return await asyncio.to_thread(ask)
-
-
-async def becomes(running: Running, status: int) -> dict[str, Any]:
-    end = time.monotonic() + DEADLINE
-    while True:
-        code, told = await health(running)
-        if code == status:
-            return told
-        assert time.monotonic() < end, told
-        await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO])
 def test_a_node_says_at_its_end_what_could_not_be_written(tmp_path: Path, number: int) -> None:
     async def main() -> None:
@@ -182,11 +190,35 @@ def test_a_node_says_at_its_end_what_could_not_be_written(tmp_path: Path, number
             with pytest.raises(StreamsError):
                 await client.publish("orders", b"0")
             assert running.server is not None
+            lost, stopped = await running.server.stop(), running.server.node
+            running.server = None
+            told = stopped.refused_at_end if number == errno.EFBIG else lost
+            assert len(told) == len(lost + stopped.refused_at_end) == 1
+            assert "messages of stream 'orders'" in told[0]
+            assert str(tmp_path) in told[0]
+            assert "othing was stored" not in told[0]
+
+    run(main())
+
+
+def test_positions_of_groups_that_could_not_be_written_are_named_at_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        control = Control(None)
+        async with node(tmp_path, disk=ShimDisk(NodeDisk(tmp_path), control)) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"0", b"1"])
+            sub = await client.subscribe("orders", group="mail")
+            messages = await take(sub, 2)
+            control._orders = Orders(refuse=errno.ENOSPC)
+            sub.ack_all(messages)
+            await refused("NO_SPACE", sub.flush())
+            await refused("NO_SPACE", client.subscribe("orders", group="new"))  # nobody has it
+            assert running.server is not None
             lost = await running.server.stop()
             running.server = None
             assert len(lost) == 1
-            assert "messages of stream 'orders'" in lost[0]
-            assert str(tmp_path) in lost[0]
+            assert "positions of the groups 'mail' of stream 'orders'" in lost[0]
 
     run(main())
 
@@ -201,16 +233,16 @@ def test_a_lone_node_that_cannot_write_is_not_healthy_until_it_can(
             client = await running.client()
             await client.ensure("orders")
             await client.publish("orders", b"0")
-            assert (await health(running))[0] == 200
+            assert (await health(running.http_port))[0] == 200
             refusing(disk, number)
             code = "STORAGE" if number == errno.EROFS else "NO_SPACE"
             await refused(code, client.publish("orders", b"1"))
-            told = await becomes(running, 503)
+            told = await becomes(running.http_port, 503)
             assert "orders" in told["reasons"]
             assert (await client.describe("orders"))["trouble"]
             assert len(await take(await client.subscribe("orders"), 1)) == 1
             disk.hook = None
-            await becomes(running, 200)  # without anybody who publishes
+            await becomes(running.http_port, 200)  # without anybody who publishes
             assert not (await client.describe("orders"))["trouble"]
             assert await client.publish("orders", b"1") == 1
 
@@ -225,7 +257,7 @@ def test_a_removed_directory_of_a_stream_is_told_of_and_takes_nothing(tmp_path: 
                 await client.ensure(name)
                 await client.publish(name, b"0")
             shutil.rmtree(tmp_path / "streams/orders")
-            told = await becomes(running, 503)
+            told = await becomes(running.http_port, 503)
             assert "removed" in told["reasons"]["orders"]
             await refused("LOG_FAILED", client.publish("orders", b"1"))
             assert await client.publish("others", b"1") == 1
@@ -269,16 +301,15 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             assert told == 1  # that node.json could not be written
             assert not (tmp_path / "node.json").exists()
             client = await connect(f"127.0.0.1:{port}", data=tmp_path)
-            running = Running(tmp_path, http_port)
-            code, health_told = await health(running)  # at once: nobody has published yet
+            code, health_told = await health(http_port)  # at once: nobody has published yet
             assert code == 503
             assert "orders" in health_told["reasons"]
             assert len(await take(await client.subscribe("orders"), 10)) == 10
             await refused("NO_SPACE", client.publish("orders", b"10"))
-            assert "orders" in (await becomes(running, 503))["reasons"]
+            assert "orders" in (await becomes(http_port, 503))["reasons"]
             hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-            await becomes(running, 200)
+            await becomes(http_port, 200)
             assert await client.publish("orders", b"10") == 10
             await client.close()
         finally:
@@ -286,6 +317,64 @@ def test_a_node_on_a_full_disk_starts_and_serves_readers(tmp_path: Path) -> None
             await process.communicate()
 
     run(main(), deadline=3 * DEADLINE)
+
+
+@contextlib.contextmanager
+def mounted(at: Path) -> Iterator[Callable[[str], None]]:
+    """Give a file system of its own, and what mounts it anew, as `ro` or `rw`."""
+
+    def mount(*arguments: str) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return subprocess.run(["mount", *arguments, str(at)], capture_output=True).returncode
+        return 1
+
+    at.mkdir()
+    if mount("-t", "tmpfs", "-o", "size=200m", "none"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield lambda mode: pytest.fail("it is in use") if mount("-o", f"remount,{mode}") else None
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_node_on_a_read_only_disk_starts_and_serves_readers(tmp_path: Path, torn: bool) -> None:
+    async def main(data: Path, remount: Callable[[str], None]) -> None:
+        async with node(data, http_port=0) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(10)])
+            secret = (data / "secret").read_text()
+            await client.close()
+            await running.stop()
+            log = data / "streams/orders/log/00000000000000000000.log"
+            if torn:
+                with log.open("ab") as file:
+                    file.write(bytes(100))
+            remount("ro")
+            before = log.read_bytes()
+            await running.start()
+            assert any("node.json" in one for one in running.told)
+            told = await becomes(running.http_port, 503)
+            assert "read-only" in told["reasons"]["orders"]
+            client = await connect(f"127.0.0.1:{running.port}", secret=secret)
+            assert len(await take(await client.subscribe("orders"), 10)) == 10
+            code = "LOG_FAILED" if torn else "STORAGE"
+            await refused(code, client.publish("orders", b"10"))
+            await refused("STORAGE", client.ensure("others"))
+            assert log.read_bytes() == before
+            remount("rw")
+            if torn:
+                await running.again()
+            await becomes(running.http_port, 200)
+            assert await client.publish("orders", b"10") == 10
+            await client.close()
+            await running.again()
+            assert running.told == []
+            assert len(await stored(await running.client(), "orders")) == 11
+
+    with mounted(tmp_path / "disk") as remount:
+        run(main(tmp_path / "disk" / "data", remount))
 
 
 def test_a_try_at_the_start_leaves_the_log_as_it_is_also_after_a_power_cut() -> None:
@@ -305,34 +394,6 @@ def test_a_try_at_the_start_leaves_the_log_as_it_is_also_after_a_power_cut() -> 
 
 
 # ---------------------------------------------------------------- in a cluster
-
-
-def shimmed(cluster: Clustered, path: Path) -> dict[str, Control]:
-    """Give all nodes disks that can be told to refuse; by name."""
-    controls = {}
-    for n in range(1, 4):
-        control = controls[f"n{n}"] = Control(None)
-        cluster.disks[f"n{n}"] = ShimDisk(NodeDisk(path / f"n{n}"), control)
-    return controls
-
-
-async def codes(client: Client) -> set[str]:
-    told = await client.admin("cluster", DEADLINE)
-    return {one["code"] for one in told["alarms"]}
-
-
-async def has_alarm(client: Client, code: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while code not in (found := await codes(client)):
-        assert time.monotonic() < end, found
-        await asyncio.sleep(0.05)
-
-
-async def has_no_alarm(client: Client) -> None:
-    end = time.monotonic() + DEADLINE
-    while found := await codes(client):
-        assert time.monotonic() < end, found
-        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO])
@@ -424,24 +485,6 @@ def test_when_nobody_can_write_there_is_an_alarm_and_then_it_goes_on(tmp_path: P
     run(main(), deadline=4 * DEADLINE)
 
 
-async def alarms_of(client: Client, code: str) -> list[dict[str, Any]]:
-    """Return the alarms with this code, once there is one."""
-    await has_alarm(client, code)
-    told = await client.admin("cluster", DEADLINE)
-    return [one for one in told["alarms"] if one["code"] == code]
-
-
-async def is_told(client: Client, name: str) -> dict[str, Any]:
-    """Wait until the status says that a node cannot write, and return that status."""
-    end = time.monotonic() + DEADLINE
-    while True:
-        told: dict[str, Any] = await client.admin("cluster", DEADLINE)
-        if any(one["code"] == "NODE_TROUBLE" and one["about"] == name for one in told["alarms"]):
-            return told
-        assert time.monotonic() < end, told["alarms"]
-        await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EROFS, errno.EIO])
 def test_a_replica_that_cannot_write_is_told_and_the_others_serve(
     tmp_path: Path, number: int
@@ -475,6 +518,8 @@ def test_a_replica_that_cannot_write_is_told_and_the_others_serve(
                 await client.publish("orders", b"3", timeout=10 * DEADLINE, acks="all")
             assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
             assert late in str(caught.value)
+            assert "othing was stored" not in str(caught.value)
+            assert "in the master's log" in str(caught.value)
 
     run(main(), deadline=4 * DEADLINE)
 
@@ -554,6 +599,8 @@ def test_when_too_few_replicas_can_write_publishes_fail_early_and_say_why(
                 await at_master.publish("orders", b"1", id="1", timeout=10 * DEADLINE)
             assert caught.value.code == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
             assert late in str(caught.value)
+            assert "othing was stored" not in str(caught.value)
+            assert "in the master's log" in str(caught.value)
             assert "limit" in str(caught.value)  # what its disk said
             for id in ("1", "2"):  # from now on at once: nothing is stored
                 with pytest.raises(StreamsError) as caught:

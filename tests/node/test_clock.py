@@ -16,6 +16,8 @@ from tests.node.clustered import until as until_slowly
 from tests.node.running import Running, node, nothing, run, take, until
 
 import railgun.node.node as node_module
+from railgun.cli.errors import DONE, FAILED
+from railgun.cli.main import main as command
 from railgun.client.client import Client
 from railgun.client.errors import DuplicateIdError
 from railgun.core.pacing import PacedClock
@@ -23,7 +25,8 @@ from railgun.node.clock import time_of_day
 from railgun.node.disk import NodeDisk
 from railgun.node.errors import NoStreamError
 from railgun.node.metrics import prometheus
-from railgun.node.retime import NodeRunsError, retime
+from railgun.node.retime import NodeRunsError, WouldExpireError, retime
+from railgun.node.segment import Walk
 from railgun.node.settings import SECOND
 from railgun.testing.jepsen.shim import Control, Orders, ShimDisk
 
@@ -302,6 +305,60 @@ def test_times_that_were_stored_ahead_are_mended_by_a_repair(tmp_path: Path) -> 
         retime(tmp_path / "nowhere", latest)
 
 
+def test_times_are_not_mended_into_what_retention_deletes_unless_asked_to(tmp_path: Path) -> None:
+    async def stored() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", max_age=DAY)
+            await client.ensure("kept")
+            await client.publish_many("orders", [b"0", b"1", b"2"])
+            await client.publish("kept", b"0")
+            await client.purge("orders", 1)
+            running.ahead = HOUR
+            await running.again()
+            client = await running.client()
+            await client.publish_many("orders", [b"3", b"4"])
+            await client.publish("kept", b"1")
+
+    def times() -> list[int]:
+        paths = sorted(tmp_path.rglob("log/*.log"))
+        return [
+            head.time for path in paths for _, head, _ in Walk(path.read_bytes(), 0, int(path.stem))
+        ]
+
+    async def begins_at(first: int) -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            stream = running.server.node.get_persistent("orders")  # type: ignore[union-attr]
+            await stream.retain()
+            told = await client.describe("orders")
+            assert (told["first"], told["end"]) == (first, 5)
+
+    run(stored())
+    before = times()
+    long_ago = time_of_day() - int(3 * DAY * SECOND)
+    with pytest.raises(WouldExpireError, match="would delete 4 messages of 'orders'") as refused:
+        retime(tmp_path, long_ago)
+    assert refused.value.messages == {"orders": 4}
+    assert times() == before
+    typed = [
+        "stream",
+        "retime",
+        "--data",
+        str(tmp_path),
+        "--latest",
+        "1970-01-01T00:00:00+00:00",
+        "--yes",
+    ]
+    assert command(typed) == FAILED
+    assert times() == before
+    assert retime(tmp_path, long_ago, ["kept"]) == {"kept": 2}, "it is kept for ever"
+    assert retime(tmp_path, time_of_day()) == {"orders": 1, "kept": 0}
+    run(begins_at(1))
+    assert command([*typed, "--may-expire"]) == DONE
+    run(begins_at(5))
+
+
 def test_a_node_whose_clock_is_ahead_is_told_by_an_alarm(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path, 3) as nodes:
@@ -327,6 +384,42 @@ def test_a_node_whose_clock_is_ahead_is_told_by_an_alarm(tmp_path: Path) -> None
     async def _alarmed(client: Client, codes: set[str]) -> None:
         found = {one["code"] for one in (await client.admin("cluster"))["alarms"]}
         assert found == codes
+
+    run(main(), deadline=100.0)
+
+
+def test_a_clock_that_is_wrong_when_a_node_of_a_cluster_starts_is_told_by_all(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path, 3) as nodes:
+            client, master = await nodes.serving("orders")
+            wrong, *_ = [name for name in sorted(nodes.servers) if name != master]
+            await nodes.stop(wrong)
+            nodes.clocks[wrong] = lambda: time_of_day() - int(HOUR * SECOND)
+            await nodes.start(wrong)
+            alarm = await retried(lambda: _told_of_start(client))
+            assert alarm["about"] == wrong
+            assert "3,600 s behind when the node started" in alarm["text"]
+            assert await client.publish("orders", b"0") == 0, "it is a warning"
+            await nodes.in_step("orders")
+            await nodes.stop(wrong)
+            del nodes.clocks[wrong]
+            await nodes.start(wrong)
+            await retried(lambda: _answered_by(client, wrong))
+            assert not await _of_start(client)
+
+    async def _of_start(client: Client) -> list[dict[str, Any]]:
+        alarms = (await client.admin("cluster"))["alarms"]
+        return [one for one in alarms if one["code"] == "CLOCK_AT_START"]
+
+    async def _told_of_start(client: Client) -> dict[str, Any]:
+        (alarm,) = await _of_start(client)
+        return alarm
+
+    async def _answered_by(client: Client, name: str) -> None:
+        found = (await client.admin("cluster"))["nodes"]
+        assert [one["answered"] for one in found if one["name"] == name] == [True]
 
     run(main(), deadline=100.0)
 

@@ -19,7 +19,7 @@ from tests.node.registries import (
     name_server,
     opened,
 )
-from tests.node.running import free_port, run
+from tests.node.running import run
 
 from railgun.node.cluster.discovery import (
     BadDiscoveryError,
@@ -27,6 +27,7 @@ from railgun.node.cluster.discovery import (
     discovery_of,
     schemes,
 )
+from railgun.testing.ports import free_port
 
 # ---------------------------------------------------------------- texts
 

@@ -26,7 +26,7 @@ from tests.node.registries import (
     saying,
     until,
 )
-from tests.node.running import free_port, run
+from tests.node.running import run
 
 from railgun.node.cluster.discovery import (
     Address,
@@ -36,6 +36,7 @@ from railgun.node.cluster.discovery import (
 )
 from railgun.node.cluster.discovery.asking import LONGEST
 from railgun.node.cluster.discovery.keeping import Kept
+from railgun.testing.ports import free_port
 
 
 def die(discovery: Discovery) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.node.running import DEADLINE, Running, free_port, refused, run, stored, take, until
+from tests.node.running import DEADLINE, Running, refused, run, stored, take, until
 from tests.node.several import SECRET, several
 
 import railgun.client.client as client_module
@@ -16,6 +16,7 @@ from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses
 from railgun.client.sync import connect_sync
+from railgun.testing.ports import free_port
 from railgun.wire.commands import FrameReader, encode
 from railgun.wire.connection import Connection
 from railgun.wire.proto import streams_pb2 as p

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from railgun import ConnectorError, Place, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.connectors import streams
+from railgun.connectors import older, streams
 from railgun.flow.errors import may_pass
 from railgun.testing.served import DEADLINE, Served, served
 
@@ -277,18 +278,26 @@ class CrashError(Exception):
     pass
 
 
+def staged_by_an_older_one(client: SyncClient, items: list[str]) -> dict[str, Any]:
+    """The token of a snapshot of an older Railgun: what it holds lies in a stream of its own."""
+    name = f"_staged.flow-out.0123456789ab.1.{uuid.uuid4().hex}"
+    since = client.ensure("totals") and client.admin("describe", name="totals")["end"]
+    client.ensure(name)
+    for number, item in enumerate(items):
+        client.publish_many(name, [item], id=f"/{number}")
+    told = {"staged": name, "count": len(items), "target": "totals"}
+    return {**told, "since": since, "time": time.time()}
+
+
 @pytest.mark.parametrize("box", [60.0, 0.001])
 @pytest.mark.parametrize("done", [0, 1, 3, 5])
-def test_a_commit_that_was_interrupted_doubles_nothing(
+def test_what_an_older_railgun_has_staged_is_recovered_once(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch, done: int, box: float
 ) -> None:
-    monkeypatch.setattr(streams, "PIECE", 100)
     sink = StreamSink("totals", format="text", data=node.data, id_box=box)
-    writer = sink.open(place())
-    expected = [f"{n:0>50}" for n in range(10)]
-    writer.write(expected)
-    token = writer.prepare(1)  # type: ignore[attr-defined]
-    writer.close()
+    client.ensure("totals", id_box=box)
+    expected = [f"{n:0>50}" for n in range(5)]
+    token = staged_by_an_older_one(client, expected)
     client.publish("totals", "by somebody else")
     publish, left = SyncClient.publish_soon, [done]
 
@@ -301,7 +310,7 @@ def test_a_commit_that_was_interrupted_doubles_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(SyncClient, "publish_soon", interrupted)
         if done == 5:
-            patch.setattr(streams, "_delete", lambda *args: (_ for _ in ()).throw(CrashError))
+            patch.setattr(older, "_delete", lambda *args: (_ for _ in ()).throw(CrashError))
         with pytest.raises(CrashError):
             sink.commit(token)
     if box < 1:
@@ -311,29 +320,87 @@ def test_a_commit_that_was_interrupted_doubles_nothing(
     sink.recover("flow ü", "out/put", 2, [token])
     assert [text for text in texts(client, "totals") if text.isdigit()] == expected
     assert staged(client) == []
+    sink.commit(token)
+    assert [text for text in texts(client, "totals") if text.isdigit()] == expected
 
 
 def test_a_generation_begins_without_what_older_ones_have_staged(
     node: Served, client: SyncClient
 ) -> None:
     sink = StreamSink("totals", data=node.data)
-    old, present = sink.open(place(1)), sink.open(place(3))
-    other = sink.open(Place("flow ü", "other", 0, 1, transactional=True))
-    for writer in (old, present, other):
+    old, other = sink.open(place(1)), sink.open(Place("flow ü", "other", 0, 1, transactional=True))
+    for writer in (old, other):
         writer.write([1])
-    wanted, unwanted = old.prepare(1), None  # type: ignore[attr-defined]
+    wanted, theirs = old.prepare(1), other.prepare(1)  # type: ignore[attr-defined]
     old.write([2])
     unwanted = old.prepare(2)  # type: ignore[attr-defined]
-    kept, theirs = present.prepare(9), other.prepare(1)  # type: ignore[attr-defined]
     sink.recover("flow ü", "out/put", 3, [wanted])
     assert texts(client, "totals") == ["1"]
-    assert set(staged(client)) == {kept["staged"], theirs["staged"]}
-    sink.commit(unwanted)  # by a process that was given up for dead
-    assert texts(client, "totals") == ["1"]
-    sink.commit(kept)
-    assert texts(client, "totals") == ["1", "1"]
+    with pytest.raises(ConnectorError, match="epoch 1 is over"):
+        sink.commit(unwanted)  # by a process that was given up for dead
+    sink.commit(wanted)  # so is this, but there is nothing left to do
+    old.write([3])
+    with pytest.raises(ConnectorError, match="FENCED"):
+        old.prepare(3)  # type: ignore[attr-defined]
+    present = sink.open(place(3))
+    present.write([4])
+    sink.commit(present.prepare(4))  # type: ignore[attr-defined]
+    sink.commit(theirs)
+    assert texts(client, "totals") == ["1", "4", "1"]
     for writer in (old, present, other):
         writer.close()
+
+
+def test_two_jobs_of_one_flow_do_not_touch_each_other(node: Served, client: SyncClient) -> None:
+    """They have directories of their own for their snapshots: one restarts while the other is about to commit."""
+    sink = StreamSink("totals", format="text", data=node.data)
+    eu, us = (Place("flow", "out", 0, 1, transactional=True, store=store) for store in ("eu", "us"))
+    writer = sink.open(eu)
+    writer.write(["of eu"] * 1000)
+    token = writer.prepare(1)  # type: ignore[attr-defined]
+    sink.recover_at(replace(us, generation=7), [])
+    sink.commit(token)
+    assert texts(client, "totals") == ["of eu"] * 1000
+    writer.close()
+
+
+def test_going_back_to_an_older_snapshot_and_forth_loses_nothing_in_silence(
+    node: Served, client: SyncClient
+) -> None:
+    sink = StreamSink("totals", format="text", data=node.data)
+    writer = sink.open(place(1))
+    writer.write(["first"])
+    first = writer.prepare(1)  # type: ignore[attr-defined]
+    sink.commit(first)
+    writer.write(["second"])
+    second = writer.prepare(2)  # type: ignore[attr-defined]
+    writer.close()  # killed before it was committed
+    sink.recover("flow ü", "out/put", 2, [first])  # from the older one
+    assert texts(client, "totals") == ["first"]
+    with pytest.raises(ConnectorError, match="LOST_OUTPUT"):
+        sink.recover("flow ü", "out/put", 3, [second])
+    sink.recover("flow ü", "out/put", 4, [first])
+    assert texts(client, "totals") == ["first"]
+
+
+@pytest.mark.parametrize("trouble", ["purge", "restart", "both"])
+def test_a_commit_is_repeated_after_its_stream_was_emptied(
+    node: Served, client: SyncClient, trouble: str
+) -> None:
+    sink = StreamSink("totals", format="text", data=node.data, id_box=0.001)
+    writer = sink.open(place(1))
+    writer.write([str(n) for n in range(2000)])
+    token = writer.prepare(1)  # type: ignore[attr-defined]
+    writer.close()
+    sink.commit(token)
+    if trouble != "restart":
+        client.admin("purge", name="totals", before=1200)
+    if trouble != "purge":
+        node.stop()
+        node.start()
+    sink.commit(token)
+    sink.recover("flow ü", "out/put", 2, [token])
+    assert client.admin("describe", name="totals")["end"] == 2000
 
 
 def test_the_node_restarts_while_messages_are_staged(node: Served, client: SyncClient) -> None:

@@ -23,7 +23,7 @@ from railgun.node.commit import Committer
 from railgun.node.disk import NodeDisk
 from railgun.node.errors import ClosedError, LogFailedError, NoSpaceError
 from railgun.node.grouplog import DamagedGroupLogError, Fold, GroupLog
-from railgun.node.groups import CopyNote, pack
+from railgun.node.groups import Kept, pack
 from railgun.node.groups import fold as groups
 from railgun.testing.disks import Crash
 from railgun.testing.log_disk import LogDisk
@@ -84,7 +84,7 @@ def test_a_group_comes_back_from_its_changes_and_from_the_whole(seed: int) -> No
         (change,) = chance.choices(kinds, [60, 30, 3, 3, 1, 2, 0.1])
         saved.apply(change)
         parts.append(pack([change]))
-    told: Saved | CopyNote | None = None
+    told: Kept | None = None
     for part in parts:
         told = groups.apply(told, part)
     assert told == saved

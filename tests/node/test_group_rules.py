@@ -14,6 +14,7 @@ from tests.node.running import DEADLINE, Proxy, node, nothing, refused, run, tak
 from railgun.client.errors import StreamsError, SubscriptionLostError
 from railgun.client.sync import connect_sync
 from railgun.core.delivery import (
+    LONGEST_DELAY,
     Change,
     Kind,
     Paused,
@@ -27,8 +28,10 @@ from railgun.core.delivery import (
 )
 from railgun.node.groups import fold, pack
 from railgun.testing.served import served
+from railgun.wire.proto import streams_pb2 as p
 
 HOUR = 3600.0
+DAY = 24 * HOUR
 PATIENCE = 240.0
 
 
@@ -91,6 +94,83 @@ def test_who_blocks_without_an_event_loop_is_given_nothing(tmp_path: Path) -> No
             with pytest.raises(TimeoutError):
                 sub.next(0.01)
             assert sub.next(DEADLINE)
+
+
+@pytest.mark.parametrize("how", [{}, {"exclusive": True}, {"block": True}])
+def test_a_delay_may_be_as_long_as_366_days(tmp_path: Path, how: dict[str, bool]) -> None:
+    block, exclusive = how.get("block", False), how.get("exclusive", False)
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"0", b"1", b"2"])
+            sub = await client.subscribe("orders", group="g", exclusive=exclusive)
+            (await sub.next(DEADLINE)).nack(delay=366 * DAY, block=block)
+            await sub.flush()
+            if how:
+                await nothing(sub)
+            else:
+                assert [m.payload for m in await take(sub, 2)] == [b"1", b"2"]
+            await client.close()
+            await running.again()
+            running.ahead = 365 * DAY
+            sub = await (await running.client()).subscribe("orders", group="g", exclusive=exclusive)
+            came = [] if how else [m.payload for m in await take(sub, 2)]
+            await nothing(sub)
+            running.ahead = 367 * DAY
+            came += [m.payload for m in await take(sub, 3 - len(came))]
+            assert sorted(came) == [b"0", b"1", b"2"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_flush_hears_of_a_nack_that_the_node_refused_and_the_subscription_goes_on(
+    tmp_path: Path, exclusive: bool
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"0", b"1", b"2"])
+            sub = await client.subscribe("orders", group="g", exclusive=exclusive)
+            message = await sub.next(DEADLINE)
+            ranges = [p.Range(first=message.offset, count=1, delivery=message.delivery)]
+            told = p.Nack(ranges=ranges, epoch=message.epoch, delay=LONGEST_DELAY + 1)
+            client.send(told, (), sub.channel)  # a client of another version may think it right
+            await refused("BAD_DELAY", sub.flush())
+            if exclusive:  # which begins anew, in order
+                messages = await take(sub, 3)
+            else:  # it is still this consumer's
+                messages = [message, *await take(sub, 2)]
+            assert [m.payload for m in messages] == [b"0", b"1", b"2"]
+            for one in messages:
+                one.ack()
+            await sub.flush()
+            assert (await client.admin("group", name="orders", group="g"))["code"] == "AT_END"
+
+    run(main())
+
+
+def test_flush_tells_of_a_nack_that_was_lost_with_the_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish("orders", b"0")
+            sub = await client.subscribe("orders", group="g")
+            message = await sub.next(DEADLINE)
+            await running.stop()
+            await until(lambda: not client.connected)
+            message.nack(delay=HOUR)
+            await running.start()
+            await refused("CONNECTION_LOST", sub.flush())
+            again = await sub.next(DEADLINE)
+            again.ack()
+            await sub.flush()
+
+    run(main())
 
 
 def test_a_delay_in_an_exclusive_group_always_blocks(tmp_path: Path) -> None:

@@ -489,6 +489,25 @@ def test_publishes_with_ids_come_once_however_often_the_connection_is_cut(
     run(main())
 
 
+def test_an_id_that_is_taken_is_no_error_of_a_publish_that_was_sent_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running, Proxy(running.port) as proxy:
+            client, other = await running.client(proxy.port), await running.client()
+            await client.ensure("orders")
+            assert await other.publish("orders", b"by another", id="a") == 0
+            assert await code_of(client.publish("orders", b"x", id="a")) == "DUPLICATE_ID"
+            proxy.muted = True
+            publishing = asyncio.create_task(client.publish("orders", b"x", id="a"))
+            await until(lambda: proxy.swallowed > 0)
+            proxy.muted = False
+            proxy.cut()
+            assert await publishing == 0, "it may have been stored by the first attempt"
+            assert await code_of(client.publish("orders", b"x", id="a")) == "DUPLICATE_ID"
+            assert await stored(other, "orders") == [b"by another"]
+
+    run(main())
+
+
 def test_what_has_an_id_is_sent_again_though_it_travelled_with_what_has_none(
     tmp_path: Path,
 ) -> None:

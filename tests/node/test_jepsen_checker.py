@@ -321,6 +321,10 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
         "stranded",
         frozen(*(refused(f"v{n}", 11.0 + 2 * n, client="p1") for n in range(5))),
     ),
+    "all that it tries fails, beside one that waits for all replicas": (
+        "stranded",
+        frozen(put("b", 1, 11.0, client="p1", acks="all", end=22.1), refused("c", 12.0, client="p1")),
+    ),
     "one publish that ends after the thaw": (
         "stranded",
         frozen(put("b", 1, 11.0, client="p1", end=22.1)),
@@ -478,6 +482,12 @@ GOOD: dict[str, list[Record]] = {
         Blown("freeze", ["n1"], 10.0, 10.0, 22.0, 23.0, ["somebody"]),
     ],
     "nothing new for consumers": frozen(put("b", 1, 20.0, client="p1")),
+    "a publisher waits for all replicas until the thaw": frozen(
+        put("b", 1, 9.9, client="p1", end=12.3),
+        put("c", 2, 12.4, client="p1", acks="all", end=22.2),
+        got("b", 1, 13.0, "r1"),
+        only("b", 1, 13.0, "x2", epoch=2),
+    ),
     "a restart without an error": restarted(put("a", 0, 11.0), put("b", 1, 12.0, id="i")),
     "an error before and after a restart": restarted(refused("a", 5.0), refused("b", 31.0)),
     "a restart beside another fault": restarted(

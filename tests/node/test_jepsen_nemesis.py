@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,8 +26,17 @@ from railgun.testing.jepsen.nemesis import (
     minority,
     plan,
 )
+from railgun.testing.jepsen.nodes import NodeProcess
+from railgun.testing.ports import HIGHEST, LOWEST
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
+
+
+def test_no_connection_of_others_can_take_the_ports_of_nodes(tmp_path: Path) -> None:
+    for number, name in enumerate(NAMES):
+        node = NodeProcess(tmp_path, name, number)
+        assert node.port != node.cluster_port
+        assert all(LOWEST <= port < HIGHEST <= 32768 for port in (node.port, node.cluster_port))
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,6 +93,7 @@ def test_partitions_close_what_they_say() -> None:
     assert list(blocked(Blow(0, 1, "kill", ("n1",)), NAMES)) == []
     held = [Blow(0, 3, "isolate", ("n1",), (), "hold"), Blow(0, 9, "isolate", ("n1",), (), "drop")]
     assert longest_hold(held) == 3
+    assert longest_hold([Blow(1.0, 7.0, "minority", ("n2",), style="cut")]) == 7
     assert longest_hold([]) == 0
 
 

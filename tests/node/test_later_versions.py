@@ -50,7 +50,7 @@ def everything_in(directory: Path) -> dict[str, bytes]:
 
 
 def unknown_flag(batch: bytearray) -> None:
-    struct.pack_into("<H", batch, 44, 4)
+    struct.pack_into("<H", batch, 44, 32)
 
 
 def unknown_field(batch: bytearray) -> None:
@@ -208,7 +208,7 @@ def test_a_log_can_be_cut_right_before_a_later_batch(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- notes: groups, Raft
 
 
-def group_log(disk: NodeDisk) -> GroupLog[Saved | groups.CopyNote]:
+def group_log(disk: NodeDisk) -> GroupLog[groups.Kept]:
     return GroupLog.open(disk, "orders", groups.fold)[0]
 
 

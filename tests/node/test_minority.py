@@ -9,19 +9,22 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.clustered import DEADLINE, QUICK, Clustered, clustered, until
-from tests.node.running import free_port, node, run, take
+from rich.console import Console
+from tests.node.clustered import DEADLINE, QUICK, Clustered, clustered, retried, until
+from tests.node.running import node, run, take
 
-from railgun.cli import cluster_view
+from railgun.cli import cluster_view, streams_view
 from railgun.client.address import Address
 from railgun.client.client import Client, connect
 from railgun.client.errors import NoNodeError, StreamsError
 from railgun.node.cluster.consensus import NoLeaderError
 from railgun.node.cluster.links import PeerError
+from railgun.testing.ports import free_port
 
 WAIT = 1.0
 
@@ -56,6 +59,66 @@ def test_readers_and_describe_are_answered_by_the_copy(tmp_path: Path, again: bo
             assert "copy" in told["trouble"]
             sub = await client.subscribe("orders")
             assert len(await take(sub, 10)) == 10
+            assert (await client.subscribe("orders", start="end")).offset == 10
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def shown(picture: Any) -> str:
+    console = Console(width=200, file=StringIO())
+    console.print(picture)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
+def test_the_streams_it_has_copies_of_are_listed(tmp_path: Path, again: bool) -> None:
+    async def main() -> None:
+        async with minority(tmp_path, again=again) as (_, client, _):
+            (told,) = await client.streams()
+            assert (told["name"], told["end"]) == ("orders", 10)
+            assert told["trouble"]
+            assert "orders" in shown(streams_view.streams([told]))
+            status = await client.admin("cluster", DEADLINE)
+            assert status["streams"] == 1
+            assert status["is_known"] is not again
+            assert ("are not known" in shown(cluster_view.status(status))) is again
+            assert "LEFT_ALONE" not in {one["code"] for one in status["alarms"]}
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_without_copies_does_not_say_that_there_are_no_streams(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        for n in range(1, 4):
+            cluster.config(f"n{n}", settings={**QUICK, "master_wait": WAIT})
+        async with clustered(tmp_path, cluster=cluster):
+            for name in ("n1", "n3"):
+                await cluster.kill(name)
+            await cluster.stop("n2")
+            await cluster.start("n2")
+            client = await cluster.client("n2", timeout=DEADLINE)
+            with pytest.raises(StreamsError, match="not known") as caught:
+                await client.streams()
+            assert caught.value.code == "NO_MASTER"
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_node_that_was_started_again_lists_what_all_know(tmp_path: Path) -> None:
+    """Not what it has copies of: that is asked for before it has heard of the leader."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            await cluster.serving("orders")
+            await cluster.stop("n2")
+            others = await cluster.client("n1", "n3", timeout=DEADLINE)
+            await others.ensure("more")
+            await others.delete("orders")
+            await cluster.start("n2")
+            client = await cluster.client("n2", timeout=DEADLINE)
+            assert [one["name"] for one in await client.streams()] == ["more"]
 
     run(main(), deadline=4 * DEADLINE)
 
@@ -69,8 +132,73 @@ def test_a_publish_is_refused_as_not_stored(tmp_path: Path, again: bool) -> None
                 with pytest.raises(StreamsError, match="nothing was stored") as caught:
                     await client.publish("orders", b"10")
                 assert caught.value.code == "NO_MASTER"
-                # At once: the client asks the other nodes, and comes back, once. It does not try until its deadline.
+                # At once: the client looks for other nodes, and asks once more. It does not try until its deadline.
                 assert refused["NO_MASTER"] <= 2 + n
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+@asynccontextmanager
+async def frozen(count: int) -> AsyncIterator[list[str]]:
+    """Addresses at which connections are accepted, and nothing is ever said: as of processes that are frozen."""
+    held: list[asyncio.StreamWriter] = []
+    servers = [
+        await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
+        for _ in range(count)
+    ]
+    try:
+        yield [f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers]
+    finally:
+        for writer in held:
+            writer.transport.abort()
+        for one in servers:
+            one.close()
+
+
+def test_a_client_stays_where_it_is_if_the_other_nodes_are_frozen(tmp_path: Path) -> None:
+    """It does not wait for them one after the other, and what it has subscribed goes on."""
+
+    async def main() -> None:
+        async with minority(tmp_path, again=False) as (cluster, _, left), frozen(2) as others:
+            server = cluster.servers[left]
+            where = [f"127.0.0.1:{server.port}", *others]
+            client = await connect(where, secret=server.secret, timeout=DEADLINE)
+            try:
+                sub = await client.subscribe("orders")
+                assert len(await take(sub, 10)) == 10
+                sessions = set(server.sessions)
+                for call in (
+                    lambda: client.publish("orders", b"x"),
+                    lambda: client.ensure("more"),
+                    lambda: client.groups("orders"),
+                ):
+                    with pytest.raises(StreamsError) as caught:
+                        await call()
+                    assert caught.value.code == "NO_MASTER"
+                assert set(server.sessions) == sessions
+            finally:
+                await client.close()
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_client_passes_over_frozen_nodes_on_its_way_to_the_majority(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        for n in range(1, 4):
+            cluster.config(f"n{n}", settings={**QUICK, "master_wait": WAIT})
+        async with clustered(tmp_path, cluster=cluster), frozen(2) as others:
+            await cluster.serving("orders")
+            await cluster.member("n2").links.close()  # clients reach it, other nodes do not
+            await until(lambda: cluster.member("n2").has_no_quorum, "it is not noticed")
+            ports = [cluster.servers[name].port for name in ("n2", "n3")]
+            where = [f"127.0.0.1:{ports[0]}", *others, f"127.0.0.1:{ports[1]}"]
+            client = await connect(where, secret=cluster.servers["n2"].secret, timeout=DEADLINE)
+            try:
+                assert await retried(lambda: client.publish("orders", b"0")) == 0
+                assert client.where[1] not in [ports[0], *(int(one[10:]) for one in others)]
+            finally:
+                await client.close()
 
     run(main(), deadline=4 * DEADLINE)
 
@@ -138,7 +266,7 @@ def test_a_client_leaves_a_node_that_is_cut_off_for_the_majority(tmp_path: Path)
             await client.publish("orders", b"0")
             await cluster.member("n2").links.close()  # clients reach it, other nodes do not
             await until(lambda: cluster.member("n2").has_no_quorum, "it is not noticed")
-            assert await client.publish("orders", b"1") == 1
+            assert await retried(lambda: client.publish("orders", b"1")) == 1
             assert client.where[1] != cluster.servers["n2"].port
 
     run(main(), deadline=4 * DEADLINE)

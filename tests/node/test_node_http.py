@@ -93,6 +93,8 @@ def test_streams_live_and_die_by_http(tmp_path: Path) -> None:
             assert await web("POST", "/streams/orders/redrive", {"most": 5}) == (
                 200, {"redriven": 1, "already": 0, "left": 0, "refused": []},
             )  # fmt: skip
+            _, told = await web("POST", "/streams/orders/redrive", {"offsets": [0, 9]})
+            assert [one["code"] for one in told["refused"]] == ["REDRIVEN", "NO_LETTER"]
             assert await web("POST", f"{at}/reset", {"to": 1}) == (200, {"position": 1})
             assert await web("POST", "/streams/orders/purge", {"before": 2}) == (
                 200, {"first": 2, "end": 3, "purged": 2},
@@ -409,7 +411,7 @@ def _check_content(content: dict[str, Any], told: dict[str, Any]) -> None:
 def _check_schema(schema: dict[str, Any], told: dict[str, Any]) -> None:
     known = {
         "type", "enum", "minimum", "maximum", "items", "oneOf", "properties", "required", "$ref",
-        "additionalProperties", "description",
+        "additionalProperties", "description", "minLength", "maxLength",
     }  # fmt: skip
     assert set(schema) <= known
     if "$ref" in schema:

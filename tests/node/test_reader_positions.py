@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.clustered import DEADLINE, clustered
-from tests.node.running import refused, take
+from tests.node.clustered import DEADLINE, Clustered, clustered
+from tests.node.running import refused, run, take
 from tests.node.several import several
 from tests.node.test_flow_ends import offset, read_some
 
 from railgun import ConnectorError, Streams
+from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.connectors import streams
@@ -65,6 +67,71 @@ def test_a_reader_that_reconnects_to_a_copy_that_lags_goes_on_where_it_was(tmp_p
                 assert (message.offset, message.payload) == (8, b"8")
 
     asyncio.run(body())
+
+
+@asynccontextmanager
+async def lagging(path: Path) -> AsyncIterator[tuple[Clustered, Client, str, Callable[[], None]]]:
+    """Three nodes; what is pushed to one of them does not get there, until the function is called.
+
+    With a client of the others, and the name of that one.
+    """
+    async with clustered(path) as nodes:
+        _, master = await nodes.serving("orders")
+        behind = next(name for name in nodes.servers if name != master)
+        others = await nodes.client(*(name for name in nodes.servers if name != behind))
+        await others.publish("orders", b"0")
+        await nodes.in_step("orders")
+        regions = nodes.member(behind).regions
+        take_in, held = regions.received, list[tuple[Any, ...]]()
+        regions.received = lambda *given: held.append(given)  # type: ignore[method-assign]
+
+        def let_in() -> None:
+            regions.received = take_in  # type: ignore[method-assign]
+            for given in held:
+                take_in(*given)
+
+        await others.publish_many("orders", [b"%d" % n for n in range(1, 20)])
+        yield nodes, others, behind, let_in
+
+
+def test_a_reader_begins_at_the_end_of_the_stream_not_at_that_of_a_copy_that_lags(
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        async with lagging(tmp_path) as (nodes, others, behind, _):
+            client = await nodes.client(behind, timeout=DEADLINE)
+            readers = [await client.subscribe("orders", start="end") for _ in range(2)]
+            assert nodes.copy(behind, "orders").safe == 1
+            assert [sub.offset for sub in readers] == [20, 20]
+            assert [sub.why for sub in readers] == ["end", "end"]
+            await others.publish("orders", b"new")
+            for sub in readers:
+                assert (await sub.next(DEADLINE)).payload == b"new"
+            from_start = await client.subscribe("orders")  # which the copy serves, as far as it is
+            assert (await from_start.next(DEADLINE)).payload == b"0"
+
+    run(body(), deadline=4 * DEADLINE)
+
+
+def test_a_reader_that_begins_at_the_end_waits_for_its_copy_to_get_there(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with lagging(tmp_path) as (nodes, others, behind, let_in):
+            client = await nodes.client(behind, timeout=DEADLINE)
+            begins = asyncio.create_task(client.subscribe("orders", start="end"))
+            await asyncio.sleep(0.1)
+            let_in()
+            sub = await begins
+            assert sub.offset == 20
+            await others.publish("orders", b"new")
+            assert (await sub.next(DEADLINE)).payload == b"new"
+            await nodes.in_step("orders")
+            another = await client.subscribe("orders", start="end")
+            assert another.offset == 21
+            sessions = nodes.servers[behind].sessions.values()
+            here = [one for one in sessions if another.channel in one.subscriptions]
+            assert here, "the master serves it, though the copy is as far"
+
+    run(body(), deadline=4 * DEADLINE)
 
 
 def test_what_was_acknowledged_can_be_read_at_every_node_at_once(tmp_path: Path) -> None:

@@ -592,6 +592,29 @@ def test_ps11_a_message_nacked_at_once_again_and_again_dies_of_distance(tmp_path
     run(main())
 
 
+def test_ps11_with_a_distance_of_none_the_first_return_is_the_last(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders", dead_distance=0)
+            await client.publish_many("orders", [b"0", b"1", b"2"])
+            sub = await client.subscribe("orders", group="g")
+            first, second, third = await take(sub, 3)
+            third.ack()
+            await sub.flush()
+            second.ack()  # while a consumer has a message, the rule waits for what it says
+            await sub.flush()
+            assert "orders.dlq" not in [one["name"] for one in await client.streams()]
+            first.nack(reason="no")
+            dead = await subscribed_when_there(client, "orders.dlq")
+            told = (await dead.next(DEADLINE)).headers
+            assert (told["offset"], told["rule"], told["deliveries"]) == ("0", "dead_distance", "1")
+            await nothing(sub)
+            await nothing(dead)
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "how", [{"prefetch": 1}, {"exclusive": True}, {"exclusive": True, "prefetch": 1}]
 )

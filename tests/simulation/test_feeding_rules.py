@@ -78,6 +78,7 @@ def test_all_pairs_of_deeds_on_simulated_workers(first: str) -> None:
         tally += simulate(seed, [first, second], workers=workers, **more)
     assert tally["handed over"] > 0 or "shrink" not in first
     assert tally["given up"] > 0
+    assert tally["late"] > 0
 
 
 @pytest.mark.simulation
@@ -109,7 +110,7 @@ def test_streams_end_and_connections_are_lost_while_a_snapshot_is_under_way() ->
     [
         (feeding_mutants.LeftIsFree, "not a prefix"),
         (feeding_mutants.LeftForEver, "stuck"),
-        (feeding_mutants.LeftAtOnce, "not a prefix"),
+        (feeding_mutants.LeftAtOnce, "lateness"),
         (feeding_mutants.LeaveWithFailedSnapshot, "untrue"),
         (feeding_mutants.AcknowledgeSeen, "untrue"),
     ],

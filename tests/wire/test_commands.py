@@ -76,7 +76,7 @@ def test_every_command_has_a_number_and_comes_back() -> None:
         if isinstance(kind, type) and hasattr(kind, "FromString")
     }
     parts = {
-        *(p.Range, p.Refused, c.Point, sinks.Uncommitted),
+        *(p.Range, p.Refused, p.Staging, c.Point, sinks.Uncommitted),
         *(raft.Members, raft.Entry, raft.Hard, raft.Snapshot),
         *(nodes.Run, nodes.Standing, nodes.Listener, nodes.Part),
     }

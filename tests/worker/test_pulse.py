@@ -12,8 +12,9 @@ from types import FrameType
 
 import pytest
 
-from railgun.flow.calls import Call
-from railgun.worker.pulse import MOST_LOADING_S, UNPICKLE_FLOW, Loading
+from railgun.flow.calls import Call, others
+from railgun.flow.waiting import WAITS as OUTAGES
+from railgun.worker.pulse import MOST_LOADING_S, STUCK_EVERY, UNPICKLE_FLOW, Beside, Loading
 
 MODULE = "railgun_test_waits_at_import"
 WAITS = f"""
@@ -66,3 +67,78 @@ def test_to_unpickle_the_flow_is_a_sign_of_life_until_it_has_taken_too_long() ->
     assert not loading.look(frame, [unpickles], 2.0 + MOST_LOADING_S)
     assert loading.look(frame, [Call("", UNPICKLE_FLOW)], 2.0 + MOST_LOADING_S), "another time"
     assert not loading.look(frame, [other], 3.0)
+
+
+class Parked:
+    """A thread that calls `wait` again and again: `inside` a call of user code, and perhaps for an `outage` to pass."""
+
+    def __init__(self, inside: bool = True, outage: bool = False) -> None:
+        self.inside = inside
+        self.outage = outage
+        self.over = False
+        self.there, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self) -> Parked:
+        self.thread.start()
+        assert self.there.acquire(timeout=60)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over = True
+        self.go_on.release()
+        self.thread.join()
+
+    def run(self) -> None:
+        while not self.over:
+            if self.inside:
+                with Call("sink", self.wait):
+                    self.wait()
+            else:
+                self.wait()
+
+    def wait(self) -> None:
+        if self.outage:
+            OUTAGES.begin("sink", "no network", blocks=True)
+        self.there.release()
+        assert self.go_on.acquire(timeout=60)
+
+    def turn(self) -> None:
+        """Let this call return, and wait until the next one is under way."""
+        self.go_on.release()
+        assert self.there.acquire(timeout=60)
+
+
+def looked(beside: Beside) -> str | None:
+    return beside.look(sys._current_frames(), others(threading.get_ident()), 0.0)
+
+
+def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -> None:
+    beside = Beside()
+    assert looked(beside) is None
+    with Parked() as parked:
+        assert looked(beside) is None, "it has only begun"
+        told = looked(beside)
+        assert told is not None
+        assert "it is in step 'sink', function Parked.wait" in told
+        assert "in wait" in told
+        for _ in range(STUCK_EVERY - 1):
+            assert looked(beside) is None
+        assert looked(beside)
+        parked.turn()
+        assert looked(beside) == "", "it gets on"
+        parked.turn()
+        assert looked(beside) is None
+        assert looked(beside)
+    assert looked(beside) == ""
+    assert looked(beside) is None
+
+
+def test_another_thread_may_wait_outside_of_user_code_or_for_an_outage_to_pass() -> None:
+    beside = Beside()
+    with Parked(inside=False):
+        assert [looked(beside) for _ in range(3)] == [None] * 3
+    with Parked(outage=True):
+        assert [looked(beside) for _ in range(3)] == [None] * 3
+        OUTAGES.end("sink")
+        assert looked(beside)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from railgun import FORGET, Collect, Flow, Items, Stateful
+from railgun import FORGET, Collect, Flow, Items, Stateful, StepError
 from railgun.flow.flow import KeyedStream
-from railgun.flow.operators.sharing import CHECKED, SharedStateError
+from railgun.flow.operators.sharing import SharedStateError
 from railgun.testing import FlowTester
 
 Steps = Callable[[KeyedStream[int, Any]], Any]
@@ -268,24 +269,6 @@ def test_the_tester_finds_results_of_timers_that_change_later(logic: Any) -> Non
         tester.advance(10.0)
 
 
-class LateTwice(Twice):
-    """Begins to yield its state twice after a while."""
-
-    def on_item(self, item: int, context: Any) -> Any:
-        context.state.append(item)
-        if len(context.state) > CHECKED + 5:
-            return super().on_item(item, context)
-        return [0]
-
-
-def test_a_generator_that_begins_to_yield_its_state_twice_later_fails_by_name() -> None:
-    tester = one_worker(lambda keyed: keyed.stateful(LateTwice(), name="step"), strict=False)
-    for _ in range(CHECKED + 5):
-        tester.feed("numbers", [0])
-    with pytest.raises(SharedStateError, match=r"'step'.* key 0,"):
-        tester.feed("numbers", [0])
-
-
 class Hidden:
     """Holds what nobody finds who looks for objects in it; as objects of other languages do."""
 
@@ -378,25 +361,140 @@ def test_what_does_not_change_later_is_no_mistake(right: str, strict: bool) -> N
     assert len(tester.collected("out")) == 26
 
 
-def late(state: list[int], n: int) -> tuple[list[int], Any]:
+# ---------------------------------------------------------------- what begins late, or is rare
+
+
+LATE = 1_500
+"""Records of a key after which a function begins to do something else."""
+
+
+def rarely(state: list[int], n: int) -> tuple[list[int], Any]:
+    """Emits its state with one of many records, as a session does, and else nothing."""
     state.append(n)
-    return state, (state if len(state) > CHECKED else None)
+    return state, ((n, state) if len(state) % 601 == 0 else None)
 
 
-def test_a_step_that_begins_to_share_later_fails_by_name() -> None:
+def late(state: list[int], n: int) -> tuple[list[int], list[int]]:
+    state.append(n)
+    del state[:-3]
+    return state, (state if n > LATE else state.copy())
+
+
+def late_and_empty(state: list[int], n: int) -> tuple[list[int], Any]:
+    """Empties its state again and again: an empty list looks like nothing."""
+    state.append(n)
+    if n // 2 % 4 == 3:
+        state.clear()
+    return state, (n, state if n > LATE else state.copy())
+
+
+def late_array(state: Any, n: int) -> tuple[Any, Any]:
+    state[:-1] = state[1:]
+    state[-1] = n
+    return state, (n, state[2:] if n > LATE else state[2:].copy())
+
+
+def late_hidden(state: Hidden, n: int) -> tuple[Hidden, Any]:
+    if n % 20 == 0:
+        state.append(n)
+    return state, (View(state) if n > LATE else None)
+
+
+def late_buffer(state: int, n: int) -> tuple[int, Any]:
+    """Emits a list that is not the state, and fills it again."""
+    BUFFER[:] = [n, state]
+    return state + 1, (BUFFER if n > LATE else list(BUFFER))
+
+
+BUFFER: list[int] = []
+BEGIN_LATE: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], Callable[[], Any]]] = {
+    "rarely": (rarely, list),
+    "late": (late, list),
+    "late and empty": (late_and_empty, list),
+    "late arrays": (late_array, lambda: np.zeros(5, dtype=int)),
+    "late and hidden": (late_hidden, lambda: Hidden()),
+    "late buffer": (late_buffer, int),
+}
+
+
+@pytest.mark.parametrize("name", BEGIN_LATE)
+def test_results_are_what_was_returned_however_late_they_begin_to_share(name: str) -> None:
+    function, initial = BEGIN_LATE[name]
+    tester = one_worker(step_of(function, initial), strict=False)
+    for start in range(0, 3 * LATE, 100):  # in batches of 100
+        tester.feed("numbers", range(start, start + 100))
+    states = {0: initial(), 1: initial()}
+    made = []
+    for n in range(3 * LATE):
+        states[n % 2], result = function(states[n % 2], n)
+        made.append(copy.deepcopy(result))
+    assert ordered(tester.collected("out")) == ordered(made)
+
+
+def add_late(total: dict[str, int], item: dict[str, int]) -> dict[str, int]:
+    """Makes a new total each time, and later changes the one it is given."""
+    if item["n"] <= LATE:
+        return {"n": total["n"] + item["n"]}
+    return add_to(total, item)
+
+
+def test_a_reduce_may_begin_late_to_change_what_it_is_given() -> None:
     tester = one_worker(
-        lambda keyed: keyed.stateful_map(late, initial=list, name="step"), strict=False
+        lambda keyed: keyed.map(lambda n: {"n": n}).reduce(add_late, name="step"), strict=False
     )
-    tester.feed("numbers", [0] * CHECKED)
-    with pytest.raises(SharedStateError, match=r"'step'.* key 0,"):
-        tester.feed("numbers", [0] * 10)
+    for start in range(0, 3 * LATE, 100):  # in batches of 100
+        tester.feed("numbers", range(start, start + 100))
+    totals = [sum(range(n % 2, n + 1, 2)) for n in range(3 * LATE)]
+    assert sorted(result["n"] for result in tester.collected("out")) == sorted(totals)
 
 
-def test_a_step_that_begins_to_share_later_is_copied_while_that_is_possible() -> None:
+class LateTwice(Twice):
+    """Begins late to yield its state twice."""
+
+    def on_item(self, item: int, context: Any) -> Any:
+        if item > LATE:
+            return super().on_item(item, context)
+        return [0]
+
+
+def test_a_generator_may_begin_late_to_yield_its_state_twice() -> None:
+    tester = one_worker(lambda keyed: keyed.stateful(LateTwice(), name="step"), strict=False)
+    tester.feed("numbers", range(LATE + 1))
+    tester.feed("numbers", range(LATE + 2, LATE + 8, 2))
+    first = [LATE + 2, -LATE - 2, LATE + 4, -LATE - 4, LATE + 6, -LATE - 6]
+    assert tester.collected("out")[LATE + 1 :] == [first[:n] for n in range(1, 7)]
+
+
+# ---------------------------------------------------------------- what cannot be copied
+
+
+def with_lock(state: dict[str, Any], n: int) -> tuple[dict[str, Any], Any]:
+    return state, (state["lock"] if n == 5 else threading.Lock())
+
+
+def test_a_result_that_cannot_be_copied_passes_if_it_shares_nothing_with_the_state() -> None:
+    def initial() -> dict[str, Any]:
+        return {}
+
     tester = one_worker(
-        lambda keyed: keyed.stateful_map(late, initial=list, name="step"), strict=False
+        lambda keyed: keyed.stateful_map(with_lock, initial=initial, name="step").map(bool),
+        strict=False,
     )
-    tester.feed("numbers", [0] * CHECKED)
-    for _ in range(3):
-        tester.feed("numbers", [0])
-    assert [len(r) for r in tester.collected("out")[CHECKED:]] == [CHECKED + n for n in (1, 2, 3)]
+    tester.feed("numbers", [1, 2, 3])
+    assert tester.collected("out") == [True] * 3
+
+
+class Stuck:
+    """An object that cannot be copied, and that a snapshot could save."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise ValueError("there is only one of me")
+
+
+def test_one_that_shares_an_object_with_the_state_is_told_with_its_record() -> None:
+    tester = one_worker(
+        lambda keyed: keyed.stateful_map(lambda s, n: (s, [s]), initial=Stuck, name="step"),
+        strict=False,
+    )
+    with pytest.raises(StepError, match=r"(?s)'step'.*record 3 of key 1.*cannot be copied.*of me"):
+        tester.feed("numbers", [3])

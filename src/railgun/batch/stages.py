@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from railgun.batch.sorting import Sorter
 from railgun.core.errors import KeyTypeError, pass_interrupt
 from railgun.core.frontier import LAST, MIN, late_by
 from railgun.core.hashing import hash_keys
-from railgun.flow.calls import Call
+from railgun.flow.calls import ValueCalls
 from railgun.flow.operators.changes import Changes
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import DeadLetter, Setting
@@ -72,6 +72,8 @@ class Save:
     flow: str
     snapshot: int
     generation: int
+    store: str = ""
+    """What tells the directory from others."""
 
     @property
     def done(self) -> bool:
@@ -105,7 +107,9 @@ class BatchStage:
         self._disk = None if plan.state is None else Disk(plan.state)
         keep = None if self._disk is None else self._disk.store
         generation = 0 if save is None else save.generation
-        place = Place(plan.flow, DEAD, around.partition, generation, transactional=save is not None)
+        place = Place(plan.flow, DEAD, around.partition, generation)
+        if save is not None:
+            place = replace(place, transactional=True, store=save.store)
         self._dead: Writing | None = None
         if plan.dead_letters is not None:
             self._dead = Writing(Setting(DEAD), plan.dead_letters, place)
@@ -424,11 +428,10 @@ class SourceStage(BatchStage):
 
     def _made_items(self, rows: list[Any], item: Callable[[Any], Any]) -> list[Any]:
         made: list[Any] = []
-        with Call(self.reading.step, item):
+        with ValueCalls(self.reading.step, item, "row", rows, made.__len__):
             try:
-                made.extend(map(item, rows))
-                if len(made) < len(rows):
-                    raise StopIteration("raised by the function itself")
+                for row in rows:
+                    made.append(item(row))
             except BaseException as error:
                 pass_interrupt(error)
                 raise BatchError(

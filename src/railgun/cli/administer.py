@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
+from railgun.cli.errors import DONE, FAILED, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
@@ -74,7 +74,7 @@ def _purge(options: argparse.Namespace, out: Output, name: str) -> int:
 
 
 def redrive(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Deliver dead letters again, to the groups that gave them up."""
+    """Deliver dead letters again, to the groups that gave them up; return `REFUSED` if some cannot be."""
 
     async def work(client: Client) -> int:
         done = await client.redrive(
@@ -85,7 +85,7 @@ def redrive(options: argparse.Namespace, out: Output, registry: Registry) -> int
         out.line(f"{options.stream}: {done['redriven']:,} redriven{again}, {done['left']:,} left")
         for one in done["refused"]:
             out.line(f"  letter {one['offset']:,} cannot be redriven: {one['code']}: {one['text']}")
-        return DONE
+        return REFUSED if done["refused"] else DONE
 
     return talk(options, work)
 
@@ -124,7 +124,9 @@ def retime(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     what = ", ".join(options.names) or "all streams"
     confirm(options, out, f"{options.data}: set all times after {when} to it ({what})")
     try:
-        changed = mend_times(Path(options.data), latest, options.names)
+        changed = mend_times(
+            Path(options.data), latest, options.names, may_expire=options.may_expire
+        )
     except RailgunError as error:
         code = str(getattr(error, "code", "FAILED"))
         raise CommandError(FAILED, code.lower().replace("_", "-"), str(error)) from error

@@ -182,20 +182,20 @@ def add_streams(commands: Any) -> None:
             "--dead-distance",
             _or_none(number),
             "N",
-            "dead-letter a message once a message more than N offsets later is acknowledged, or after more than N "
-            "deliveries",
+            "dead-letter a message that failed once a message more than N offsets later is acknowledged, or after more "
+            "than N failures",
         ),
         (
             "--dead-deliveries",
             _or_none(number),
             "N",
-            "dead-letter a message that came back after N deliveries",
+            "dead-letter a message that failed N times (nacked, or its consumer died)",
         ),
         (
             "--dead-age",
             _or_none(seconds),
             "S",
-            "dead-letter a message not acknowledged S seconds after its first delivery to the group",
+            "dead-letter a message that failed S seconds after the first delivery to the group that failed",
         ),
     ):
         made.add_argument(flag, type=kind, metavar=metavar, default=absent, help=what)
@@ -233,6 +233,11 @@ def add_streams(commands: Any) -> None:
         "--latest", type=_moment, metavar="TIME",
         help="later times are set to it, as 2026-05-17T12:00:00+00:00 (now); in a cluster the same on all nodes",
     )  # fmt: skip
+    made.add_argument(
+        "--may-expire",
+        action="store_true",
+        help="also if retention (max_age) then deletes messages at once (refused)",
+    )
 
     made = command("pub", "publish", "publish messages, or the lines of stdin")
     made.add_argument("stream", metavar="STREAM")

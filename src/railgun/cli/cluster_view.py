@@ -21,7 +21,10 @@ def status(found: Told) -> RenderableType:
         names = _names(found)
         leader = names.get(found["leader"], "nobody")
         count = found["streams"]
-        told = f"{count} stream{'s' * (count != 1)}, leader {leader} in term {found['term']}"
+        told = f"{count} stream{'s' * (count != 1)}"
+        if not found.get("is_known", True):
+            told += " in copies here (without a quorum, others are not known, nor are regions)"
+        told += f", leader {leader} in term {found['term']}"
         parts.append(Text(f"{told}; told by {found['name']}", "dim"))
     if found["nodes"]:
         parts.append(_nodes(found["nodes"], found))
@@ -41,11 +44,12 @@ def headline(found: Told) -> str:
         return "no cluster yet"
     if found.get("removed"):
         return f"cluster {found['cluster']}: this node was removed from it"
-    up = sum(one["up"] for one in found["nodes"])
+    up = sum(one["up"] and not one.get("failed") for one in found["nodes"])
     if found.get("leader", "") is None:
         voters = [one for one in found["nodes"] if one["id"] in found["voters"]]
-        seen = sum(one["up"] for one in voters)
-        return f"cluster {found['cluster']}: no quorum, nobody leads; {seen} of {len(found['voters'])} voters are seen"
+        seen = sum(one["up"] and not one.get("failed") for one in voters)
+        of = f"{seen} of {len(found['voters'])} voters"
+        return f"cluster {found['cluster']}: no quorum, nobody leads; {of} are seen to take part"
     bad = sum(one["severity"] == "critical" for one in found["alarms"])
     well = "all is well"
     if found["alarms"]:

@@ -125,10 +125,15 @@ def follow(job: Job, happenings: Happenings, out: Output) -> int:
     try:
         while not job.wait(1.0):  # for processes to end; so long Ctrl-C still counts
             while not happenings.empty():
-                if not isinstance(happenings.get(), Event):
+                if isinstance(happened := happenings.get(), Event):
+                    out.event(asdict(happened))
+                else:
                     asked += 1
                     job.abort("interrupted")
     except FlowFailedError as error:
+        while not happenings.empty():  # a flow that has finished may fail as it closes its sinks
+            if isinstance(happened := happenings.get(), Event):
+                out.event(asdict(happened))
         if asked < 2:
             out.data(error={"kind": "flow-failed", "message": str(error)}, status=job.status())
         _tell_where(job, out)

@@ -109,9 +109,17 @@ async def _serve(config: ServerConfig, out: Output) -> int:
         await server.stop()
         raise
     lost = await server.stop()
+    refused = server.node.refused_at_end
     if not lost:
-        out.data(stopped=True)
-        out.line("stopped: everything is on disk")
+        out.data(stopped=True, **({"refused": refused} if refused else {}))
+        if not refused:
+            out.line("stopped: everything is on disk")
+            return DONE
+        out.line(
+            "stopped: all that was acknowledged is on disk, and the disk takes no more:", "yellow"
+        )
+        for line in refused:
+            out.line(f"  {line}", "yellow")
         return DONE
     out.data(stopped=True, not_on_disk=lost)
     out.line("stopped, and not everything is on disk:", "red")

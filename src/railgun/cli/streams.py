@@ -35,6 +35,7 @@ from railgun.client.errors import (
 from railgun.client.message import Message
 from railgun.client.registry import Registry
 from railgun.client.subscription import Subscription
+from railgun.core.cluster.fields import difference
 from railgun.core.errors import said
 from railgun.node.settings import DEAD, REDRIVE, StreamSettings
 from railgun.wire.codes import no_node
@@ -148,11 +149,12 @@ def ensure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             out.line(f"{options.name}: {words[result]}")
         for name, values in done["differs"].items():
             if result == "DIFFERS":
-                text = f"{options.name}: {name} is {values['is']}, not {values['asked']}"
                 stays = "it stays so" if name in FIXED else "--mode overwrite changes it"
-                out.line(f"{text}; {stays}", "yellow")
+                text = f"{options.name}: {difference({name: values})}; {stays}"
+                out.line(text, "yellow")
             else:
-                out.line(f"  {name}: {values['is']} → {values['asked']}")
+                both = (values["is"], values["asked"])
+                out.line(f"  {name}: {' → '.join('none' if v is None else str(v) for v in both)}")
         return DONE
 
     return talk(options, work)
@@ -332,8 +334,11 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
                 raise CommandError(USAGE, "usage", f"{options.stream} is ephemeral: it has no end")
             follow = True
         acked = bool(subscription.group) and subscription.persistent
+        warning: asyncio.Task[None] | None = None
+        if follow and subscription.persistent and not subscription.group:
+            warning = asyncio.create_task(_warn_of_copy(client, options.stream, out))
         try:
-            async for messages in _messages(client, subscription, options.count, bool(follow)):
+            async for messages in _messages(client, subscription, out, options.count, bool(follow)):
                 if out.as_json:
                     for message in messages:
                         out.data(**as_data(message))
@@ -341,7 +346,11 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
                     out.raw(b"".join([message.payload + b"\n" for message in messages]))
                 if acked:
                     subscription.ack_all(messages)
+            if warning is not None:
+                await asyncio.wait([warning], timeout=PATIENCE)
         finally:
+            if warning is not None:
+                warning.cancel()
             if acked:
                 await _flush(subscription, PATIENCE)
         for count, what in (
@@ -353,15 +362,26 @@ async def _print(client: Client, options: argparse.Namespace, out: Output) -> in
     return DONE
 
 
+async def _warn_of_copy(client: Client, stream: str, out: Output) -> None:
+    """Warn whoever follows a stream if what there is of it was told by a copy that may be old."""
+    with contextlib.suppress(StreamsError):  # of which whoever reads will hear
+        told = await client.describe(stream)
+        if told.get("from_copy"):
+            out.warn(f"the end of {stream} is {told['from_copy']}", end=told["end"])
+
+
 async def _messages(
-    client: Client, subscription: Subscription, most: int | None, follow: bool
+    client: Client, subscription: Subscription, out: Output, most: int | None, follow: bool
 ) -> AsyncIterator[list[Message]]:
-    """What comes, some at a time; unless it is followed, up to the end there is."""
+    """What comes, some at a time; unless it is followed, up to the end there is. Warns of an end that may be old."""
     left = most
     position = subscription.offset
     end: int | None = None
     if not follow and not subscription.group:
-        end = (await client.describe(subscription.stream))["end"]
+        told = await client.describe(subscription.stream)
+        end = told["end"]
+        if told.get("from_copy"):
+            out.warn(f"the end of {subscription.stream} is {told['from_copy']}", end=end)
     quiet = 0.0
     while (left is None or left) and (end is None or position < end):
         try:
@@ -540,7 +560,7 @@ def dead_letters(options: argparse.Namespace, out: Output, registry: Registry) -
             {"letter": message.offset, "buried": message.time / 1e6}
             | view.headers_of(message.headers)
             | {"redriven": redriven}
-            async for message, redriven in _letters(client, options)
+            async for message, redriven in _letters(client, options, out)
         ]
         out.listing("letters", found, view.letters, f"{options.stream} has no dead letters")
         return DONE
@@ -553,7 +573,7 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
 
     async def work(client: Client) -> int:
         count = 0
-        async for message, redriven in _letters(client, options):
+        async for message, redriven in _letters(client, options, out):
             count += 1
             headers = view.headers_of(message.headers)
             out.data(**as_data(message) | {"headers": headers, "redriven": redriven})
@@ -569,7 +589,7 @@ def show_dead_letters(options: argparse.Namespace, out: Output, registry: Regist
 
 
 async def _letters(
-    client: Client, options: argparse.Namespace
+    client: Client, options: argparse.Namespace, out: Output
 ) -> AsyncIterator[tuple[Message, bool]]:
     """Yield dead letters, and whether each was redriven: those only if all are asked for."""
     stream: str = options.stream
@@ -582,7 +602,7 @@ async def _letters(
             return
         raise
     async with subscription:
-        async for messages in _messages(client, subscription, None, follow=False):
+        async for messages in _messages(client, subscription, out, None, follow=False):
             for message in messages:
                 gone = redriven(message.offset)
                 if options.all or not gone:

@@ -31,7 +31,9 @@ def streams(found: Sequence[Told]) -> RenderableType:
         kind = one["settings"]["kind"]
         named = [Text(one["name"]), *(Text(one.get("region") or "") for _ in where)]
         if kind == "ephemeral":
-            listening = f"{one['consumers']} listening"
+            listening = Text(f"{one['consumers']} listening")
+            if one.get("trouble"):
+                listening.append(f"; {one['trouble']}", "red")
             table.add_row(*named, kind, "", "", "", "", listening)
             continue
         table.add_row(

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from railgun.client.errors import StreamsError
+from railgun.core.delivery import LONGEST_DELAY
 from railgun.wire.records import LONGEST_ID
 
 DAY_S: Final = 86_400.0
-MAX_DELAY_S: Final = 366 * DAY_S
-"""The longest delay of a nack, and the longest `ack_wait`."""
+MAX_DELAY_S: Final = LONGEST_DELAY / 1e6
 MAX_REQUEST_S: Final = DAY_S
 MAX_PREFETCH: Final = 1 << 31
 MAX_OFFSET: Final = 1 << 62
@@ -130,11 +130,21 @@ def check_seconds(name: str, value: Any, least: float = 0.0, most: float = math.
 
     >>> check_seconds("timeout", -1)
     Traceback (most recent call last):
-    railgun.client.checks.BadValueError: timeout is 0 to inf seconds, not -1 (BAD_REQUEST)
+    railgun.client.checks.BadValueError: timeout is at least 0 seconds, not -1 (BAD_REQUEST)
+    >>> check_seconds("delay", 1e9, 0.0, MAX_DELAY_S)
+    Traceback (most recent call last):
+    railgun.client.checks.BadValueError: delay is 0 to 31622400 seconds (366 days), not 1000000000.0 (BAD_REQUEST)
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise BadValueError(f"{name} is {least:g} to {most:g} seconds, not {_shown(value)}")
+        raise BadValueError(f"{name} is {_limits(least, most)}, not {_shown(value)}")
     return float(value)
+
+
+def _limits(least_s: float, most_s: float) -> str:
+    if most_s == math.inf:
+        return f"at least {least_s:.10g} seconds"
+    days = f" ({most_s // DAY_S:.0f} days)" if most_s >= 2 * DAY_S else ""
+    return f"{least_s:.10g} to {most_s:.10g} seconds{days}"
 
 
 def check_timeout(value: Any) -> float | None:

@@ -20,8 +20,10 @@ Rules:
 5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
 6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
    to that stream meanwhile waits behind it. `DEPOSED` means what a lost connection means.
-7. A node without a quorum (`no_quorum`) is left for the others that are known. When that node is asked again, because
-   the others are no better or cannot be reached, or if there are none, the request fails at once with `NO_MASTER`.
+7. When a node says that it has no quorum (`no_quorum`), all others that are known are knocked at, at the same time,
+   but for those that have said so themselves within `NO_QUORUM_S`. The client leaves for the first that answers. If
+   none does within `SEEK_S`, or if there are none, the request fails at once with `NO_MASTER`; the connection stays,
+   with what is subscribed. If one answers later, the client leaves for it then, for the sake of what comes next.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import math
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -66,6 +68,7 @@ from railgun.client.errors import (
     StreamsError,
 )
 from railgun.client.nodes import Nodes, Pauses, Where
+from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.core.errors import said
@@ -79,17 +82,22 @@ from railgun.wire.proto import streams_pb2 as p
 from railgun.wire.records import Records, build
 
 TIMEOUT: Final = 30.0
-LATE: Final = "not published in time: it may be stored or not"
+LATE: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"
 SILENCE_S: Final = 20.0
 SILENCE_WITH_OTHERS_S: Final = 2.0
 AGAIN: Final = (0.05, 2.0)  # seconds to the next try: at first, and at most
 STALL_S: Final = 1.0  # for which the event loop was busy, so that the connection may be gone
 IDEMPOTENT: Final = frozenset(
     {"describe", "list", "groups", "group", "finished", "nodes", "cluster", "ensure"}
+    | {"producers", "begin_producer", "open_sequence", "commit_sequences", "forget_producer"}
+    | {"drop_sequences"}
 )
 """Calls that are sent again when their connection is lost: they only read, or do nothing the second time."""
 TICK_S: Final = 0.4  # between two looks at the heartbeat: others may have become known
-NO_QUORUM_S: Final = 10.0  # until a node that had no quorum is left again for the others
+NO_QUORUM_S: Final = 10.0  # until the others are sought again for a node that had no quorum
+SEEK_S: Final = (
+    0.5  # for another node to answer, while requests wait that one without a quorum has refused
+)
 DIAL_S: Final = (
     2.0,
     10.0,
@@ -154,9 +162,12 @@ class Client:
         self._renewing: set[int] = set()  # channels of those that are made again
         self._outbox: Outbox | None = None
         self._publisher = Publisher(self, self._numbers)
+        self._producers: dict[str, Producer] = {}  # of transactions, by their streams
         self._sweeping: asyncio.TimerHandle | None = None
         self._last_error = ""
         self._without_quorum: dict[Where, float] = {}  # nodes that had none, and when they said so
+        self._seeking: asyncio.Task[None] | None = None  # for a node that has one
+        self._on_hold = False  # whether requests wait for what it finds
 
     # ------------------------------------------------------------ the connection
 
@@ -223,7 +234,7 @@ class Client:
 
         who = {"version": VERSION, "name": self._name}
         connection = await self._dial(
-            lambda: Connection(self._secret, made, self._received, gone, who)
+            self.where, lambda: Connection(self._secret, made, self._received, gone, who)
         )
         try:
             await opened
@@ -247,13 +258,13 @@ class Client:
             answer = await self.ask(lambda n: self.send(p.Admin(request=n, call="nodes")))
             self._nodes.learn(json.loads(answer.result))
 
-    async def _dial(self, protocol: Callable[[], Connection]) -> Connection:
+    async def _dial(self, where: Where, protocol: Callable[[], Connection]) -> Connection:
         """By the socket in the node's directory, if it is on this machine; else by TCP."""
         local, path = self._socket
-        if path is not None and local == self.where and os.path.exists(path):
+        if path is not None and local == where and os.path.exists(path):
             with contextlib.suppress(OSError):
                 return (await self.loop.create_unix_connection(protocol, path))[1]
-        return (await self.loop.create_connection(protocol, *self.where, ssl=self._tls))[1]
+        return (await self.loop.create_connection(protocol, *where, ssl=self._tls))[1]
 
     async def _resume(self) -> None:
         """Make the subscriptions again, and send what can be sent again."""
@@ -313,6 +324,9 @@ class Client:
         self._open.clear()
         self._going = False
         self._verifying = 0
+        if self._seeking is not None:
+            self._seeking.cancel()
+        self._seeking, self._on_hold = None, False
         written = self._outbox.written if self._outbox is not None else 0
         self._connection = self._outbox = None
         told = StreamsError("CONNECTION_LOST", self._last_error)
@@ -328,7 +342,7 @@ class Client:
         if not self._closing:
             if self._learning is not None:
                 self._learning.cancel()
-            if self._open.is_set() or self._going or self._verifying:
+            if self._open.is_set() or self._going or self._verifying or self._on_hold:
                 pending = self._publisher.pending()
                 if pending:
                     await asyncio.wait(pending, timeout=self.timeout)
@@ -373,7 +387,7 @@ class Client:
             self._open.clear()
             return False
         self._notice_stall()
-        return not self._verifying
+        return not self._verifying and not self._on_hold
 
     def _notice_stall(self) -> None:
         """Ask the node whether the connection is alive if the event loop was busy for long; send nothing before."""
@@ -387,7 +401,11 @@ class Client:
     def _verified(self) -> None:
         """The node has answered: send what waits."""
         self._verifying = 0
-        if not self._going:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waits, unless something else stands against it."""
+        if not self._going and not self._verifying and not self._on_hold:
             self._open.set()
             self._publisher.go_on()
 
@@ -493,14 +511,66 @@ class Client:
         """Return whether a request that was refused for want of a quorum is not tried again: rule 7."""
         if not error.no_quorum:
             return False
+        if self._going or self._on_hold:
+            return False
         now_s = self.loop.time()
-        asked_s = self._without_quorum.get(self.where, -math.inf)
-        if len(self._nodes) == 1 or (not self._going and now_s - asked_s < NO_QUORUM_S):
-            return True
-        if not self._going:
+        recent = {w for w, said_s in self._without_quorum.items() if now_s - said_s < NO_QUORUM_S}
+        others = [where for where in self._nodes if where not in {self.where, *recent}]
+        if self.where not in recent:
             self._without_quorum[self.where] = now_s
-            self._go(error.text)
+        if self.where in recent or not others:
+            return True
+        self._on_hold = True
+        self._open.clear()
+        self._seeking = self.loop.create_task(self._seek(others, error.text))
         return False
+
+    async def _seek(self, others: Sequence[Where], why: str) -> None:
+        """Leave for the first of `others` that answers; until `SEEK_S`, requests wait for that."""
+        knocking = [self.loop.create_task(self._knock(where)) for where in others]
+        began_s = self.loop.time()
+        try:
+            found = await _first(knocking, began_s + SEEK_S)
+            self._on_hold = False
+            if found is None:
+                self._go_on()
+                found = await _first(knocking, began_s + DIAL_S[0])
+        finally:
+            for task in knocking:
+                task.cancel()
+        self._seeking = None
+        if found is not None and not self._going:
+            self._nodes.prefer(found)
+            self._go(why)
+            self._leave()
+
+    async def _knock(self, where: Where) -> Where | None:
+        """Return `where` when the node there has answered the hello; None: it does not let us in, or is not there."""
+        answered: asyncio.Future[bool] = self.loop.create_future()
+
+        def tell(is_there: bool) -> None:
+            if not answered.done():
+                answered.set_result(is_there)
+
+        who = {"version": VERSION, "name": self._name}
+        connection: Connection | None = None
+        try:
+            connection = await self._dial(
+                where,
+                lambda: Connection(
+                    self._secret,
+                    lambda _: tell(True),
+                    lambda *_: None,
+                    lambda *_: tell(False),
+                    who,
+                ),
+            )
+            return where if await answered else None
+        except (OSError, UnicodeError):
+            return None
+        finally:
+            if connection is not None:
+                connection.abort()
 
     def _tell(self, channel: int, command: Any) -> None:
         subscription = self._subscriptions.get(channel)
@@ -541,11 +611,21 @@ class Client:
             self._answers[number] = (future, deadline, self.frames)
             return await future
         except TimeoutError as error:
-            raise DeadlineError("the node did not answer in time") from error
+            raise DeadlineError(self._late(number)) from error
         finally:
             self._answers.pop(number, None)
 
     # ------------------------------------------------------------ deadlines
+
+    def _late(self, number: int) -> str:
+        """Return what to say of a request that was not answered before its timeout."""
+        if number not in self._answers:
+            why = self.trouble or "the node takes nothing now"
+            return f"nothing was sent before the timeout of this call: {why}. See to the node, and try again"
+        return (
+            "the node has not answered before the timeout of this call, and may have done what was asked or not: look, "
+            "or ask again with a longer timeout"
+        )
 
     def _deadline(self, timeout: float | None) -> float:
         """Return when a call with this timeout is over, by the clock of the event loop."""
@@ -578,7 +658,8 @@ class Client:
         """Publish a message; its offset, when it is on disk (of an ephemeral stream: how many matched).
 
         `acks`: on the disks of a `quorum` of replicas, of the `master`, or of `all` of them. With `none` it returns -1
-        when the message was sent: it may be lost, and nobody hears of it.
+        when the message was sent: it may be lost, and nobody hears of it. Raises `DuplicateIdError` if the `id` is
+        taken; not if the connection was lost meanwhile, and the message sent again: then it is the offset of the ID.
         """
         check_text("stream", stream)
         check_text("topic", topic)
@@ -604,12 +685,16 @@ class Client:
         topic: str = "",
         timeout: float | None = None,
         acks: Acks = "quorum",
+        atomic: bool = False,
     ) -> list[int]:
         """Publish messages in this order; the offset of each. `acks`: as of `publish`.
 
-        With one `id` for all, they are stored wholly or not at all, and a second time not at all.
+        With one `id` for all, they are stored wholly or not at all, and a second time not at all. `atomic`: they are
+        seen all together or not at all, however many there are, and stored once, whatever fails meanwhile.
         """
         safety = level(acks)
+        if atomic:
+            return await self._publish_atomically(stream, payloads, ids or id or topic, timeout)
         check_text("stream", stream)
         check_text("topic", topic)
         payloads = check_list("payloads", payloads)
@@ -630,6 +715,67 @@ class Client:
         futures = self._publisher.put_many(stream, topic, given, known, deadline, safety)
         every = await _published(asyncio.gather(*futures))
         return list(itertools.chain.from_iterable(every))
+
+    async def _publish_atomically(
+        self, stream: str, payloads: Sequence[Payload], more: object, timeout: float | None
+    ) -> list[int]:
+        if more:
+            raise StreamsError(
+                "BAD_REQUEST", "what is published atomically has no IDs and no topic"
+            )
+        given = _all_bytes(check_list("payloads", payloads))
+        if not given:
+            return []
+        async with asyncio.timeout(self.timeout if timeout is None else timeout):
+            async with self.transaction(stream) as transaction:
+                await transaction.put_all(given)
+        return list(transaction.offsets)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, stream: str) -> AsyncIterator[Transaction]:
+        """Publish messages that are seen all together, or not at all.
+
+        What is put into the transaction is committed when the block ends, and dropped if it raises.
+        """
+        producer = self._producers.get(stream)
+        if producer is None:
+            name = f"client/{self._token}"
+            producer = await self.producer(stream, name, 0, lifetime=TRANSACTION_S)
+            self._producers[stream] = producer
+        transaction = Transaction(producer)
+        try:
+            yield transaction
+            await transaction.commit()
+        except BaseException as error:
+            if isinstance(error, StreamsError) and error.code == "NO_PRODUCER":
+                self._producers.pop(
+                    stream, None
+                )  # it was not used for long, or the stream is another one
+            await transaction.abandon()
+            raise
+
+    async def producer(
+        self,
+        stream: str,
+        name: str,
+        epoch: int,
+        *,
+        keep: Iterable[int] | None = None,
+        lifetime: float | None = None,
+    ) -> Producer:
+        """Begin an epoch of a producer, which stages messages and commits them exactly once (`client.producer`).
+
+        `keep`: drop what earlier epochs have staged, but for these sequences; None: drop nothing. `lifetime`: it is
+        forgotten when it is not used for so long (seconds); None: never. Raises `StreamsError` with the code `FENCED`
+        if a later epoch has begun.
+        """
+        return await begin(self, stream, name, epoch, keep, lifetime)
+
+    def put_staged(
+        self, stream: str, payloads: list[bytes], staging: p.Staging
+    ) -> asyncio.Future[Any]:
+        """Stage messages of a producer (`Stage.put_soon`), until they are safe or refused."""
+        return self._publisher.put_staged(stream, payloads, staging, math.inf)
 
     # ------------------------------------------------------------ requests
 
@@ -707,6 +853,12 @@ class Client:
         check_text("stream", stream)
         group = check_optional("group", group)
         consumer = check_optional("consumer", consumer)
+        if group.startswith(TRACKED):
+            raise BadValueError(
+                f"the group {group!r}: names that begin with {TRACKED!r} are reserved for tracked consumers. Choose "
+                f"another name, or subscribe as the consumer {group.removeprefix(TRACKED)!r} (consumer=…, "
+                "railgun sub --consumer)"
+            )
         check_text("identity", identity)
         check_flag("exclusive", exclusive)
         check_start(start)
@@ -827,7 +979,9 @@ class Client:
     ) -> dict[str, Any]:
         """Deliver dead letters again, each to the group that gave it up.
 
-        Return how many were `redriven`, were so `already`, are `left`, and which were `refused` (offset, code, text).
+        `offsets`: of the letters, all of them without; `most`: not more than so many. Return how many were `redriven`,
+        were so `already`, are `left`, and which were `refused` (offset, code, text): also those of `offsets` that are
+        not there (`NO_LETTER`) or were redriven before (`REDRIVEN`).
         """
         chosen = None if offsets is None else list(check_list("offsets", offsets))
         return dict(await self.admin("redrive", timeout, name=stream, offsets=chosen, most=most))
@@ -848,6 +1002,19 @@ class Client:
     async def delete_group(self, stream: str, group: str) -> None:
         """Forget a group without members, and its position."""
         await self.admin("delete_group", name=stream, group=group)
+
+
+async def _first(tasks: Sequence[asyncio.Task[Where | None]], deadline: float) -> Where | None:
+    """Return what the first of the tasks that finds something has found; None: none has by then."""
+    loop = asyncio.get_running_loop()
+    while True:
+        for task in tasks:
+            if task.done() and task.exception() is None and (found := task.result()) is not None:
+                return found
+        left, patience = [task for task in tasks if not task.done()], deadline - loop.time()
+        if not left or patience <= 0:
+            return None
+        await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _all_bytes(given: Sequence[Payload]) -> list[bytes]:

@@ -65,7 +65,7 @@ class Batch:
 
     __slots__ = (
         "acks", "again", "deadline", "frame", "futures", "headers", "ids", "payloads", "refusal", "safe", "size",
-        "stream", "together", "topic", "unsent",
+        "staging", "stream", "together", "topic", "unsent",
     )  # fmt: skip
 
     def __init__(self, stream: str, topic: str, safe: bool, acks: p.Acks = p.QUORUM) -> None:
@@ -82,6 +82,7 @@ class Batch:
         self.size = 0
         self.deadline = math.inf  # the first one of its futures
         self.together = False  # one ID for all of it
+        self.staging: p.Staging | None = None  # what it is staged for
         self.again = False  # whether it may have been stored before
         self.refusal: StreamsError | None = None  # it was sent, and nothing was done
         self.frame = 0  # its number in the present connection; 0: it is not in that
@@ -116,7 +117,8 @@ class Batch:
     def takes(self, safe: bool, size: int, acks: p.Acks) -> bool:
         """Whether more may be added, with IDs or without: who has one shares no fate with who has none."""
         fits = self.size < ENOUGH and self.size + size <= MOST and self.acks == acks
-        return fits and not self.together and self.safe == (safe and acks != p.NONE)
+        alone = self.together or self.staging is not None
+        return fits and not alone and self.safe == (safe and acks != p.NONE)
 
     def apart(self) -> Iterable[Batch]:
         """The messages of each who waits, as batches of their own."""
@@ -334,6 +336,19 @@ class Publisher:
         line.append(batch)
         return future
 
+    def put_staged(
+        self, stream: str, payloads: list[bytes], staging: p.Staging, deadline: float
+    ) -> asyncio.Future[Any]:
+        """Stage messages, which nobody sees before their producer commits them; they may be sent again."""
+        batch = Batch(stream, "", True)
+        batch.staging = staging
+        batch.add(payloads, None, None, _size(payloads, None, None))
+        future: asyncio.Future[Any] = self._client.loop.create_future()
+        batch.wait(future, len(payloads), deadline)
+        self._line((stream, "")).append(batch)
+        self._try_send((stream, ""))
+        return future
+
     def _line(self, key: tuple[str, str]) -> deque[Batch]:
         """What waits to be sent to a stream; it will be looked after."""
         if self._client.closing:
@@ -388,6 +403,7 @@ class Publisher:
             topic=batch.topic,
             together=batch.together,
             acks=batch.acks,
+            staging=batch.staging,
         )
         self._client.send(told, blobs)
         batch.frame = self._client.frames
@@ -481,7 +497,7 @@ class Publisher:
             if future.done():
                 pass
             elif wrong:
-                future.set_exception(_refusal(wrong[0], batch.ids[wrong[0].index]))
+                future.set_exception(_refusal(batch.stream, wrong[0], batch.ids[wrong[0].index]))
             else:
                 future.set_result(offsets[at : at + some])
             at += some
@@ -507,10 +523,18 @@ def tell(future: asyncio.Future[Any], error: Exception) -> None:
         future.exception()  # who does not wait for it need not hear of it
 
 
-def _refusal(refused: p.Refused, id: bytes | None) -> StreamsError:
+def _refusal(stream: str, refused: p.Refused, id: bytes | None) -> StreamsError:
+    """Return what to say of a message that a node did not store because of its ID."""
     shown = (id or b"").decode("utf-8", "backslashreplace")
     if refused.code == "DUPLICATE_ID":
         return DuplicateIdError(
             f"the ID {shown!r} is taken by offset {refused.offset}", refused.offset
         )
-    return StreamsError(refused.code, f"the ID {shown!r} cannot be remembered")
+    if refused.code == "ID_POOL_FULL":
+        return StreamsError(
+            refused.code,
+            f"the message with ID {shown!r} is not stored: stream {stream!r} remembers as many IDs as its max_ids "
+            "allows. Publish it again when some are older than id_box, or allow more "
+            "(railgun stream ensure --max-ids)",
+        )
+    return StreamsError(refused.code, f"the message with ID {shown!r} is not stored")

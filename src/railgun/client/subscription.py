@@ -18,14 +18,17 @@ Rules:
    this consumer's any more.
 7. A stream whose log is damaged ends with `StreamDamagedError` when all before the damage was given. The subscription
    stays: what a group has delivered may still be acked.
-8. `flush` raises if an ack that was said since the last one did not count, or may have been lost with the connection:
-   once, and then it is about what is said from there on.
+8. `flush` raises if an ack or a nack that was said since the last one did not count, was refused, or may have been lost
+   with the connection: once, and then it is about what is said from there on. One that was refused (`REFUSED`) changes
+   nothing: its messages are still this consumer's. In an exclusive group the subscription is made anew then, because
+   what came behind a message that was to be nacked has been dropped here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -54,6 +57,8 @@ Ack = tuple[int, int, int, int]
 """First offset, the one after the last, delivery, epoch."""
 PASSED_OVER = ("ACK_STALE", "NO_SUBSCRIPTION")
 """What a node says of messages that are not ours any more."""
+REFUSED = ("BAD_DELAY", "BAD_RANGE")
+"""What a node says of an ack or a nack that cannot be: nothing has changed."""
 
 
 class Subscription:
@@ -178,6 +183,16 @@ class Subscription:
         self._doubt = error
         self._doubts += 1
 
+    def _refused(self, error: StreamsError) -> None:
+        """Take note of an ack or nack that the node refused: it blocks nothing, and `flush` is to raise `error`."""
+        self._doubted(error)
+        self._blocked_until = 0.0
+        self._arrived.set()
+        if self._asked[0]:
+            self._messages.clear()
+            self.forfeits += 1
+            self.client.renew(self)
+
     def delivered(self, command: p.Deliver, blob: bytearray | memoryview) -> None:
         """Messages have come."""
         messages, epoch = self._messages, command.epoch
@@ -212,6 +227,8 @@ class Subscription:
                 self.lost += command.count
             case p.Failed() if command.code in PASSED_OVER:
                 self._doubted(StreamsError(command.code, command.text))
+            case p.Failed() if command.code in REFUSED:
+                self._refused(StreamsError(command.code, command.text))
             case p.Failed() if command.request:
                 pass
             case p.Failed() if resent(command.code):
@@ -355,13 +372,17 @@ class Subscription:
         told = p.Nack(
             ranges=ranges,
             epoch=message.epoch,
-            delay=int(delay * 1e6),
+            delay=math.ceil(delay * 1e6),  # never none
             reason=reason,
             block=block,
         )
         if self._acks:
             self._flush()  # those that were said before count before
-        self.client.send(told, (), self.channel)
+        if self.client.connected:
+            self._sent += 1
+            self.client.send(told, (), self.channel)
+        else:
+            self._doubted(StreamsError("CONNECTION_LOST", "there was no node to be told"))
         if block:
             self._blocked_until = max(self._blocked_until, self.client.loop.time() + delay)
         if self._asked[0] and message.row not in message.arrival.acked:  # else it is stale
@@ -398,7 +419,11 @@ class Subscription:
             self.client.send(told, (), self.channel)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the node has all acks on disk; raises if some of them did not count, and may come again."""
+        """Wait until the node has all acks and nacks on disk.
+
+        Raises `StreamsError` if some of them did not count and may come again (`ACK_STALE`, `CONNECTION_LOST`), or
+        were refused (`BAD_DELAY`); `SubscriptionLostError` if the node has ended the subscription.
+        """
         check_timeout(timeout)
         if isinstance(self._error, SubscriptionLostError):
             raise self._error
@@ -418,6 +443,8 @@ class Subscription:
                 raise self._error from error
             raise
         self._safe = max(self._safe, sent)
+        if isinstance(self._error, SubscriptionLostError):
+            raise self._error
         if self._doubts > known:
             self._known = self._doubts
             raise self._doubt

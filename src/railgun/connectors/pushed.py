@@ -92,7 +92,8 @@ class Connectors(Pushed[Any]):
             into.extend(batch.payloads)
         else:
             decode = self.decode if callable(self.decode) else _DECODE[self.decode]
-            into.extend(map(decode, batch.payloads))
+            for payload in batch.payloads:  # to `map`, a StopIteration of `decode` would be the end
+                into.append(decode(payload))
 
     def as_of_now(self) -> NoReturn:
         """There is nothing to be read again."""

@@ -2,8 +2,9 @@
 
 Rules:
 
-1. A file is written under `<directory>/.staged/<flow>/<step>/<generation>/`, with an ending of its own. Readers pass
-   over names that begin with a dot (Spark, pandas, Arrow, shells), and patterns like `**/*.jsonl` do not fit it.
+1. A file is written under `<directory>/.staged/<flow>/<step>/<generation>-<store>/`, with an ending of its own, where
+   the store is the directory of the flow's snapshots. Readers pass over names that begin with a dot (Spark, pandas,
+   Arrow, shells), and patterns like `**/*.jsonl` do not fit it.
 2. To *seal* it: fsync of the file, then of its directory. From then on it may be committed, and no writer touches it.
 3. To *commit* it: rename it into `<directory>`, then fsync of both directories. A rename happens wholly or not at
    all, so there is one step in which the file appears. The directories are synced also by one who finds the file
@@ -15,7 +16,7 @@ Rules:
    token says the name, so a commit that is repeated means the same file.
 6. What generations before the present one have staged is thrown away when the present one begins, after its tokens
    were committed. A process of an older generation that still runs then finds its file gone, or writes one that nobody
-   will ever commit.
+   will ever commit. What another job of the same flow has staged is left alone: its snapshots are elsewhere.
 7. A file of which a write or an fsync has failed is never sealed: after a failed fsync the kernel may have dropped
    what it could not write, and a second fsync would not tell.
 """
@@ -40,7 +41,7 @@ MODES: Final = ("exactly-once", "at-least-once")
 
 STAGED: Final = ".staged"
 _ENDING: Final = ".staged"
-_GENERATION: Final = re.compile(r"[0-9]+")
+_GENERATION: Final = re.compile(r"([0-9]+)(?:-(.*))?")
 
 
 class StagedSink(TwoPhaseSink[Any]):
@@ -60,10 +61,14 @@ class StagedSink(TwoPhaseSink[Any]):
         commit(self.directory, token)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
+        """Let these files appear, and throw away what else older generations have staged, of a flow without a store."""
+        self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
+
+    def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:
         """Let these files appear, and throw away what else older generations have staged."""
         for token in tokens:
             commit(self.directory, token)
-        discard(self.directory, flow, step, generation)
+        discard(self.directory, place)
 
 
 class Staging:
@@ -74,7 +79,7 @@ class Staging:
         self.place = place
         self.ending = ending
         self.step = step_directory(directory, place.flow, place.step)
-        self.staged = self.step / str(place.generation)
+        self.staged = self.step / generation_name(place)
         with self.writing(directory):
             self._make()
             _check(directory, self.staged)
@@ -238,21 +243,33 @@ def _rename(source: Path, target: Path, size: int) -> bool:
     return True
 
 
-def discard(directory: Path, flow: str, step: str, generation: int) -> None:
-    """Throw away what generations before this one have staged."""
-    above = step_directory(directory, flow, step)
+def generation_name(place: Place) -> str:
+    """Return the name of the directory in which a generation of a flow stages its files.
+
+    >>> generation_name(Place("orders", "totals", 0, 7, store="5f3a")), generation_name(Place("orders", "totals", 0, 7))
+    ('7-5f3a', '7')
+    """
+    return f"{place.generation}-{_quoted(place.store)}" if place.store else str(place.generation)
+
+
+def discard(directory: Path, place: Place) -> None:
+    """Throw away what generations before this one have staged, of this job."""
+    step, above = place.step, step_directory(directory, place.flow, place.step)
+    store = _quoted(place.store) if place.store else None
     try:
         old = [
             above / name
             for name in sorted(_names(above))
-            if _GENERATION.fullmatch(name) and int(name) < generation
+            if (found := _GENERATION.fullmatch(name))
+            and int(found[1]) < place.generation
+            and found[2] == store
         ]
-        for place in old:
-            for name in _names(place):
+        for one in old:
+            for name in _names(one):
                 with suppress(FileNotFoundError):
-                    os.unlink(place / name)
+                    os.unlink(one / name)
             try:
-                os.rmdir(place)
+                os.rmdir(one)
             except FileNotFoundError:
                 pass
             except OSError as error:

@@ -15,14 +15,14 @@ Rules of the source:
 
 Rules of the sink, exactly once:
 
-5. What a worker writes between two snapshots is staged in a stream of its own on the node, `_staged.…`, which is made
-   when it is needed. To *prepare* is to wait until all of it is on the node's disk.
-6. To *commit* is to publish it to the target, piece by piece, each with an ID, and then to delete the staged stream.
-   A commit that finds no staged stream was done before. One that was interrupted is repeated, and the target's box of
-   IDs keeps pieces from coming twice.
-7. If so much time has passed that the box may have forgotten, the target is read from where it ended when the piece was
-   staged, and what is there already is left out.
-8. What older generations have staged and no snapshot knows of is deleted when a generation begins.
+5. The sink is a *producer* of its stream (`client.producer`), named by the directory of the snapshots, the flow and the
+   step; its epoch is the generation. What a worker writes between two snapshots is staged under a sequence. To
+   *prepare* is to wait until all of it is safe on the node.
+6. To *commit* is to let the node make it part of the stream: at once, and once. A commit may be repeated for as long as
+   there is the stream. What is neither staged nor committed is an error (`LOST_OUTPUT`).
+7. A generation that begins fences the ones before it, commits what its snapshot holds, and drops what else they have
+   staged. Other jobs of the same flow have other directories, and are other producers.
+8. What a snapshot of an older Railgun holds was staged another way, and is recovered by that (`connectors.older`).
 9. The order of one worker's items is kept. A key that has moved writes by two workers: its items of one snapshot may
    change places around the move.
 
@@ -43,12 +43,10 @@ import fnmatch
 import hashlib
 import math
 import os
-import re
 import threading
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -59,6 +57,7 @@ from railgun.client.patience import PAUSES_S, patiently
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError
 from railgun.connectors.files import as_json, encoded
+from railgun.connectors.older import commit_older
 from railgun.connectors.staging import MODES, Mode
 from railgun.core.errors import said
 from railgun.flow.operators.operator import shorten
@@ -67,6 +66,7 @@ from railgun.flow.source import Reader, Source
 from railgun.flow.waiting import WAITS
 
 if TYPE_CHECKING:
+    from railgun.client.producer import Producer, Stage
     from railgun.client.subscription import Subscription
     from railgun.client.sync import SyncClient, SyncSubscription
     from railgun.wire.records import Records
@@ -77,9 +77,11 @@ PIECE: Final = 256 << 10  # bytes published at once
 UNDER_WAY: Final = 16  # pieces that are not on disk yet
 TIMEOUT: Final = 30.0
 REPLACED: Final = "STREAM_REPLACED"
+MOST_NAME: Final = 200
+"""Letters of the name of a producer."""
 LOOK_S: Final = 1.0  # seconds between two looks at why a publish is not answered yet
 T = TypeVar("T")
-_Future: TypeAlias = "concurrent.futures.Future[list[int]]"
+_Future: TypeAlias = "concurrent.futures.Future[Any]"
 Format = Literal["json", "text", "bytes", "msgpack", "message"]
 
 
@@ -206,11 +208,16 @@ class _Patient:
 
     def admin(self, call: str, **arguments: Any) -> Any:
         """Do `SyncClient.admin`; only calls that may be done twice."""
-        return self._call(lambda: self.client.admin(call, **arguments))
+        return self._ask(lambda: self.client.client.admin(call, **arguments))
+
+    def _ask(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something of the client in its thread, and wait for it in short calls (`outcome`); patiently."""
+        loop = self.client.loop
+        return self._call(lambda: self.outcome(asyncio.run_coroutine_threadsafe(ask(), loop)))
 
     def ensure(self, stream: str, **settings: Any) -> dict[str, Any]:
         """Do `SyncClient.ensure`."""
-        return self._call(lambda: self.client.ensure(stream, **settings))
+        return self._ask(lambda: self.client.client.ensure(stream, **settings))
 
     def subscribe(self, stream: str, start: int | Literal["start"] = "start") -> SyncSubscription:
         """Do `SyncClient.subscribe`, without a group."""
@@ -237,13 +244,43 @@ class _Patient:
         """Publish messages under one ID; the client sends them until they are stored or refused."""
         return self.client.publish_soon(stream, payloads, id=id, timeout=math.inf)
 
-    def outcome(self, future: _Future) -> None:
-        """Wait for a publish, in short calls: a worker that waits for its node is not hanging."""
+    # ------------------------------------------------------------ producers
+
+    def begin(self, stream: str, name: str, epoch: int, keep: list[int] | None = None) -> Producer:
+        """Begin an epoch of a producer."""
+        client = self.client.client
+        return self._ask(lambda: client.producer(stream, name, epoch, keep=keep))
+
+    def open_stage(self, producer: Producer) -> Stage:
+        """Return a new sequence to stage messages for."""
+        return self._ask(producer.open)
+
+    def put(self, stage: Stage, payloads: list[bytes], at: int | None = None) -> _Future:
+        """Stage messages; the client sends them until they are safe or refused. `at`: as of `Stage.put_soon`."""
+
+        async def put() -> None:
+            await stage.put_soon(payloads, at)
+
+        return asyncio.run_coroutine_threadsafe(put(), self.client.loop)
+
+    def put_again(self, stage: Stage, payloads: list[bytes], at: int) -> None:
+        """Stage messages that were refused for a reason that may pass, however long it takes."""
+        self._call(lambda: self.outcome(self.put(stage, payloads, at)))
+
+    def commit(self, stream: str, producer: str, epoch: int, tokens: Sequence[Token]) -> None:
+        """Commit what was staged, however long it takes."""
+        counts = {str(token["sequence"]): token["count"] for token in tokens}
+        told = {"name": stream, "producer": producer, "epoch": epoch, "counts": counts}
+        self.admin("commit_sequences", **told)
+
+    def outcome(self, future: concurrent.futures.Future[T]) -> T:
+        """Wait for a publish or a call, in short calls: a worker that waits for its node is not hanging."""
         try:
             while True:
                 with contextlib.suppress(concurrent.futures.TimeoutError):
-                    future.result(LOOK_S)
-                    return
+                    return future.result(LOOK_S)
+                if future.done():  # it is its own TimeoutError
+                    return future.result()
                 why = self.client.client.trouble or "the node does not answer"
                 WAITS.begin(self.who, why, blocks=True)
         finally:
@@ -624,28 +661,45 @@ class StreamSink(TwoPhaseSink[Any]):
         return _Staging(self, client, place) if exactly else _Publishing(self, client, place)
 
     def commit(self, token: Token) -> None:
-        """Publish what was staged."""
+        """Let the node make what was staged part of the stream."""
         with _named(f"{self}, commit"), _SHARED.use(self.node) as client:
-            _commit(_Patient(client, f"{self}, commit"), token, suspicious=False)
+            node = _Patient(client, f"{self}, commit")
+            if "staged" in token:
+                commit_older(node, token, suspicious=False)
+            else:
+                node.commit(token["target"], token["producer"], token["epoch"], [token])
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Publish these, and delete what else older generations have staged."""
-        prefix = staged_prefix(flow, step)
+        """Commit these, and drop what else older generations have staged; for a flow without a store of its own."""
+        self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
+
+    def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:
+        """Fence older generations, commit these, and drop what else they have staged."""
+        mine = producer_of(place)
         with _named(f"{self}, recovery"), _SHARED.use(self.node) as client:
             node = _Patient(client, f"{self}, recovery")
+            node.ensure(self.name, **self.settings)
+            own = [t for t in tokens if t.get("producer") == mine and t["target"] == self.name]
+            node.begin(self.name, mine, place.generation, [token["sequence"] for token in own])
+            if own:
+                node.commit(self.name, mine, place.generation, own)
             for token in tokens:
-                _commit(node, token, suspicious=True)
-            for one in node.admin("list"):
-                found = re.fullmatch(re.escape(prefix) + r"([0-9]+)\..*", one["name"])
-                if found and int(found[1]) < generation:
-                    _delete(node, one["name"])
+                if "staged" in token:
+                    commit_older(node, token, suspicious=True)
+                elif token not in own:  # of another directory, or another target
+                    node.commit(token["target"], token["producer"], token["epoch"], [token])
 
 
-def staged_prefix(flow: str, step: str) -> str:
-    """How the names of streams begin in which a step of a flow stages what it writes."""
-    told = re.sub(r"[^A-Za-z0-9_-]", "-", f"{flow}-{step}")[:100]
-    exact = hashlib.sha256(f"{flow}\0{step}".encode()).hexdigest()[:12]
-    return f"_staged.{told}.{exact}."
+def producer_of(place: Place) -> str:
+    """Return the name of the producer that a step of a flow is to its stream.
+
+    >>> producer_of(Place("orders", "totals", 0, 1, store="5f3a"))
+    '5f3a/orders/totals'
+    """
+    name = f"{place.store}/{place.flow}/{place.step}"
+    if len(name) <= MOST_NAME:
+        return name
+    return f"{name[: MOST_NAME - 17]}#{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 class _Piece(NamedTuple):
@@ -738,7 +792,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                     at, size = n, 0
         self._waiting, self._size = [], 0
 
-    def pieces(self) -> _Pieces:
+    def pieces(self) -> _Pieces | _Staged:
         """Where to."""
         raise NotImplementedError
 
@@ -783,20 +837,18 @@ class _Publishing(_Encoding):
 
 
 class _Staging(_Encoding):
-    """Keeps messages for the next snapshot, in a stream that nobody looks at."""
+    """Stages messages with the node, for the next snapshot."""
 
     def __init__(self, sink: StreamSink, client: SyncClient, place: Place) -> None:
         super().__init__(sink, client, place)
-        self._staged: _Pieces | None = None
-        self._since = 0
+        self._name = producer_of(place)
+        with self.named():
+            self._producer = self.node.begin(sink.name, self._name, place.generation)
+        self._staged: _Staged | None = None
 
-    def pieces(self) -> _Pieces:
+    def pieces(self) -> _Staged:
         if self._staged is None:
-            prefix = staged_prefix(self.place.flow, self.place.step)
-            name = f"{prefix}{self.place.generation}.{uuid.uuid4().hex}"
-            self._since = self.node.admin("describe", name=self.sink.name)["end"]
-            self.node.ensure(name)
-            self._staged = _Pieces(self.node, name, "")
+            self._staged = _Staged(self.node, self.node.open_stage(self._producer))
         return self._staged
 
     def flush(self) -> None:
@@ -808,11 +860,12 @@ class _Staging(_Encoding):
         if staged is None:
             return lambda: None
         token = {
-            "staged": staged.stream,
-            "count": staged.count,
             "target": self.sink.name,
-            "since": self._since,
-            "time": time.time(),
+            "identity": self._producer.identity,
+            "producer": self._name,
+            "epoch": self.place.generation,
+            "sequence": staged.stage.sequence,
+            "count": staged.count,
         }
 
         def rest() -> Token:
@@ -822,79 +875,38 @@ class _Staging(_Encoding):
 
         return rest
 
-    def close(self) -> None:
-        if self._staged is not None and not self._closed:
-            with contextlib.suppress(StreamsError):  # else the next generation does it
-                self.client.admin("delete", name=self._staged.stream)
-        super().close()
 
+class _Staged:
+    """Pieces on their way to what is staged under one sequence, in order."""
 
-def _commit(node: _Patient, token: Token, suspicious: bool) -> None:
-    """Publish what was staged, unless that was done; `suspicious`: somebody may have begun, long ago."""
-    staged, target = token["staged"], token["target"]
-    try:
-        box = node.admin("describe", name=target)["settings"]["id_box"]
-        old = suspicious or not 0 <= time.time() - token["time"] < box / 4
-        reader = node.subscribe(staged)
-    except StreamsError as error:
-        if error.code == "NO_STREAM" and staged in str(error):
-            return  # it was published, and deleted
-        raise
-    name = _name(staged)
-    with reader:
-        known = _known(node, target, token["since"], name) if old else set()
+    def __init__(self, node: _Patient, stage: Stage) -> None:
+        self.stage = stage
+        self.count = 0
+        self._node = node
+        self._under_way: deque[tuple[int, list[bytes], _Future]] = deque()
+
+    def add(self, payloads: list[bytes]) -> None:
+        """Stage one more piece."""
+        while len(self._under_way) >= UNDER_WAY:
+            self._first()
+        sent = self._node.put(self.stage, payloads)
+        self._under_way.append((self.count, payloads, sent))
+        self.count += len(payloads)
+
+    def wait(self) -> None:
+        """Wait until all pieces are safe."""
+        while self._under_way:
+            self._first()
+
+    def _first(self) -> None:
+        """Wait for the first piece under way; if it was refused for a reason that may pass, send it again.
+
+        Those behind it cannot be staged before it (`STAGE_GAP`), and have their turn then.
+        """
+        at, payloads, sent = self._under_way.popleft()
         try:
-            for number, payloads in _pieces(node, reader, token["count"]):
-                id = name + number
-                if id not in known:
-                    node.publish(target, payloads, id)
+            self._node.outcome(sent)
         except StreamsError as error:
-            if error.code != "NO_STREAM":
+            if not error.may_pass:
                 raise
-            return  # another process was faster, and has deleted it
-    _delete(node, staged)
-
-
-def _name(staged: str) -> bytes:
-    """How the IDs of what was staged there begin in the target."""
-    return staged.rpartition(".")[2].encode()
-
-
-def _pieces(
-    node: _Patient, reader: SyncSubscription, count: int
-) -> Iterator[tuple[bytes, list[bytes]]]:
-    """What was staged, in the pieces in which it was: each begins with a message that has an ID."""
-    number, payloads, at = b"", list[bytes](), 0
-    while at < count:
-        records = node.records(reader)
-        at = records.end
-        for id, payload in zip(records.ids(), records.payloads(), strict=True):
-            if id is not None:
-                if payloads:
-                    yield number, payloads
-                number, payloads = id, []
-            payloads.append(payload)
-    yield number, payloads
-
-
-def _known(node: _Patient, target: str, since: int, name: bytes) -> set[bytes]:
-    """The IDs that begin so and are in the target."""
-    told = node.admin("describe", name=target)
-    found: set[bytes] = set()
-    at = max(since, told["first"])
-    if at < told["end"]:
-        with node.subscribe(target, at) as reader:
-            while at < told["end"]:
-                records = node.records(reader)
-                at = records.end
-                if records.has_ids:
-                    found.update(id for id in records.ids() if id and id.startswith(name))
-    return found
-
-
-def _delete(node: _Patient, stream: str) -> None:
-    try:
-        node.admin("delete", name=stream)
-    except StreamsError as error:
-        if error.code != "NO_STREAM":
-            raise
+            self._node.put_again(self.stage, payloads, at)

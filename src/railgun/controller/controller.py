@@ -10,15 +10,21 @@ Its duties towards the machine:
 2. What cannot be carried out (a launch that raises, a worker that cannot be reached) is an event of its own, never an
    exception in the middle of orders.
 3. A process that was launched is the launcher's until it has ended; the machine is told of the end exactly once.
+
+A process that is forked from the program has a copy of all this, and no part in it: whatever it asks is refused
+(`ForkedJobError`), and it has none of the connections, so it can neither disturb the workers nor keep them alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import selectors
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
@@ -36,13 +42,21 @@ from railgun.core.hashing import key_hash
 from railgun.core.lifecycle import Lifecycle, LifecycleError, Member
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
+from railgun.core.snapshots import State
 from railgun.flow.plan import Plan
 from railgun.wire import control
 from railgun.wire.columns import DecodingError
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.hello import HelloError
 from railgun.worker import breadcrumb
-from railgun.worker.pulse import BEAT, MOST_CHARACTERS, MOST_STUCK_CHARACTERS, STUCK
+from railgun.worker.pulse import (
+    BEAT,
+    BESIDE,
+    IN_STEP,
+    MOST_CHARACTERS,
+    MOST_STUCK_CHARACTERS,
+    STUCK,
+)
 from railgun.worker.spec import WorkerSpec
 
 TICK: Final = 0.1
@@ -50,6 +64,7 @@ APART: Final = 1.0  # seconds between snapshots that are taken because somebody 
 REMEMBERED: Final = 200  # events
 SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is told of
 SLOTS_EVERY_S: Final = 1.0  # between two looks at whether workers wait for slots
+LAST_WORDS_S: Final = 1.0  # that what a process said before it ended is waited for
 HUNG: Final = "frozen, or in a function that does not return"
 HUNG_LOADING: Final = (
     "frozen, or loading the flow, which imports its modules, does not come to an end"
@@ -67,6 +82,10 @@ class WorkersError(RailgunError):
 
 class ListenError(RailgunError):
     """A port cannot be listened at."""
+
+
+class ForkedJobError(RailgunError):
+    """The job belongs to the process that this one was forked from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,7 @@ class Settings:
     """Seconds after which a worker is given up that is frozen, or inside one call of one function; time in which it
     imports a module or unpickles the flow does not count, up to ten minutes."""
     restarts: int = 5
-    """How many failures within `restarts_within` are borne."""
+    """How many failures within `restarts_within` are borne; all workers that are lost of one generation are one."""
     restarts_within: float = 300.0
     """Seconds after which a failure is forgotten."""
     start_within: float = 120.0
@@ -119,9 +138,14 @@ class Seen:
     """Whether it has said that it has the flow, or cannot have it."""
     stuck: str = ""
     """Where its thread is, if it has been in one call for a while."""
+    beside: str = ""
+    """Where another of its threads is, if that has been in one call for a while: a sink that commits."""
+    beside_since: float = 0.0
     told_waiting: bool = False
     """Whether people were told that it waits for a slot."""
     given_up: bool = False
+    ended: str = ""
+    """Why its process has ended, while its last words are waited for."""
     metrics: dict[str, Any] = field(default_factory=dict)
     doors: dict[str, o.Address] = field(default_factory=dict)
     """Where it listens for connectors, by step."""
@@ -179,7 +203,10 @@ class Controller:
         self._endings: list[Callable[[], None]] = []
         self._ending = False
         self._closing = threading.Lock()
-        self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
+        _there.add(self)
         self._connections: set[Connection] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"railgun-{self.name}-controller", daemon=True
@@ -260,6 +287,7 @@ class Controller:
 
     def attempts(self) -> Future[list[dict[str, Any]]]:
         """The snapshots there are, and those that failed, newest first; they are read by another thread."""
+        self._check_process()
         if self.storekeeper is None:
             raise LifecycleError(
                 "the flow takes no snapshots: it was started without a place for them"
@@ -281,8 +309,16 @@ class Controller:
         """Whether it has ended, no process is left, and its snapshots and its name are free for another job."""
         return self._over.is_set()
 
+    @property
+    def shown(self) -> State:
+        """The state, for people: that it has ended is told when all that it held is free for another job."""
+        if self.lifecycle.over and not self.over:
+            return "stopping"
+        return self.lifecycle.shown
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; False if it has not come in time. Raises `FlowFailedError` if the flow failed."""
+        self._check_process()
         if not self._over.wait(timeout):
             return False
         if self.lifecycle.state == "failed":
@@ -311,7 +347,9 @@ class Controller:
         self._ask(lambda: self._watchers.append(watcher))
 
     def close(self) -> None:
-        """End everything that is left, at once."""
+        """End everything that is left, at once; in a forked process this is nothing."""
+        if self.is_forked:
+            return
         with self._closing:
             if self._thread.is_alive():
                 if not self._over.is_set():
@@ -327,12 +365,38 @@ class Controller:
                     self._launcher.close()
                 self._loop.close()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that has the controller, and has only a copy."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        """Raise `ForkedJobError` in a process that has only a copy of the controller."""
+        if self.is_forked:
+            raise ForkedJobError(
+                f"the job {self.name!r} belongs to process {self._pid}, from which this one was forked: "
+                "ask it there, or by the command line or the HTTP API"
+            )
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: let go of all connections, which remain those of the parent."""
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        registered = self._selector.get_map() or {}  # None, if the loop has been closed
+        for key in list(registered.values()):
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, key.fd, inheritable=False)  # who has the number may close it still
+        os.close(nothing)
+
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine in the controller's loop, and wait for it."""
+        if self.is_forked:
+            coroutine.close()
+        self._check_process()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _ask(self, question: Callable[[], R]) -> R:
         """Call a function in the controller's thread."""
+        self._check_process()
         if threading.current_thread() is self._thread:
             return question()
         answer: Future[R] = Future()
@@ -398,6 +462,9 @@ class Controller:
                     where = f": {seen.stuck}" if seen.stuck else ""
                     hung = HUNG if seen.loaded else HUNG_LOADING
                     self._give_up(seen, f"no sign of life for {silent:.0f} s ({hung}){where}")
+                elif seen.beside and now - seen.beside_since > self.settings.hang_after:
+                    stuck = now - seen.beside_since
+                    self._give_up(seen, f"a call has not returned for {stuck:.0f} s: {seen.beside}")
             elif silent > self.settings.start_within and self._is_late(seen):
                 self._give_up(seen, f"it did not call within {silent:.0f} s")
         if now >= self._slots_seen + SLOTS_EVERY_S:
@@ -457,16 +524,40 @@ class Controller:
         if connection is not None:
             connection.close()
         self._cancel(seen.spec)
-        why = self._with_breadcrumb(seen, why)
-        self._obey(self.lifecycle.down(seen.spec.worker, seen.spec.incarnation, why, _now()))
+        self._is_down(seen, why)
 
-    def _with_breadcrumb(self, seen: Seen, why: str) -> str:
-        """Add which user code a worker was in when it was lost, unless `why` says where the worker hung."""
+    def _is_down(self, seen: Seen, why: str) -> None:
+        """Let the machine know that a worker is gone; one that was to leave may not have come to the end of it."""
+        worker, incarnation = seen.spec.worker, seen.spec.incarnation
         found = breadcrumb.read(seen.who)
+        member = self.lifecycle.members.get(worker)
+        if member is not None and member.incarnation == incarnation and member.leaving:
+            self._lost_leaving(seen, why, found)
+        else:
+            why = self._with_breadcrumb(seen, why, found)
+        self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
+
+    def _lost_leaving(self, seen: Seen, why: str, found: str) -> None:
+        """Tell of a worker that was to leave, and ended inside user code: of a source or a sink that it closed."""
+        if not found and not (seen.given_up and IN_STEP in why):
+            return  # its process has ended, as it was to: a slow call of before is over
+        text = self._with_breadcrumb(seen, why, found)
+        life = self.lifecycle
+        if life.over:
+            lost = o.Failed(life.generation, text, final=True)
+            self._obey(life.reported(seen.spec.worker, lost, _now()))
+        else:
+            self._happened("trouble", f"worker {seen.spec.worker}, on its way out: {text}")
+
+    def _with_breadcrumb(self, seen: Seen, why: str, found: str) -> str:
+        """Add which user code a worker was in when it was lost, unless `why` says where the worker hung.
+
+        `found` is what its breadcrumb says.
+        """
         before = self._left_behind.pop(seen.spec.worker, "")
         if not found and before:  # it was on another machine
             found = f"the time before, {before}"
-        is_said = bool(seen.stuck) and seen.stuck in why
+        is_said = any(where and where in why for where in (seen.stuck, seen.beside))
         return f"{why}; {found}" if found and not is_said else why
 
     def _scale(self, workers: Sequence[Worker]) -> list[o.Order]:
@@ -546,11 +637,18 @@ class Controller:
             self._loop.call_soon_threadsafe(self._down, spec.worker, spec.incarnation, why)
 
     def _down(self, worker: Worker, incarnation: int, why: str) -> None:
-        seen = self._seen.pop((worker, incarnation), None)
-        if seen is not None:
-            self.inquiries.lost(worker)
-            why = self._with_breadcrumb(seen, why)
-        self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
+        seen = self._seen.get((worker, incarnation))
+        if seen is None:
+            self._obey(self.lifecycle.down(worker, incarnation, why, _now()))
+            return
+        if seen.connection is not None and not seen.ended:
+            # Its last words may not have been read yet: its connection closes behind them.
+            seen.ended = why
+            self._loop.call_later(LAST_WORDS_S, self._down, worker, incarnation, why)
+            return
+        del self._seen[worker, incarnation]
+        self.inquiries.lost(worker)
+        self._is_down(seen, why)
 
     def _send(self, worker: Worker, order: o.WorkerOrder) -> None:
         seen = self._seen.get((worker, self.lifecycle.members[worker].incarnation))
@@ -621,7 +719,7 @@ class Controller:
         if connection is seen.pulse:
             self._felt(worker, seen, data)
             return
-        seen.heard = time.monotonic()
+        seen.heard, seen.stuck = time.monotonic(), ""
         try:
             for message in seen.messages.feed(data):
                 self._hear(worker, seen, message)
@@ -637,6 +735,11 @@ class Controller:
         for line in lines:
             if line.startswith(STUCK):
                 seen.stuck = line[1:].decode(errors="replace").replace("\r", "\n")
+                continue
+            if line.startswith(BESIDE):
+                if not seen.beside:
+                    seen.beside_since = time.monotonic()
+                seen.beside = line[1:].decode(errors="replace").replace("\r", "\n")
                 continue
             seen.heard = time.monotonic()
             waits = line.decode(errors="replace")
@@ -756,6 +859,9 @@ class Controller:
         if seen is None or seen.connection is not connection:
             return
         seen.connection = None
+        if seen.ended:
+            self._down(worker, incarnation, seen.ended)
+            return
         self.inquiries.lost(worker)
         member = self.lifecycle.members.get(worker)
         if member is not None and member.incarnation == incarnation and member.leaving:
@@ -812,7 +918,7 @@ class Controller:
         return {
             "name": self.name,
             "flow": self.plan.flow,
-            "state": life.shown,
+            "state": self.shown,
             "cause": life.cause,
             "generation": life.generation,
             "uptime": round(time.time() - self.started, 3),
@@ -840,6 +946,17 @@ class Controller:
         if member.ended:
             return "ended"
         return "running" if member.ready else "starting"
+
+
+_there: weakref.WeakSet[Controller] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for controller in list(_there):
+        controller.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 def check_workers(workers: Any, most: int) -> None:

@@ -143,8 +143,8 @@ class Api(HttpPort):
         return _answer(self.controller.status())
 
     async def _health(self, request: web.Request) -> web.Response:
-        state = self.controller.lifecycle.shown
-        return _answer({"state": state}, 503 if state == "failed" else 200)
+        failed = self.controller.lifecycle.state == "failed"
+        return _answer({"state": self.controller.shown}, 503 if failed else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return figures(prometheus(self.controller.status(), self.controller.totals))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from railgun.controller.collected import Collected
-from railgun.controller.feeds import Feeds, Positions
+from railgun.controller.feeds import Feeds
 from railgun.controller.storekeeper import Storekeeper
 from railgun.core import orders as o
 from railgun.core.lifecycle import Lifecycle
@@ -44,9 +44,10 @@ class Ledger:
                 self.collected.go_back(order.snapshot)
                 if self.keeper is not None:
                     self.keeper.new_generation(order.generation)
-                self.feeds.go_back(
-                    order.generation, self._positions(order), map(self.owner, order.members)
+                begun = (
+                    None if self.keeper is None or order.snapshot is None else self.keeper.manifest
                 )
+                self.feeds.go_back(order.generation, begun, map(self.owner, order.members))
             elif coordinator is not None:
                 self.collected.join(worker, coordinator.snapshot)
                 self.feeds.joined(self.owner(worker))
@@ -62,11 +63,6 @@ class Ledger:
     def owner(self, worker: Worker) -> Owner:
         """A worker's present process."""
         return worker, self.life.members[worker].incarnation
-
-    def _positions(self, order: o.Start) -> Positions:
-        """How far the streams of connectors are in what a generation begins with."""
-        begun = None if self.keeper is None or order.snapshot is None else self.keeper.manifest
-        return {} if begun is None else begun.streams
 
     def keep(
         self,
@@ -84,13 +80,13 @@ class Ledger:
             case o.Record():
                 self.keeper.record(order, done)
             case o.Write():
-                recorded = {
-                    self.owner(worker): dict(report.streams)
+                reports = {
+                    self.owner(worker): report
                     for worker, report in self.keeper.reports.items()
                     if worker in self.life.members
                 }
-                streams = self.feeds.snapshot(order.snapshot, recorded)
-                self.keeper.write(order, self.life.generation, done, streams)
+                streams, reached = self.feeds.snapshot(order.snapshot, reports)
+                self.keeper.write(order, self.life.generation, done, streams, reached)
             case o.GiveUp():
                 self.keeper.give_up(order)
 
@@ -129,5 +125,5 @@ class Ledger:
             case o.Farewell() if current and self.keeper is not None:
                 self.keeper.farewell(report)
                 if worker in self.life.members:
-                    self.feeds.left(self.owner(worker), report.generation, dict(report.streams))
+                    self.feeds.left(self.owner(worker), report)
         return report

@@ -21,10 +21,12 @@ from typing import Any, Final
 
 from railgun.controller.saved import NoSnapshotsError, absolute, find_store, told_attempts
 from railgun.core import orders as o
-from railgun.core.errors import pass_interrupt
+from railgun.core.errors import pass_interrupt, represent
 from railgun.core.placement import Worker
 from railgun.core.saving import Saving
+from railgun.flow.calls import NO_PART, SourceCall, TokenCall
 from railgun.flow.errors import FlowError
+from railgun.flow.functions import check_done
 from railgun.flow.plan import Plan
 from railgun.flow.sink import TwoPhaseSink
 from railgun.flow.step import Step
@@ -37,6 +39,7 @@ from railgun.snapshots.fit import fit
 from railgun.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo, seal, unseal
 from railgun.snapshots.store import SnapshotStore, encode_name
 from railgun.wire import control
+from railgun.worker.pulse import watched
 
 GENERATIONS: Final = 100  # that a job may use until it asks again
 UNDECIDED_S: Final = 1.0  # between two attempts to take a manifest back
@@ -141,9 +144,16 @@ class Storekeeper:
     """The snapshots of one job, which has the store to itself until it is closed."""
 
     def __init__(
-        self, plan: Plan, chosen: Snapshots, flow: str, *, disk: Disk | None = None
+        self,
+        plan: Plan,
+        chosen: Snapshots,
+        flow: str,
+        *,
+        disk: Disk | None = None,
+        hang_after_s: float = 30.0,
     ) -> None:
         chosen.check()
+        self._hang_after_s = hang_after_s
         self.chosen = chosen
         self.flow = flow
         self.plan = plan
@@ -164,7 +174,7 @@ class Storekeeper:
         self.begun_with: tuple[str, int] | None = None  # where, and its number
         self.tally = Tally()
         self._thread = ThreadPoolExecutor(1, "railgun-store")
-        self.submit: Callable[[Callable[[], None]], object] = self._thread.submit
+        self.submit: Callable[[Callable[[], None]], object] = self._submit
         self.store.acquire()
         try:
             self.manifest = self._begin_with()
@@ -181,6 +191,11 @@ class Storekeeper:
         """The last one that was used, by this job or an earlier one."""
         self.saving = self._saving(run.snapshot - 1)
         """What the machine begins with."""
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Let the store's thread do something; while the program ends there is none, and the job ends with it."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(work)
 
     def _saving(self, last: int) -> Saving:
         if self.manifest is not None:  # also above those of another store, if it is of one
@@ -226,8 +241,14 @@ class Storekeeper:
         sinks = [replace(s, step=names[s.step]) for s in found.sinks if s.step in names]
         streams = {names[step]: told for step, told in found.streams.items() if step in names}
         frontiers = {names[step]: at for step, at in found.frontiers.items() if step in names}
+        reached = {names[step]: told for step, told in found.reached.items() if step in names}
         return replace(
-            found, parts=tuple(parts), sinks=tuple(sinks), streams=streams, frontiers=frontiers
+            found,
+            parts=tuple(parts),
+            sinks=tuple(sinks),
+            streams=streams,
+            frontiers=frontiers,
+            reached=reached,
         )
 
     def _load(self, number: int | None) -> Manifest | None:
@@ -265,11 +286,16 @@ class Storekeeper:
     def _publish(self, finished: Manifest) -> str:
         """Whoever was to publish the output of the end may have died before: nobody else will. What is wrong, if so."""
         sinks = self.plan.sinks
-        try:
+
+        def commit_all() -> None:
             for part in finished.sinks:
                 sink = sinks.get(part.step)
                 if isinstance(sink, TwoPhaseSink):
-                    sink.commit(part.token)
+                    with TokenCall(part.step, sink, "commit", [part.token]):
+                        check_done(sink.commit(part.token))
+
+        try:
+            watched(commit_all, self._hang_after_s)
         except BaseException as error:
             pass_interrupt(error)
             return f". Not all of its output can be made visible, though: {error}"
@@ -321,11 +347,12 @@ class Storekeeper:
         order: o.Write,
         generation: int,
         then: Callable[[str], None],
-        streams: Mapping[str, dict[str, int]],
+        streams: Mapping[str, Mapping[str, int]],
+        reached: Mapping[str, Mapping[str, int]],
     ) -> None:
         """Write the manifest: the commit. When it is done, `written` is to be called."""
         manifest = self._manifest(order, generation)
-        manifest = self._writing = replace(manifest, streams=streams)
+        manifest = self._writing = replace(manifest, streams=streams, reached=reached)
 
         def commit() -> None:
             self.store.commit(manifest)
@@ -463,7 +490,12 @@ class Storekeeper:
 
     def release(self) -> None:
         """Let another job have the store, when all that is being written to it is written."""
-        self._thread.submit(self.store.release).result()
+        try:
+            released = self._thread.submit(self.store.release)
+        except RuntimeError:  # the program ends: the thread takes nothing new
+            self.close()
+        else:
+            released.result()
 
     def close(self) -> None:
         """Let go of the store, and end the thread."""
@@ -516,10 +548,17 @@ def steps_of(plan: Plan) -> tuple[StepInfo, ...]:
 
 
 def _layout(step: Step) -> dict[str, Any] | None:
-    """Return the layout of a source as it reads after it was saved; None for other steps."""
+    """Return the layout of a source as it reads after it was saved; None for other steps.
+
+    Raises `SourceError` for what the source raises, `FlowError` for a layout that is not JSON.
+    """
     if step.kind != "source":
         return None
-    layout = step.options["source"].layout()
+    source = step.options["source"]
+    with SourceCall(step.name, source, "layout", NO_PART, None):
+        layout = source.layout()
+        if isinstance(layout, Mapping):
+            layout = dict(layout)
     if layout is None:
         return None
     try:
@@ -527,7 +566,7 @@ def _layout(step: Step) -> dict[str, Any] | None:
     except (TypeError, ValueError, RecursionError) as error:
         raise FlowError(
             f"{step.where}: the layout of source {step.name!r} is a dict of text, numbers, lists and dicts, as JSON "
-            f"has them, not {layout!r:.200}: {error}"
+            f"has them, not {represent(layout):.200}: {error}"
         ) from error
     return saved
 

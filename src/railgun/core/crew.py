@@ -37,6 +37,9 @@ class Member:
     told: int | None = None  # when it was told to leave
     cancelled: bool = False
     owing: bool = False  # whether it has still to hand over what is to be saved of it
+    doubtful: bool = (
+        False  # whether it is of a generation that failed, and was not ready for one since
+    )
 
 
 class Crew:

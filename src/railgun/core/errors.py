@@ -16,6 +16,17 @@ class KeyTypeError(RailgunError, TypeError):
     """A value that cannot be a key: it has no stable hash that is the same for equal keys."""
 
 
+class KeyCodeError(RailgunError):
+    """A method of a key's class raised, which is the cause of this; `method` is its name, as in "Point.__hash__"."""
+
+    def __init__(self, method: str, raised: str) -> None:
+        super().__init__(method, raised)
+        self.method, self.raised = method, raised
+
+    def __str__(self) -> str:
+        return f"{self.method} of a key raised {self.raised}"
+
+
 class PlacementError(RailgunError, ValueError):
     """A placement that cannot be: no workers, or an override that points outside of them."""
 
@@ -50,15 +61,19 @@ def pass_interrupt(error: BaseException) -> None:
         raise error
 
 
-def said(error: BaseException) -> str:
+def said(error: BaseException | str) -> str:
     """Return what an error says, to stand within a sentence: without the system's number, and without a full stop.
+
+    `error`: the error, or what it has said.
 
     >>> said(FileNotFoundError(2, "No such file or directory", "secret"))
     "No such file or directory: 'secret'"
     >>> said(RailgunError("the disk is full. Make room."))
     'the disk is full. Make room'
+    >>> f"the copy is damaged: {said('a checksum differs.')}. Look after the disk"
+    'the copy is damaged: a checksum differs. Look after the disk'
     """
-    return _NUMBER.sub("", str(error)).removesuffix(".")
+    return _NUMBER.sub("", str(error)).rstrip(". ")
 
 
 def represent(value: object) -> str:

@@ -9,11 +9,14 @@ The rest of the core knows a key only by its hash. Two promises follow:
 
 A key must equal itself after it has travelled or was saved, or its state would not be found again. So NaN (of
 float, complex, Decimal and numpy, also inside of tuples and other keys), NaT, and classes with ``__stable_key__``
-but without ``__eq__`` are refused.
+but without ``__eq__`` are refused. So is a class that comes from a type of keys, as a subclass of str, and has an
+``__eq__`` or ``__hash__`` of its own: which of its objects are equal is told by ``__stable_key__``, or by nobody.
 
 Columns of str, bytes and int are hashed as arrays, with no Python per key. Any other key takes the
 path of `key_hash`: numbers, None, tuples, frozensets, enums, dataclasses, dates, UUIDs, and classes that
-tell their identity with ``__stable_key__``. What fits nowhere is refused with a `KeyTypeError`.
+tell their identity with ``__stable_key__``. What fits nowhere is refused with a `KeyTypeError`. What the code of such
+a class raises is a `KeyCodeError`, which names the method and has the exception as its cause: a `StopIteration` would
+else end the column.
 
 The function, for whoever writes it in another language. All arithmetic is modulo 2**64::
 
@@ -32,15 +35,17 @@ import dataclasses
 import datetime
 import enum
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
+from types import WrapperDescriptorType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.core.errors import KeyTypeError
+from railgun.core.errors import KeyCodeError, KeyTypeError, pass_interrupt, represent
 
 Hashes = NDArray[np.uint64]
 
@@ -59,13 +64,22 @@ OTHER: Final = 0x6F74686500000004
 _KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _U = np.uint64
 _FEW: Final = 8
+_PLAIN: Final = frozenset({str, bytes, int, bool, float, tuple, type(None)})
+_MOMENTS: Final = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+_COMPARED: Final = (
+    str, bytes, int, float, complex, Decimal, Fraction, tuple, frozenset, uuid.UUID, *_MOMENTS, enum.Enum,
+)  # fmt: skip
+"""Types of keys that others may come from; what Railgun hashes of them is what makes two of them equal."""
 _BLOCK: Final = (
     2048  # rows hashed at once: larger temporaries would be fetched anew from the system each time
 )
 
 
-def hash_keys(keys: Sequence[Any] | NDArray[Any]) -> Hashes:
+def hash_keys(keys: Sequence[Any] | NDArray[Any], walked: Iterator[Any] | None = None) -> Hashes:
     """Hash a column of keys; a few array operations per eight bytes of key where the column allows it.
+
+    `walked`: an iterator over `keys`. Where keys are hashed one by one it is used for that, so that whoever holds it
+    can tell how far this has come.
 
     >>> [hex(h) for h in hash_keys(["ada", "grace"]).tolist()]
     ['0x98e012f8e43a19d2', '0xbd0ef5073afdf83']
@@ -84,28 +98,64 @@ def hash_keys(keys: Sequence[Any] | NDArray[Any]) -> Hashes:
     if len(column) == 0:
         return np.empty(0, dtype=np.uint64)
     first = column[0]
-    if len(column) > _BLOCK and isinstance(first, str | bytes):
-        blocks = range(0, len(column), _BLOCK)
-        return np.concatenate([hash_keys(column[at : at + _BLOCK]) for at in blocks])
-    if isinstance(first, str):
-        try:
-            joined = "\0".join(column).encode("utf-8", "surrogatepass")
-            return _hash_joined(STR, joined, column)
-        except TypeError:  # not all are str
-            pass
-    elif isinstance(first, bytes) and _all_are(bytes, column):
-        return _hash_joined(BYTES, b"\0".join(column), column)
+    if isinstance(first, str | bytes):
+        if _all_are(str if isinstance(first, str) else bytes, column):
+            blocks = range(0, len(column), _BLOCK)
+            hashes = [_hash_texts(column[at : at + _BLOCK]) for at in blocks]
+            return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
     elif isinstance(first, int) and _all_are((int, np.integer), column):
         try:
             return hash_ints(np.frombuffer(array.array("q", column), dtype=np.int64))
         except OverflowError:  # not all fit into 64 bits
             pass
-    return np.fromiter(map(key_hash, column), dtype=np.uint64, count=len(column))
+    each = column if walked is None else walked
+    return np.fromiter(map(key_hash, each), dtype=np.uint64, count=len(column))
+
+
+def _hash_texts(column: Sequence[Any]) -> Hashes:
+    """Hash keys that are all str, or all bytes."""
+    if isinstance(column[0], str):
+        return _hash_joined(STR, "\0".join(column).encode("utf-8", "surrogatepass"), column)
+    return _hash_joined(BYTES, b"\0".join(column), column)
 
 
 def _all_are(kind: type | tuple[type, ...], column: Sequence[Any]) -> bool:
-    found = set(map(type, column))
-    return all(issubclass(f, kind) and f is not np.timedelta64 for f in found)
+    """Whether all keys are of a type, and are equal as keys of this type are."""
+    found: list[Any] = list(map(type, column))
+    kinds: Collection[Any] = (
+        found[:1] if found.count(found[0]) == len(found) else set(found)
+    )  # faster than a set
+    return all(
+        issubclass(one, kind) and one is not np.timedelta64 and not _differs(one) for one in kinds
+    )
+
+
+@lru_cache(1 << 12)
+def _differs(kind: Any) -> bool:
+    """Whether a class that comes from a type of keys decides in its own way which of its objects are equal.
+
+    Types of numpy and others that are not written in Python compare as what they come from.
+
+    >>> class Name(str): pass
+    >>> class AnyCase(str):
+    ...     def __eq__(self, other): return self.lower() == other.lower()
+    ...     def __hash__(self): return hash(self.lower())
+    >>> _differs(Name), _differs(AnyCase)
+    (False, True)
+    """
+    base = next((base for base in _COMPARED if issubclass(kind, base)), None)
+    if base is None or kind is base:
+        return False
+    if base is enum.Enum:  # what its values come from may have an `__eq__`
+        made = [c for c in kind.__mro__ if issubclass(c, enum.Enum) and c.__module__ != "enum"]
+        return any("__eq__" in vars(c) for c in made)
+    # A moment is hashed anew by some libraries, and is equal to the same ones.
+    names = ("__eq__",) if base in _MOMENTS else ("__eq__", "__hash__")
+    return any(
+        getattr(kind, name) is not getattr(base, name)
+        and not isinstance(getattr(kind, name), WrapperDescriptorType)
+        for name in names
+    )
 
 
 def hash_buffer(
@@ -188,16 +238,22 @@ def key_hash(key: object) -> int:
     Traceback (most recent call last):
     railgun.core.errors.KeyTypeError: a list cannot be a key: it can change, so it has no stable hash...
     """
+    known: Any = type(key)
+    if known not in _PLAIN and _differs(known):
+        if hasattr(key, "__stable_key__"):
+            return _identified(key)
+        raise KeyTypeError(
+            f"a {known.__qualname__} cannot be a key: the class has an __eq__ or __hash__ of its own, so Railgun "
+            "does not know which of them are equal. Use a key of the type it comes from, or give the class a method "
+            f"__stable_key__() that returns such a key, the same one for equal keys. The key was {_short(key)}"
+        )
     if isinstance(key, str):
         return _text(STR, key.encode("utf-8", "surrogatepass"))
     if isinstance(key, bytes):
         return _text(BYTES, key)
     if isinstance(key, int):
         return _integer(int(key))
-    try:
-        return _other(key)
-    except (ValueError, ArithmeticError) as error:  # pandas' NaT, a signalling NaN
-        raise _unknown(key) from error
+    return _other(key)
 
 
 def _other(key: object) -> int:
@@ -207,22 +263,14 @@ def _other(key: object) -> int:
     if isinstance(key, type):
         raise _unknown(key)
     if hasattr(key, "__stable_key__"):
-        hashed = key_hash(key.__stable_key__())
-        if type(key).__eq__ is object.__eq__:
-            raise KeyTypeError(
-                f"a {type(key).__qualname__} cannot be a key: it has __stable_key__(), but two of them are never "
-                "equal, so a key would not find its state again after it was saved or moved. "
-                "Give the class __eq__ and __hash__. "
-                f"The key was {_short(key)}"
-            )
-        return hashed
+        return _identified(key)
     if type(key).__hash__ is None or (isinstance(key, memoryview) and not key.readonly):
         raise KeyTypeError(
             f"a {type(key).__qualname__} cannot be a key: it can change, so it has no stable hash. "
             f"Use a tuple, a string or a frozen dataclass instead. The key was {_short(key)}"
         )
     if isinstance(key, tuple):
-        return _parts(b"tuple", map(key_hash, key))
+        return _parts(b"tuple", [key_hash(part) for part in key])
     if isinstance(key, np.generic) and not isinstance(key, np.datetime64 | np.timedelta64):
         plain = key.item()
         if not isinstance(plain, np.generic):
@@ -230,6 +278,8 @@ def _other(key: object) -> int:
     if isinstance(key, float | Decimal | Fraction | complex):
         return _number(key)
     if isinstance(key, datetime.date | datetime.time | datetime.timedelta):
+        if key != key:  # pandas' NaT
+            raise _unknown(key)
         return _text(OTHER, b"time" + repr(_moment(key)).encode())
     if isinstance(key, enum.Enum):
         name = f"{type(key).__qualname__}.{key.name}"
@@ -237,13 +287,45 @@ def _other(key: object) -> int:
     if isinstance(key, uuid.UUID):
         return _text(OTHER, b"uuid" + key.bytes)
     if isinstance(key, frozenset):
-        return _parts(b"frozenset", sorted(map(key_hash, key)))
+        return _parts(b"frozenset", sorted([key_hash(part) for part in key]))
     if isinstance(key, memoryview):
         return key_hash(key.tobytes())
     if dataclasses.is_dataclass(key) and _compares_fields(type(key)):
         compared = [getattr(key, f.name) for f in dataclasses.fields(key) if f.compare]
-        return _parts(type(key).__qualname__.encode(), map(key_hash, compared))
+        return _parts(type(key).__qualname__.encode(), [key_hash(part) for part in compared])
     raise _unknown(key)
+
+
+def _identified(key: Any) -> int:
+    """Hash a key by what its `__stable_key__` returns."""
+    kind: Any = type(key)
+    try:
+        identity = key.__stable_key__()
+    except BaseException as error:
+        raise _raised_by(f"{kind.__qualname__}.__stable_key__", error) from error
+    hashed = key_hash(identity)
+    if kind.__eq__ is object.__eq__:
+        raise KeyTypeError(
+            f"a {kind.__qualname__} cannot be a key: it has __stable_key__(), but two of them are never "
+            "equal, so a key would not find its state again after it was saved or moved. "
+            "Give the class __eq__ and __hash__. "
+            f"The key was {_short(key)}"
+        )
+    if kind.__hash__ is None:
+        raise KeyTypeError(
+            f"a {kind.__qualname__} cannot be a key: it has __stable_key__() and __eq__, but no __hash__, which Python "
+            f"takes from a class that has an __eq__ of its own. Give the class __hash__. The key was {_short(key)}"
+        )
+    try:
+        key.__hash__()  # what it raises is told here, where it is known which record the key is of
+    except BaseException as error:
+        raise _raised_by(f"{kind.__qualname__}.__hash__", error) from error
+    return hashed
+
+
+def _raised_by(method: str, error: BaseException) -> KeyCodeError:
+    pass_interrupt(error)
+    return KeyCodeError(method, represent(error))
 
 
 def _compares_fields(kind: Any) -> bool:
@@ -266,7 +348,8 @@ def _number(key: float | Decimal | Fraction | complex) -> int:
         if key.imag:
             return _parts(b"complex", (_number(key.real), _number(key.imag)))
         key = key.real
-    if key != key:
+    # Python refuses to compare a signalling NaN, and says so with an exception.
+    if key.is_nan() if isinstance(key, Decimal) else key != key:
         raise KeyTypeError(
             f"{_short(key)} cannot be a key, nor a part of one: NaN does not equal itself, so it would have a state "
             "for every time it is seen. Use None, or a string, for what has no value"
@@ -328,5 +411,5 @@ def _finish_one(mixed: int) -> int:
 
 
 def _short(key: object) -> str:
-    text = repr(key)
+    text = represent(key)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -12,10 +12,12 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
 4. **Rescales and the end** do not meet: a flow that is through with its sources ends when no rescale is under way.
 5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it, each one a
    little later than the one before; when there are more than `restarts` of them within `window`, the flow has
-   failed, with the last cause. A restart ends the rescale that is under way, which says so (`not-rescaled`), though the
-   next generation has the size that was asked for: keys did not move live.
-6. **New workers that are lost** before they join do not touch the flow: they are launched again, and after more than
-   `restarts` of them within `window` the request is given up, and who was launched for it is let go.
+   failed, with the last cause. All workers that are lost of one generation are one failure: whoever was there when it
+   failed, and is lost before it is ready for the next, is launched again and told of, and counts no more. A restart
+   ends the rescale that is under way, which says so (`not-rescaled`), though the next generation has the size that was
+   asked for: keys did not move live.
+6. **New workers that are lost** before they join do not touch the flow: they are launched again. When one of them is
+   lost more than `restarts` times within `window`, the request is given up, and who was launched for it is let go.
 7. **A stop** with snapshots is a last snapshot: the flow goes on from there when it is run again. Without them, or if
    it is to *drain*, sources end, and what was read is written. A flow that is stopped while it starts has its last
    snapshot already; if perhaps not all of that is visible, it starts nevertheless. If a stop cannot be kept (a
@@ -23,6 +25,8 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
    failed, and says so.
 8. **Before the start** nothing is launched: a flow that waits for its cluster can be rescaled, stopped and looked at.
 9. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
+10. **Who leaves** lets go of sources and sinks. If one of them cannot be closed, the flow has failed, also one that
+    had finished: everything is written, but somebody should look. While the flow goes on, what may pass is only told.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
 """
@@ -97,8 +101,10 @@ class Lifecycle(Snapshots):
             self._restart(f"worker {worker} left, and what was to be saved of it is lost", now)
         elif not member.leaving and not self.over:
             lost = f"worker {worker} is lost: {why}"
-            if self.coordinator is not None and worker not in self.coordinator.members:
-                self._lost_before_joining(lost, now)
+            if member.doubtful:
+                self._lost_too(worker, why)
+            elif self.coordinator is not None and worker not in self.coordinator.members:
+                self._lost_before_joining(worker, lost, now)
             else:
                 self._restart(lost, now)
         return self._orders(now)
@@ -114,12 +120,14 @@ class Lifecycle(Snapshots):
             member.owing = False
             return self._orders(now)
         if member.leaving or self.over:
-            if isinstance(report, Failed) and report.final:  # of links it is no wonder
-                self._happened("trouble", f"worker {worker}, on its way out: {report.error}")
+            if isinstance(report, Failed) and (
+                report.final or report.step
+            ):  # of links it is no wonder
+                self._failed_leaving(worker, report)
             return self._orders(now)
         match report:
             case Ready():
-                member.ready = True
+                member.ready, member.doubtful = True, False
                 if self.coordinator is not None:
                     self._follow(self.coordinator.joined(worker))
             case Joined():
@@ -149,7 +157,7 @@ class Lifecycle(Snapshots):
             state = self.told_state if self.over else "stopping"
             raise LifecycleError(f"the flow is {state}: it cannot be rescaled")
         self.wanted = placement
-        self._lost_joining = []
+        self._lost_joining = {}
         return self._orders(now)
 
     def stop(self, now: int, *, drain: bool = False) -> list[Order]:
@@ -291,7 +299,7 @@ class Lifecycle(Snapshots):
         if self.coordinator.saving or any(map(self.crew.is_leaving_or_coming, wanted.workers)):
             return False
         self.wanted = None
-        self._lost_joining = []
+        self._lost_joining = {}
         size = len(wanted.workers)
         self._happened("rescaling", f"rescaling to {size} worker{'s' * (size != 1)}")
         self._follow(self.coordinator.rescale(wanted))
@@ -347,16 +355,15 @@ class Lifecycle(Snapshots):
             )
         was_begun = self.coordinator is not None
         self.coordinator = None
-        self._hurt = None
-        self._starting = False
         self._draining = False
         self._abandon(why)
         if len(self.failures) > 1:
             self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
-        self.generation += 1  # reports of the old one are stale from now on
+        self._next_generation()
         for worker in list(self.members):
             member = self.members[worker]
-            member.ready = member.ended = member.owing = False
+            member.ended = member.owing = False
+            member.doubtful = True
             if worker not in self.placement.workers:
                 self.crew.dismiss(worker)
         self.state = "starting"
@@ -365,11 +372,25 @@ class Lifecycle(Snapshots):
         again = f"the flow {back}" if was_begun else "trying again"
         self._happened("restarting", f"{why}; {again}")
 
-    def _lost_before_joining(self, why: str, now: int) -> None:
+    def _next_generation(self) -> None:
+        """Let all workers start once more; reports of the generation before are stale from now on."""
+        self._hurt = None
+        self._starting = False
+        self.generation += 1
+        for member in self.members.values():
+            member.ready = False
+
+    def _lost_too(self, worker: Worker, why: str) -> None:
+        """Another worker of the generation that failed is lost: the flow goes back already (rule 5)."""
+        if self._starting:
+            self._next_generation()
+        self._happened("trouble", f"worker {worker} is lost too: {why}")
+
+    def _lost_before_joining(self, worker: Worker, why: str, now: int) -> None:
         """A worker that was to join was lost before it did: the flow itself is well."""
-        lost = [at for at in self._lost_joining if now - at < self.window]
-        self._lost_joining = [*lost, now]
-        if self.wanted is not None and len(self._lost_joining) > self.restarts:
+        lost = [at for at in self._lost_joining.get(worker, []) if now - at < self.window]
+        self._lost_joining[worker] = [*lost, now]
+        if self.wanted is not None and len(self._lost_joining[worker]) > self.restarts:
             self._give_up_rescale(why)
 
     def _give_up_rescale(self, why: str) -> None:
@@ -379,6 +400,18 @@ class Lifecycle(Snapshots):
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
             self.crew.dismiss(worker)
+
+    def _failed_leaving(self, worker: Worker, report: Failed) -> None:
+        """A worker that leaves could not let go of its sources and sinks (rule 10)."""
+        why = f"worker {worker}, on its way out: {report.error}"
+        if self.state == "finished":
+            self.failed_step = report.step
+            self._fail(f"everything is written, but {why}")
+        elif report.final and not self.over:
+            self.failed_step = report.step
+            self._fail(why)
+        else:
+            self._happened("trouble", why)
 
     def _fail(self, why: str) -> None:
         self.cause = why

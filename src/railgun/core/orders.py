@@ -148,6 +148,8 @@ class Saved:
     """By step: how far the streams of connectors are here."""
     frontiers: tuple[tuple[str, int], ...] = ()
     """By step: how far time had come at the cut, as its records and timers were told."""
+    reached: tuple[tuple[str, dict[str, int]], ...] = ()
+    """By step: how far time has come in each stream of connectors here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class Farewell:
     tokens: tuple[Any, ...] = ()
     error: str = ""
     streams: tuple[tuple[str, dict[str, int]], ...] = ()
+    reached: tuple[tuple[str, dict[str, int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ for any one word, or `#`, which stands for any number of words, none included. R
    consumer that names no matcher has `#`, which fits all.
 2. Words are not empty, and have no spaces and no control characters. They are compared as they are: `A` is not `a`,
    and of two spellings of one accented letter neither is the other.
-3. `*` and `#` are whole words of matchers. Inside of a longer word, or in a topic, they are errors: a matcher `a*`
+3. `*` and `#` are whole words of matchers. Beside other characters, or in a topic, they are errors: a matcher `a*`
    could never fit anything, and its author would wait for ever.
-4. In a run of wildcards, all `#` are one: `#.#` is `#`, and `#.*.#` is `*.#`, which is what `#.*` is.
+4. In a run of wildcards, all `#` are one: `#.#` and `##` are `#`, and `#.*.#` is `*.#`, which is what `#.*` is.
 5. A topic or matcher has at most 255 bytes as UTF-8, and a matcher at most two runs with `#`.
 6. What is wrong is told by a typed error that says where.
 
@@ -86,7 +86,7 @@ def check_topic(text: str) -> tuple[str, ...]:
 def check_matcher(text: str) -> tuple[str, ...]:
     """The words of a matcher.
 
-    >>> check_matcher("orders.*.#"), check_matcher("#.#"), check_matcher("a.#.*.#.b")
+    >>> check_matcher("orders.*.#"), check_matcher("#.##"), check_matcher("a.#.*.#.b")
     (('orders', '*', '#'), ('#',), ('a', '*', '#', 'b'))
     >>> check_matcher("orders.e*")
     Traceback (most recent call last):
@@ -96,7 +96,8 @@ def check_matcher(text: str) -> tuple[str, ...]:
     at = hashes = 0
     in_hashes = False  # whether the `#` of this run of wildcards was seen
     found: list[str] = []
-    for word in words:
+    for written in words:
+        word = written if written.strip("#") else "#"
         wild = _WILD.search(word) if len(word) > 1 else None
         if wild is not None:
             at += wild.start()
@@ -114,7 +115,7 @@ def check_matcher(text: str) -> tuple[str, ...]:
         if hashes > MOST_HASHES:
             what = f"more than {MOST_HASHES} '#' with other words between them"
             raise MatcherError(_told("matcher", text, at, what), at)
-        at += len(word) + 1
+        at += len(written) + 1
     return tuple(found)
 
 

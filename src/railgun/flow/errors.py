@@ -40,11 +40,38 @@ class StepError(RailgunError):
         )
 
 
-class UserCodeError(StepError):
-    """Code of a user raised what is no `Exception` outside of any record: in a codec, a key, a close."""
+class TimerError(StepError):
+    """A user's `on_timer` or `on_end` raised; `record` is the time it was called for."""
 
     def __str__(self) -> str:
-        return f"step {self.step!r}: {self.function} raised\n{self.cause.rstrip()}"
+        return (
+            f"step {self.step!r}: {self.function} raised for the key {self.key} at time {self.record}\n"
+            f"{self.cause.rstrip()}\nTo go on without such calls give the step on_error='dead_letter'."
+        )
+
+
+class UserCodeError(StepError):
+    """Code of a user raised outside of any record: in a codec, a key, a close. `record` says what it was called for."""
+
+    def __str__(self) -> str:
+        which = f" {self.record}" if self.record else ""
+        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
+
+
+class InterruptedCallError(KeyboardInterrupt):
+    """A `KeyboardInterrupt` left user code; says which step, function and record it was in.
+
+    It passes wherever a `KeyboardInterrupt` does, and ends the program whose terminal it came from. A worker has no
+    terminal: there it was raised by the code itself, and fails the flow.
+    """
+
+    def __init__(self, step: str, function: str, which: str, cause: str) -> None:
+        super().__init__(step, function, which, cause)
+        self.step, self.function, self.which, self.cause = step, function, which, cause
+
+    def __str__(self) -> str:
+        which = f" {self.which}" if self.which else ""
+        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
 
 
 class NotAResultError(StepError):
@@ -54,6 +81,16 @@ class NotAResultError(StepError):
         return (
             f"step {self.step!r}: {self.function} returned a {self.record}, which is no result, as nobody runs it: "
             f"{self.cause}"
+        )
+
+
+class NotAStateError(NotAResultError):
+    """A function returned a coroutine or a generator as the state of a key."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a {self.record} as the state of key {self.key}, which is no "
+            f"state, as nobody runs it, and it can be neither saved nor moved: {self.cause}"
         )
 
 
@@ -83,7 +120,8 @@ class UnpicklableRecordError(StepError):
     """A record is of a type that pickle refuses, and cannot be sent to another worker."""
 
     def __str__(self) -> str:
-        return f"step {self.step!r}: a record cannot be sent to another worker: {self.cause}"
+        of = f" of key {self.key}" if self.key else ""
+        return f"step {self.step!r}: a record{of} cannot be sent to another worker: {self.cause}"
 
 
 class UnloadableRecordError(StepError):
@@ -118,8 +156,9 @@ class SourceError(StepError):
     """A source could not be opened or read."""
 
     def __str__(self) -> str:
-        part = f"part {self.key} at position {self.record}"
-        return f"source {self.step!r}: {self.function} failed for {part}\n{self.cause.rstrip()}"
+        at = f"position {self.record}" if self.record else "its beginning"
+        part = f" for part {self.key} at {at}" if self.key else ""
+        return f"source {self.step!r}: {self.function} failed{part}\n{self.cause.rstrip()}"
 
 
 class SinkError(StepError):
@@ -127,6 +166,14 @@ class SinkError(StepError):
 
     def __str__(self) -> str:
         what = f" for items that begin with {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+
+
+class TokenError(SinkError):
+    """A sink did not commit or recover what was prepared for a snapshot; `record` names the token, or the first."""
+
+    def __str__(self) -> str:
+        what = f" for {self.record}" if self.record else ""
         return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
 
 
@@ -151,9 +198,12 @@ def would_come_again(error: BaseException, saves: bool) -> bool:
     `saves`: whether the flow takes snapshots. Without them it would begin anew, which nobody wants for a full disk.
 
     - What user code raises would come again, but for what comes from outside and may pass (`may_pass`).
+      So would a `KeyboardInterrupt` of user code: no terminal interrupts a worker inside of a call.
     - So would a value that cannot be pickled or unpickled, and a module that is not there.
     - A lost connection, a timeout, a file that another process holds, a bug of a moment would not.
     """
     if isinstance(error, StepError):
         return not (error.passing and saves)
-    return isinstance(error, EncodingError | CannotUnpickleError | ImportError)
+    return isinstance(
+        error, InterruptedCallError | EncodingError | CannotUnpickleError | ImportError
+    )

@@ -14,8 +14,8 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
-from railgun.flow.errors import NotAResultError
-from railgun.flow.telling import name_of
+from railgun.flow.errors import NotAResultError, NotAStateError
+from railgun.flow.telling import name_of, shorten
 
 ASYNCHRONOUS: Final = frozenset({CoroutineType, AsyncGeneratorType})
 UNFINISHED: Final = ASYNCHRONOUS | {GeneratorType}
@@ -84,12 +84,26 @@ def check_result(
     step: str, function: Callable[..., Any], result: Any, refused: frozenset[type]
 ) -> None:
     """Raise `NotAResultError` if a result is of a type that is no result."""
-    if type(result) not in refused:
-        return
+    if type(result) in refused:
+        what = _told(result)
+        instead = "return the result itself" if what == "generator" else _RUN
+        raise NotAResultError(step, name_of(function), "", what, instead)
+
+
+def check_state(
+    step: str, function: Callable[..., Any], key: Any, state: Any, refused: frozenset[type]
+) -> None:
+    """Raise `NotAStateError` if the state of a key that a function returned is of a type that is no state."""
+    if type(state) in refused:
+        what = _told(state)
+        instead = "return what it gives, as a list" if what == "generator" else _RUN
+        raise NotAStateError(step, name_of(function), shorten(key), what, instead)
+
+
+def _told(result: Any) -> str:
+    """Say what an object is that is no result, and let go of it."""
     if type(result) is CoroutineType:
         result.close()  # Python would warn that nobody has awaited it
-    what = "generator" if type(result) is GeneratorType else "coroutine"
     if type(result) is AsyncGeneratorType:
-        what = "asynchronous generator"
-    instead = "return the result itself" if what == "generator" else _RUN
-    raise NotAResultError(step, name_of(function), "", what, instead)
+        return "asynchronous generator"
+    return "generator" if type(result) is GeneratorType else "coroutine"

@@ -304,8 +304,6 @@ class Operators:
     errors: dict[str, int]
     consumers: tuple[Consumers, ...]
     """Where several steps take from one stream."""
-    warnings: list[str]
-    """What people are to be told, and have not been."""
     unites: bool
     """Whether streams are united in the stage."""
 
@@ -379,10 +377,9 @@ def build(
             ways.release.append(meeting.release)
     mark_parting([*made.values(), *outlets], ways)
     operators = list(made.values())
-    warnings: list[str] = []
     for operator in operators:
         if len(operator.outs) > 1:
-            operator.consumers = Consumers(operator.step, operator.outs, warnings.append)
+            operator.consumers = Consumers(operator.step, operator.outs)
             operator.consumers.numbered = operator.parting is not None
     heads = tuple(made[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
@@ -394,7 +391,6 @@ def build(
         tuple(outlets),
         errors,
         tuple(op.consumers for op in operators if op.consumers is not None),
-        warnings,
         any(isinstance(operator, Meeting) for operator in operators),
     )
 

@@ -84,6 +84,8 @@ Rules of the interface:
 8. An exception from any of these ends the flow, unless it is an `OSError`, or was caused by one, which may pass (a full
    disk, a network that is down; not a missing file or permission): that sends the flow back to its last snapshot, and
    ends it only when it comes again and again. So retry inside what can be retried.
+9. `commit` and `recover`, and `prepare` in part, are called in another thread than `write`, while records flow. A call
+   that has not returned within `Settings.hang_after` is taken for a hang: its worker is ended, and the flow goes back.
 
 Duties of whoever drives a sink:
 
@@ -126,6 +128,8 @@ class Place:
     """Hands items to the program that started the flow."""
     transactional: bool = False
     """Whether the flow takes snapshots, so that output can be prepared and committed with them."""
+    store: str = ""
+    """What tells the directory of its snapshots from others: two jobs of one flow have different ones."""
 
 
 class Writer(ABC, Generic[T_contra]):
@@ -179,3 +183,7 @@ class TwoPhaseSink(Sink[T_contra]):
     @abstractmethod
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
         """A generation begins: commit these, throw away what else older generations prepared."""
+
+    def recover_at(self, place: Place, tokens: Sequence[Token]) -> object:
+        """Do `recover`, for a sink that wants to know more of its place: whose snapshots these are (`store`)."""
+        return self.recover(place.flow, place.step, place.generation, tokens)

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Final, Literal
 
 from railgun.core.errors import RailgunError, said
 from railgun.node.errors import storage_error
-from railgun.node.node import Node
+from railgun.node.node import Node, refuse_hidden
 from railgun.node.persistent import Persistent
+from railgun.node.settings import STAGING
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 1 << 62  # beyond every offset
@@ -108,6 +109,25 @@ PLACE: Final = Kind(
     _typed_whole,
 )
 MODE: Final = _one_of("warn", "overwrite", "strict")
+LIFETIME: Final = Kind(
+    "a number of seconds, up to 366 days",
+    {"type": "number", "minimum": 0, "maximum": 366 * 86_400},
+    lambda value: type(value) in (int, float) and 0 <= value <= 366 * 86_400,
+    _typed_number,
+)
+PRODUCER_NAME: Final = Kind(
+    "text of 1 to 200 letters",
+    {"type": "string", "minLength": 1, "maxLength": 200},
+    lambda value: isinstance(value, str) and 0 < len(value) <= 200,
+)
+COUNTS: Final = Kind(
+    "an object of sequences and numbers of messages",
+    {"type": "object", "additionalProperties": _INTEGER},
+    lambda value: (
+        isinstance(value, dict)
+        and all(_whole(_typed_whole(key)) and _whole(count) for key, count in value.items())
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +177,8 @@ class Call:
 
 
 async def _list(node: Node) -> Any:
-    return node.every() if node.cluster is None else await node.cluster.every()
+    found = node.every() if node.cluster is None else await node.cluster.every()
+    return [one for one in found if not one["name"].endswith(STAGING)]
 
 
 async def _describe(node: Node, name: str) -> Any:
@@ -165,7 +186,7 @@ async def _describe(node: Node, name: str) -> Any:
     stream = node.streams.get(name)
     if node.cluster is not None and isinstance(stream, Persistent) and not stream.acting:
         why = "told by a copy of the stream: it may be older than what the master has"
-        told["trouble"] = told["trouble"] or why
+        told |= {"trouble": told["trouble"] or why, "from_copy": why}
     return told
 
 
@@ -207,6 +228,9 @@ _GROUP: Final = Argument("group", TEXT, "The group.", optional=False)
 _NODE: Final = Argument("node", TEXT, "The node: its name, or its id.", optional=False)
 _STREAM: Final = "/streams/{name}"
 _OF_GROUP: Final = _STREAM + "/groups/{group}"
+_PRODUCER: Final = Argument("producer", PRODUCER_NAME, "The producer.", optional=False)
+_EPOCH: Final = Argument("epoch", WHOLE, "Its epoch.", optional=False)
+_OF_PRODUCER: Final = _STREAM + "/producers/{producer}"
 
 _TABLE: Final = (
     Call("list", "All streams, with their groups.", "GET", "/streams", (), _list),
@@ -261,6 +285,46 @@ _TABLE: Final = (
         (_NAME, _GROUP), Node.delete_group,
     ),
     Call(
+        "producers", "The producers of a stream, and what they have staged.", "GET",
+        _STREAM + "/producers", (_NAME,), Node.producers,
+    ),
+    Call(
+        "begin_producer", "Begin an epoch of a producer; those with a lower one are refused from then on.", "POST",
+        _OF_PRODUCER + "/begin",
+        (
+            _NAME, _PRODUCER, _EPOCH,
+            Argument("keep", OFFSETS, "Drop what earlier epochs have staged, but for these sequences."),
+            Argument("lifetime", LIFETIME, "Forget it when it is not used for so long; never, if that is not given."),
+        ),
+        Node.begin_producer,
+    ),
+    Call(
+        "open_sequence", "Give a producer a sequence to stage messages for.", "POST",
+        _OF_PRODUCER + "/open", (_NAME, _PRODUCER, _EPOCH), Node.open_sequence,
+    ),
+    Call(
+        "commit_sequences", "Let what a producer has staged be part of a stream, all of it, once.", "POST",
+        _OF_PRODUCER + "/commit",
+        (
+            _NAME, _PRODUCER, _EPOCH,
+            Argument("counts", COUNTS, "The sequences, each with its number of messages.", optional=False),
+        ),
+        Node.commit_sequences,
+    ),
+    Call(
+        "drop_sequences", "Drop what a producer has staged for some sequences.", "POST",
+        _OF_PRODUCER + "/drop",
+        (
+            _NAME, _PRODUCER, _EPOCH,
+            Argument("sequences", OFFSETS, "The sequences.", optional=False),
+        ),
+        Node.drop_sequences,
+    ),
+    Call(
+        "forget_producer", "Forget a producer, with what it has staged.", "DELETE", _OF_PRODUCER,
+        (_NAME, _PRODUCER), Node.forget_producer,
+    ),
+    Call(
         "cluster", "How the cluster is: nodes, regions, alarms; from all nodes that answer.", "GET",
         "/cluster", (), _of_cluster("cluster"),
     ),
@@ -296,6 +360,8 @@ _TABLE: Final = (
 CALLS: Final[Mapping[str, Call]] = {call.name: call for call in _TABLE}
 OF_MASTER: Final = frozenset(
     {"describe", "purge", "redrive", "groups", "group", "finished", "reset_group", "delete_group"}
+    | {"producers", "begin_producer", "open_sequence", "commit_sequences", "forget_producer"}
+    | {"drop_sequences"}
 )
 """Calls that only the master of the stream can do."""
 OF_COPY: Final = frozenset({"describe"})
@@ -326,6 +392,7 @@ async def call(node: Node, name: str, given: Mapping[str, Any]) -> Any:
     if asked is None:
         raise BadRequestError(f"there is no call {name[:80]!r}; there are {', '.join(CALLS)}")
     arguments = asked.checked(given)
+    refuse_hidden(str(arguments.get("name", "")))
     try:
         return await asked.function(node, **arguments)
     except RailgunError:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from railgun.core.errors import RailgunError
+from railgun.node.commit import Stamp
 
 Done = Callable[[RailgunError | None], None]
 
@@ -48,6 +49,10 @@ class Copies(Protocol):
 
         `safe` is called when a majority has them, whatever was asked for: in the order of the log.
         """
+        ...
+
+    async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
+        """Let a function append a unit to the log, in the turn of its writer; where it begins and ends, on disk."""
         ...
 
     def when_safe(self, end: int, done: Done) -> None:

@@ -6,7 +6,8 @@ Rules:
    off.
 2. What was written before `File.sync` began is there after a power cut, once it has returned. If it raises, nobody
    knows what is there, and a second sync would not tell: the system may have thrown away what it could not write.
-   A file that has no name any more (somebody removed it, or its directory) is gone when it is closed: its sync raises.
+   A file that is not at its place any more (somebody has moved, replaced or removed it, or a directory above it) is
+   not what the next open finds: its sync raises.
 3. Names are for good (`create`, `rename`, `remove`) once `sync_directory` has returned. Without it each of them may
    come about or not, in any order. A rename happens wholly or not at all.
 4. `File.read` may be called by any thread while another one writes. A file that is closed while it is read, is closed
@@ -15,6 +16,8 @@ Rules:
    for should not drive out of memory what others read; and memory that is used again is written to faster.
 6. Errors are those of the system (`OSError`); what they mean is said by those who know what the file is.
 7. Paths are relative, with `/`, and stay inside.
+8. A file of a read-only disk can be opened and read; it refuses to be written (`EROFS`) until the disk is mounted for
+   writing. What is left to be tidied up stays there meanwhile (`unless_read_only`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -35,6 +39,8 @@ from railgun.wire.records import Bytes
 
 _MOST_PIECES: Final = 1024  # of one writev; what every system takes
 _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
+GONE: Final = "somebody has moved, replaced or removed it, or a directory above it"
+"""What is told of a file that is not at its place any more."""
 
 
 class File(Protocol):
@@ -61,7 +67,7 @@ class File(Protocol):
         ...
 
     def has_name(self) -> bool:
-        """Return whether the file is still in a directory: nobody has removed it."""
+        """Return whether the file still has its name: nobody has moved, replaced or removed it, or its directory."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -142,6 +148,7 @@ class NodeDisk:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
+        self._opened: weakref.WeakValueDictionary[str, _NodeFile] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"NodeDisk({str(self.root)!r})"
@@ -166,11 +173,22 @@ class NodeDisk:
 
     def create(self, path: str) -> File:
         """A new file."""
-        return _NodeFile(os.open(self._at(path), _FLAGS | os.O_CREAT | os.O_TRUNC, 0o666))
+        return self._open(path, _FLAGS | os.O_CREAT | os.O_TRUNC)
 
     def open(self, path: str) -> File:
         """A file that is there."""
-        return _NodeFile(os.open(self._at(path), _FLAGS))
+        return self._open(path, _FLAGS)
+
+    def _open(self, path: str, flags: int) -> _NodeFile:
+        place = str(self._at(path))
+        try:
+            file = _NodeFile(os.open(place, flags, 0o666), place)
+        except OSError as error:
+            if error.errno != errno.EROFS or flags & os.O_CREAT:
+                raise
+            file = _NodeFile(os.open(place, os.O_RDONLY | os.O_CLOEXEC), place, read_only=True)
+        self._opened[place] = file
+        return file
 
     def list(self, path: str) -> list[str]:
         """The names of the files in a directory."""
@@ -192,11 +210,15 @@ class NodeDisk:
 
     def lock(self, path: str) -> Lock:
         """A lock that is gone with this process."""
-        return FileLock(self._at(path))
+        return FileLock(self._at(path), on_read_only=True)
 
     def rename(self, path: str, to: str) -> None:
         """Give a file another name."""
-        os.replace(self._at(path), self._at(to))
+        place = str(self._at(to))
+        os.replace(self._at(path), place)
+        file = self._opened.pop(str(self._at(path)), None)
+        if file is not None:  # whoever has it open has it under the new name
+            file.place, self._opened[place] = place, file
 
     def remove(self, path: str) -> None:
         """Take a file away."""
@@ -215,8 +237,10 @@ _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
 
 
 class _NodeFile:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, place: str, read_only: bool = False) -> None:
+        self.place = place
         self._number = number
+        self._read_only = read_only  # it was, when it was opened
         self._lock = threading.Lock()
         self._readers = 0
         self._closed = False
@@ -224,7 +248,21 @@ class _NodeFile:
     def size(self) -> int:
         return os.fstat(self._number).st_size
 
+    def _need_to_write(self) -> None:
+        """Raise `OSError` while the disk is read-only; later, have the same file open for writing."""
+        if not self._read_only:
+            return
+        number = os.open(self.place, _FLAGS)
+        try:
+            if not os.path.sameopenfile(number, self._number):
+                raise OSError(errno.ENOENT, GONE)
+            os.dup2(number, self._number, inheritable=False)
+            self._read_only = False
+        finally:
+            os.close(number)
+
     def write(self, pieces: Sequence[Bytes]) -> None:
+        self._need_to_write()
         for start in range(0, len(pieces), _MOST_PIECES):
             some = pieces[start : start + _MOST_PIECES]
             written = os.writev(self._number, some)
@@ -240,10 +278,17 @@ class _NodeFile:
     def sync(self) -> None:
         _fdatasync(self._number)
         if not self.has_name():
-            raise OSError(errno.ENOENT, "the file was removed by somebody else")
+            raise OSError(errno.ENOENT, GONE)
 
     def has_name(self) -> bool:
-        return os.fstat(self._number).st_nlink > 0
+        mine = os.fstat(self._number)
+        try:
+            there = os.stat(self.place)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # it cannot be looked at, as without permissions: so much is known
+            return mine.st_nlink > 0
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def read(self, at: int, size: int) -> bytes:
         with self._lock:
@@ -273,6 +318,7 @@ class _NodeFile:
                 os.posix_fadvise(self._number, at, size, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
+        self._need_to_write()
         os.ftruncate(self._number, size)
 
     def close(self) -> None:
@@ -281,6 +327,16 @@ class _NodeFile:
             self._closed = True
         if now:
             os.close(self._number)
+
+
+@contextlib.contextmanager
+def unless_read_only() -> Iterator[None]:
+    """Do what is within, which may be done at another time as well; not at all on a read-only disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
 
 
 def put(disk: Disk, path: str, pieces: Sequence[Bytes]) -> File:
@@ -340,7 +396,10 @@ def _sync(directory: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # there is no such thing on this disk
+        if error.errno not in (
+            errno.EINVAL,
+            errno.EROFS,
+        ):  # there is no such thing on this disk, or no change
             raise
     finally:
         os.close(number)

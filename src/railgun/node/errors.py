@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from railgun.core.errors import LaterVersionError, RailgunError
+from railgun.core.errors import LaterVersionError, RailgunError, said
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What systems call a disk without room."""
+"""What systems call no room for more: on the disk, in a quota, in a file."""
 REFUSED: Final = FULL | {errno.EROFS}
 """A write with one of these errors has stored nothing that cannot be cut off, and may work later."""
 
@@ -20,7 +21,7 @@ class StorageError(RailgunError):
 
 
 class NoSpaceError(StorageError):
-    """The disk is full: nothing was stored, and what is stored can be read. It may be tried again."""
+    """There is no room on the disk, or a limit is reached: nothing was stored. It may be tried again."""
 
     code = "NO_SPACE"
 
@@ -98,16 +99,88 @@ class NotPersistentError(RailgunError):
     code: ClassVar[str] = "NOT_PERSISTENT"
 
 
-def storage_error(error: OSError, what: str) -> StorageError:
-    """What a disk says, as an error with a name; `what` is what could not be done.
+_CAUSES: Final[Mapping[int, tuple[str, str]]] = {
+    errno.ENOSPC: (
+        "the disk is full",
+        "Make room on it, or let streams keep less (max age, max bytes)",
+    ),
+    errno.EDQUOT: (
+        "the disk quota of the node's user is used up",
+        "Raise the quota, delete other files of that user, or let streams keep less (max age, max bytes)",
+    ),
+    errno.EFBIG: (
+        "the file size limit of the node's process is reached",
+        "Raise the limit (ulimit -f, or LimitFSIZE of its systemd unit)",
+    ),
+    errno.EROFS: (
+        "the file system is read-only",
+        "Find out why in the system's log, then mount it for writing",
+    ),
+    errno.EIO: (
+        "the disk has failed",
+        "See what the system's log says (dmesg), and replace the disk",
+    ),
+    errno.EACCES: (
+        "the node's user has no permission to write there",
+        "Give it the directory (chown)",
+    ),
+    errno.ENOENT: (
+        "the file is not at its place",
+        "Put back what was there",
+    ),
+    errno.EMFILE: (
+        "the node has too many open files",
+        "Raise the limit (ulimit -n, or LimitNOFILE of its systemd unit)",
+    ),
+}
+"""What errors of the system mean, and what to do about each."""
 
-    >>> storage_error(OSError(errno.ENOSPC, "No space left"), "the stream 'a' cannot be made")
-    NoSpaceError("the stream 'a' cannot be made: No space left. Make room, and try again.")
+
+def cause_of(error: OSError) -> tuple[str, str]:
+    """Return what a disk says in words, and what to do about it; both without a full stop.
+
+    >>> cause_of(OSError(errno.EROFS, "Read-only file system"))[0]
+    'the file system is read-only (Read-only file system)'
     """
-    why = error.strerror or error
-    if error.errno in FULL:
-        return NoSpaceError(f"{what}: {why}. Make room, and try again.")
-    return StorageError(f"{what}: {why}. Look after the disk, and try again.")
+    why = str(error.strerror or error)
+    if error.errno is None or error.errno not in _CAUSES:
+        return why, "Look after the disk"
+    cause, remedy = _CAUSES[error.errno]
+    return f"{cause} ({why})", remedy
+
+
+def storage_error(error: OSError, what: str) -> StorageError:
+    """Return what a disk says as an error with a name; `what` is what could not be done.
+
+    >>> storage_error(OSError(errno.EFBIG, "File too large"), "the stream 'a' cannot be made")
+    NoSpaceError("the stream 'a' cannot be made: the file size limit of the node's process is reached (...")
+    """
+    cause, remedy = cause_of(error)
+    kind = NoSpaceError if error.errno in FULL else StorageError
+    return kind(f"{what}: {cause}. {remedy}, and try again.")
+
+
+def refusal(trouble: StorageError) -> StorageError:
+    """Return the error for one write that was refused because of a trouble, which is to be its cause (`raise … from`).
+
+    >>> refusal(NoSpaceError("the log cannot be written: the disk is full."))
+    NoSpaceError('the log cannot be written: the disk is full. Nothing was stored.')
+    """
+    return type(trouble)(f"{said(trouble)}. Nothing was stored.")
+
+
+def trouble_in(error: RailgunError) -> str:
+    """Return what an error says of the disk, without what became of the one write that it refused.
+
+    Others may say it of other writes, which are stored elsewhere.
+    """
+    cause = error.__cause__
+    return str(cause if is_refusal(error) and isinstance(cause, StorageError) else error)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Return whether a disk has refused something, and is as it was before: it may work later, and elsewhere."""
+    return type(error) in (StorageError, NoSpaceError)
 
 
 class LogFailedError(StorageError):
@@ -130,8 +203,8 @@ def damaged(what: str, offset: int, position: int, problem: str) -> DamagedLogEr
     """The damage of a file of a log: at this byte, where the batch of this offset should be."""
     return DamagedLogError(
         f"{what} is damaged at byte {position}: where offset {offset} should be, there is {problem}. Nothing was "
-        f"changed. All before offset {offset} can be read; nothing is appended. Let the node fetch the stream from a "
-        "replica, or restore the file.",
+        f"changed. All before offset {offset} can be read; nothing is appended. Restore the file; the node of a "
+        "cluster fetches it from the others.",
         offset,
     )
 

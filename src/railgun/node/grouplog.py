@@ -160,13 +160,13 @@ class GroupLog(Generic[S]):
         self._notes.tail.probe()
 
     def has_file(self) -> bool:
-        """Return whether the file is still there: nobody has removed it. Any thread may ask."""
-        return self._closed or self._notes.tail.has_name()
+        """Return whether the file is still there, and as long as it was written. Any thread may ask."""
+        return self._closed or self._notes.tail.is_there()
 
     def check_files(self) -> None:
-        """Take nothing more if somebody has removed the file: `LogFailedError`."""
+        """Take nothing more if somebody has moved, replaced, removed or cut off the file: `LogFailedError`."""
         self._check()
-        self._notes.tail.check_name()
+        self._notes.tail.check_file()
 
     def append(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         """Write changes, each of a group (None: it is no more): all of them or none."""
@@ -207,7 +207,8 @@ class GroupLog(Generic[S]):
         elif found.damaged:
             raise DamagedGroupLogError(
                 f"{self._notes.what} is damaged at byte {found.size}, after {found.count} changes: "
-                f"{found.problem}. Nothing was changed. Restore the file, or fetch it from a replica.",
+                f"{found.problem}. Nothing was changed. Restore the file; the node of a cluster fetches it from "
+                "the others.",
                 found.count,
                 states,
             )

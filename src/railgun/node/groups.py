@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from railgun.core.delivery import (
     Bury,
@@ -117,6 +117,7 @@ class GroupDriver:
         self._awaited: list[Told] = []  # who waits for the log
         self._saving = 0  # changes that are on their way to it
         self._unsaved: RailgunError | None = None  # why some did not get there
+        self._on_disk = saved is not None  # whether it exists there
         self._line: deque[_HandedOut] = deque()  # exclusive: what waits for the log, in order
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
@@ -154,6 +155,11 @@ class GroupDriver:
         """Call this when all that has happened until now is in the log."""
         self._save(told)
 
+    @property
+    def unsaved(self) -> RailgunError | None:
+        """Why what it has done is not on disk; None: it is, or will be soon, or nobody was told that it exists."""
+        return self._unsaved if self.tracked and self._on_disk else None
+
     async def saved(self) -> None:
         """Wait until all that has happened until now is in the log."""
         done: asyncio.Future[None] = self.stream.loop.create_future()
@@ -164,6 +170,12 @@ class GroupDriver:
         """A consumer goes."""
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.leave(member, graceful, self.stream.now()))
+            self.look()
+
+    def send_away(self, member: str) -> None:
+        """Let a consumer go that did nothing wrong: this node, or the one it comes by, ends or serves it no more."""
+        if self.consumers.pop(member, None) is not None:
+            self._tell(self.group.send_away(member, self.stream.now()))
             self.look()
 
     # ------------------------------------------------------------ what members say
@@ -195,7 +207,7 @@ class GroupDriver:
 
     def unsent(self, member: str, receipts: Sequence[Receipt]) -> None:
         """These could not be read, and were not sent: take them back, and tell all who wait for what is damaged."""
-        self.group.unsent(member, receipts, self.stream.now())
+        self._tell(self.group.unsent(member, receipts, self.stream.now()))
         self.stream.look()
 
     def _said(self, commands: list[Command], told: Told | None) -> list[Stale]:
@@ -354,6 +366,7 @@ class GroupDriver:
 
         def done(error: RailgunError | None) -> None:
             self._saving -= bool(changes)
+            self._on_disk |= error is None and bool(changes)
             if error is not None and changes:
                 self._unsaved = error
                 if not self.ended and self._lazy is None:
@@ -454,8 +467,10 @@ def _row(change: Change) -> tuple[Any, ...]:
 
 
 def _standing(standing: Standing) -> tuple[Any, ...]:
-    """Return the fields as they are stored; the time of the first delivery only if it is known."""
+    """Return the fields as they are stored; the last ones only if there is something to say."""
     told = standing.count, standing.reason, standing.until, standing.delay
+    if standing.spared:
+        return (*told, standing.since, standing.spared)
     return told if standing.since is None else (*told, standing.since)
 
 
@@ -480,7 +495,10 @@ def _later(what: str) -> LaterVersionError:
 
 @dataclass(frozen=True, slots=True)
 class CopyNote:
-    """What a copy in a cluster must not forget, beside its groups: under the empty name, in their log."""
+    """What a copy in a cluster must not forget, beside its groups: under the empty name, in their log.
+
+    A stream that is of no cluster has one, too, for `safe`: so messages are missed that are not there any more.
+    """
 
     label: int = 0
     """The epoch whose log it matches (`core.replication`)."""
@@ -504,9 +522,35 @@ class CopyNote:
         return CopyNote(label, (groups[0], groups[1]), safe)
 
 
-def _apply(saved: Saved | CopyNote | None, data: bytes) -> Saved | CopyNote:
+@dataclass(frozen=True, slots=True)
+class ProducerNote:
+    """What a stream must not forget of a producer (`core.producers`): under `PRODUCER` and its name."""
+
+    told: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """For the log.
+
+        >>> fold.apply(None, ProducerNote({"number": 1}).pack())
+        ProducerNote(told={'number': 1})
+        """
+        return b"P" + json.dumps(self.told, separators=(",", ":")).encode()
+
+    @staticmethod
+    def of(data: bytes) -> ProducerNote:
+        """As it was packed."""
+        return ProducerNote(json.loads(data[1:]))
+
+
+Kept: TypeAlias = Saved | CopyNote | ProducerNote
+"""What is kept beside the messages of a stream."""
+
+
+def _apply(saved: Kept | None, data: bytes) -> Kept:
     if data[:1] == b"@":
         return CopyNote.of(data)
+    if data[:1] == b"P":
+        return ProducerNote.of(data)
     if not isinstance(saved, Saved):
         saved = Saved()
     for change in unpack(data):
@@ -514,13 +558,13 @@ def _apply(saved: Saved | CopyNote | None, data: bytes) -> Saved | CopyNote:
     return saved
 
 
-def dump(saved: Saved | CopyNote) -> bytes:
+def dump(saved: Kept) -> bytes:
     """The whole of a group, in columns: it may be in a hundred thousand pieces.
 
     >>> load(dump(_apply(None, pack([Sought(3, 1), Settled(5, 9)])))).done
     Ranges([(5, 9, None)])
     """
-    if isinstance(saved, CopyNote):
+    if not isinstance(saved, Saved):
         return saved.pack()
     *open_, standings = saved.open.columns()
     *done, _ = saved.done.columns()
@@ -544,10 +588,12 @@ def dump(saved: Saved | CopyNote) -> bytes:
     return b"".join([text, b"\n", *map(_little, columns)])
 
 
-def load(data: bytes) -> Saved | CopyNote:
+def load(data: bytes) -> Kept:
     """What was dumped. A group of an older log has no `exclusive`, `pause` and `redriven`."""
     if data[:1] == b"@":
         return CopyNote.of(data)
+    if data[:1] == b"P":
+        return ProducerNote.of(data)
     at = data.index(b"\n") + 1
     told, columns = json.loads(data[:at]), []
     for length in told.pop("columns"):
@@ -580,5 +626,5 @@ def _little(column: array[int]) -> bytes:
     return column.tobytes()
 
 
-fold: Final = Fold[Saved | CopyNote](_apply, dump, load)
+fold: Final = Fold[Kept](_apply, dump, load)
 """How the state of a group comes from its log."""

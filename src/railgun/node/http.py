@@ -26,7 +26,6 @@ from railgun.core.errors import RailgunError
 from railgun.node import admin, openapi
 from railgun.node.errors import PortTakenError
 from railgun.node.metrics import prometheus
-from railgun.node.persistent import Persistent
 from railgun.wire.commands import VERSION
 from railgun.wire.http import Handler, HttpPort, answer, bears, figures, refusal
 
@@ -37,7 +36,7 @@ LARGEST: Final = 256 << 10  # bytes of a request
 OPEN: Final = ("/health", "/openapi.json")
 STATUS: Final = {
     "NO_STREAM": 404, "NO_GROUP": 404, "DIFFERS": 409, "GROUP_BUSY": 409, "GROUP_KIND": 409,
-    "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500,
+    "NOT_PERSISTENT": 409, "NO_SPACE": 507, "STORAGE": 500, "LOG_FAILED": 500, "LOG_DAMAGED": 500, "LATER_VERSION": 500,
     "ID_POOL_FULL": 503, "CLOSED": 503, "NO_MASTER": 503, "NOT_ENOUGH_REPLICAS": 503, "DEPOSED": 503, "INTERNAL": 500,
     "NO_CLUSTER": 409, "NO_NODE": 404, "UNKNOWN_NODE": 404, "NO_REGION": 404, "STILL_IN_USE": 409, "NOT_ELIGIBLE": 409,
     "IS_MEMBER": 409, "STALE": 409, "NO_LEADER": 503, "UNREACHABLE": 503,
@@ -117,15 +116,8 @@ class Api(HttpPort):
         return figures(prometheus(self._server.node, len(self._server.sessions)))
 
     async def _health(self, request: web.Request) -> web.Response:
-        streams = self._server.node.streams
-        reasons = {
-            name: str(stream.trouble)
-            for name, stream in sorted(streams.items())
-            if isinstance(stream, Persistent) and stream.trouble
-        }
         node = self._server.node
-        if node.cluster is not None:
-            reasons |= node.cluster.reasons()
+        reasons = node.reasons()
         alarms = [{"code": one["code"], "text": one["text"]} for one in node.alarms()]
         told = {"healthy": not reasons, "reasons": reasons, "alarms": alarms}
         return answer(told, 503 if reasons else 200)

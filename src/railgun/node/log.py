@@ -10,7 +10,9 @@ Rules:
    torn.
 4. `open` scans the last segment. What is torn at its end is cut off; what was there for good and is not good any
    more is damage: nothing is changed, what lies before it can be read, and nothing is appended. Which of both it is,
-   marks tell (`railgun.node.tail`). The other segments are believed by their index, until they are read.
+   marks tell (`railgun.node.tail`). The other segments are believed by their index, until they are read. Damage is also
+   that messages are missing which must have been there: the index of a segment is made when it has a successor, and
+   what was purged was there (rule 9). What others know of is told by them (`miss`).
 5. Every batch is checked when it is read. Damage that is found then has the same consequences. A batch of a later
    version of Railgun is neither torn nor damaged: the log is not opened, or not read from there on
    (`LaterFormatError`), and nothing is changed. The same for an end that looks torn and begins with a later version.
@@ -25,6 +27,9 @@ Rules:
 10. `runs` and `epoch_at` tell which epoch has written what: by the segments, which know it by their index. What is
    trimmed is forgotten, but for the epoch of the last batch before the first one, until the log is opened again.
 11. `cut`, `reset` and `repair` take something away from the end: see `railgun.node.surgery`.
+12. A unit of batches (`wire.records`) lies in one segment, as large as that may become. `whole_end` is the durable end
+   without a unit that is not whole: what the master of a stream has not finished, or a replica has not got yet. A unit
+   that is not whole when the log is opened is cut off like torn bytes: it was never acknowledged.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ from railgun.node.errors import (
     TrimmedError,
     damaged,
     later_format,
+    refusal,
     storage_error,
 )
 from railgun.node.recovery import Recovery, recover
@@ -68,7 +74,7 @@ from railgun.node.segment import (
     scan,
 )
 from railgun.node.tail import Tail
-from railgun.wire.records import Bytes, LaterBatchError, head, patch
+from railgun.wire.records import CONTINUES, Bytes, LaterBatchError, head, patch
 
 _OPEN_FILES: Final = 16
 _HINTS: Final = 256
@@ -134,6 +140,8 @@ class StreamLog:
         self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()  # offset: segment, byte
         self._end = 0
         self._durable_end = 0
+        self._whole = 0  # the end, without a unit that is not whole
+        self._durable_whole = 0
         self._last_time = LONG_AGO
         self._told_time = LONG_AGO
         self._epoch = 0
@@ -159,6 +167,11 @@ class StreamLog:
         if self._damage is None:
             return self._durable_end
         return min(self._durable_end, self._damage.offset)
+
+    @property
+    def whole_end(self) -> int:
+        """Return the durable end, or where the last unit begins if that is not whole yet."""
+        return min(self._durable_whole, self.durable_end)
 
     @property
     def last_time(self) -> int:
@@ -221,13 +234,13 @@ class StreamLog:
         self._tail.probe()
 
     def has_file(self) -> bool:
-        """Return whether the file that is written to is still there: nobody has removed it. Any thread may ask."""
-        return self._closed or self._tail.has_name()
+        """Return whether the file that is written to is still there, and not cut off. Any thread may ask."""
+        return self._closed or self._damage is not None or self._tail.is_there()
 
     def check_files(self) -> None:
-        """Take nothing more if somebody has removed the file that is written to: `LogFailedError`."""
+        """Take nothing more if somebody has moved, replaced, removed or cut off the file: `LogFailedError`."""
         self._check()
-        self._tail.check_name()
+        self._tail.check_file()
 
     @property
     def size(self) -> int:
@@ -265,7 +278,7 @@ class StreamLog:
         """
         self._check()
         following, time, epoch = self._end, self._last_time, self._epoch
-        total, placed = 0, []
+        total, placed, whole = 0, [], self._whole
         for batch in batches:
             found = head(batch)
             if found.base != following or found.time < time or found.epoch < epoch:
@@ -281,6 +294,8 @@ class StreamLog:
             placed.append((found, total))
             following, time, epoch = found.end, found.time, found.epoch
             total += found.size
+            if not found.flags & CONTINUES:
+                whole = following
         if not placed:
             return self._end
         if self._tail.size and self._tail.size + total > self.roll_bytes:
@@ -296,21 +311,22 @@ class StreamLog:
                 extend(segment.runs, found.epoch, found.end)
             segment.size, segment.end, segment.last_time = self._tail.size, following, time
             self._end, self._last_time, self._epoch = following, time, epoch
+            self._whole = whole
         return following
 
     def sync(self) -> int:
         """Let all that was appended be there for good; the durable end."""
         self._check()
-        end = self._end
+        end, whole = self._end, self._whole
         self._tail.sync()
-        self._durable_end = end
+        self._durable_end, self._durable_whole = end, whole
         return end
 
     def roll(self) -> None:
-        """Go on in a new segment, so that retention can take the present one."""
+        """Go on in a new segment, so that retention can take the present one; not within a unit."""
         self._check()
         before = self._segments[-1]
-        if before.empty or before.index is None:
+        if before.empty or before.index is None or self._whole < self._end:
             return
         index = before.index
         self.sync()
@@ -318,9 +334,8 @@ class StreamLog:
         try:
             file = self._disk.create(path)
         except OSError as error:
-            what = f"{self._disk.where(path)} cannot be made, and nothing was stored"
-            self._not_rolled = storage_error(error, what)
-            raise self._not_rolled from error
+            self._not_rolled = storage_error(error, f"{self._disk.where(path)} cannot be made")
+            raise refusal(self._not_rolled) from self._not_rolled
         self._not_rolled = None
         try:
             self._disk.sync_directory(self.directory)
@@ -649,7 +664,33 @@ class StreamLog:
                 with contextlib.suppress(OSError):
                     self._disk.remove(self._path(name))
 
+    def miss(self, end: int, witness: str, remedy: str) -> DamagedLogError | None:
+        """Note that messages before the offset `end` were here, as the `witness` says: if they are not, that is damage.
+
+        `remedy`: what to do, beside restoring the files. Return the damage, None if nothing is missing.
+        """
+        with self._lock:
+            if self._damage is not None or self._end >= end:
+                return None
+            self._damage = DamagedLogError(
+                f"{self._what(self._path(log_name(self._bases[-1])))} ends at offset {self._end}, and {witness} "
+                f"says that there were messages up to {end}: those from {self._end} on are missing, as if somebody "
+                f"had cut off, replaced or removed files of it. Nothing was changed. All before offset {self._end} "
+                f"can be read; nothing is appended. Restore the files. {remedy}",
+                self._end,
+            )
+            return self._damage
+
     # ------------------------------------------------------------ surgery
+
+    def undo(self, offset: int) -> None:
+        """Cut off what was appended from this offset on, and never acknowledged; if that fails, the log has failed."""
+        if self._end <= offset:
+            return
+        try:
+            self.cut(offset)
+        except StorageError as error:
+            self._tail.give_up(f"cut off at offset {offset}", error)
 
     def cut(self, offset: int) -> int:
         """Forget all from this offset on, for good when it returns; how many messages that were.
@@ -670,12 +711,15 @@ class StreamLog:
 
     @classmethod
     def open(
-        cls, disk: Disk, directory: str, config: LogConfig | None = None
+        cls, disk: Disk, directory: str, config: LogConfig | None = None, known: bool = False
     ) -> tuple[StreamLog, Recovery]:
-        """The log in a directory, which is made if there is none, and what recovery has found."""
+        """The log in a directory, and what recovery has found.
+
+        If there is none, it is made; unless it is `known` to have been there: then that is a `DamagedLogError`.
+        """
         log = cls(disk, directory, config or LogConfig())
         try:
-            return log, recover(log)
+            return log, recover(log, known)
         except LaterBatchError as error:
             raise later_format(f"the log in {disk.where(directory)}", error) from error
         except OSError as error:

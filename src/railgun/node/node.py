@@ -4,7 +4,8 @@ Rules:
 
 1. What a stream is stands in a file beside its log, written before the stream is used and replaced whole. A directory
    without it is a stream that was being made or deleted, and is removed.
-2. One node works in a directory at a time.
+2. One node works in a directory at a time. If the directory is not at its place any more (its lock is not the one that
+   was taken), streams are neither made nor changed nor deleted, and the node says so.
 3. `ensure` makes a stream what it is asked to be, or says how it differs; it never ends anything. A stream is used
    when that file is on disk: if it cannot be made, there is none.
 4. `delete` removes that file first, for good, and the rest then: a crash leaves the stream, or nothing.
@@ -12,7 +13,8 @@ Rules:
    not ask for them.
 6. Timers run by a clock that never jumps, and deadlines by the time of day, which may: when it has jumped, all groups
    look at their deadlines anew, a second later at most.
-7. A stream of which the settings cannot be read is left alone, and told; the others go on.
+7. A stream of which the settings cannot be read, or whose log is gone, is left alone; the others go on. It is told at
+   the start, by an alarm, and to all who ask for it, with what to do (`not_opened`). It is not made anew.
 8. In a cluster, which streams there are is agreed on by all nodes (`cluster`), and each makes, changes and deletes its
    copies accordingly. A stream knows by its id which one it is: another one of its name is another one.
 9. The directory of the node and that of each stream have a format file (`railgun.snapshots.formats`). If one of them,
@@ -39,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from railgun.core.cluster.alarms import of_lone_node, wrong_at_start
+from railgun.core.cluster.fields import difference
 from railgun.core.cluster.options import OPTIONS
 from railgun.core.delivery import OffsetRangeError
 from railgun.core.errors import RailgunError, said
@@ -46,13 +49,29 @@ from railgun.core.exchange import Exchange, Responses
 from railgun.core.pacing import PacedClock
 from railgun.node.clock import steady_us, time_of_day
 from railgun.node.commit import Committer
-from railgun.node.disk import Disk, NodeDisk, check_format, put, write_format
-from railgun.node.errors import NoGroupError, NoStreamError, NotPersistentError, storage_error
+from railgun.node.disk import (
+    GONE,
+    Disk,
+    NodeDisk,
+    check_format,
+    put,
+    unless_read_only,
+    write_format,
+)
+from railgun.node.errors import (
+    DamagedLogError,
+    NoGroupError,
+    NoStreamError,
+    NotPersistentError,
+    StorageError,
+    later_format,
+    storage_error,
+)
 from railgun.node.groups import GroupDriver
 from railgun.node.persistent import TIME_AHEAD, NoGraveError, Persistent
-from railgun.node.redrive import Redriven, redrive
+from railgun.node.redrive import redrive
 from railgun.node.routing import Passage, Routing
-from railgun.node.settings import DEAD, SECOND, StreamSettings, check_name
+from railgun.node.settings import DEAD, SECOND, STAGING, StreamSettings, check_name
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.formats import Format
 from railgun.snapshots.lock import Lock
@@ -74,7 +93,8 @@ NODE_FORMAT: Final = Format("railgun node", 1)
 """Of the directory of a node."""
 STREAM_FORMAT: Final = Format("railgun stream", 1)
 """Of the directory of a stream: its settings, its log and its group log."""
-_SETTINGS: Final = "stream.json"
+SETTINGS_FILE: Final = "stream.json"
+"""In the directory of a stream."""
 _ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
 _LOG: Final = logging.getLogger(__name__)
 CLOCK: Final = "clock"
@@ -107,8 +127,8 @@ class Cluster(Protocol):
         """Take a stream away, on all nodes."""
         ...
 
-    async def make_graves(self, stream: str, name: str, settings: StreamSettings) -> None:
-        """Make the dead letters of a stream, in its region; returns when they are there."""
+    async def make_beside(self, stream: str, name: str, settings: StreamSettings) -> None:
+        """Make a stream that keeps something for another one, in its region; returns when it is there."""
         ...
 
     def region_of(self, name: str) -> str | None:
@@ -182,9 +202,10 @@ class Node:
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.left_alone: list[str] = []
         """Streams in the directory that are of no cluster, though the node is."""
-        self._unreadable: set[str] = (
-            set()
-        )  # streams in the directory of which nobody knows what they are
+        self.not_opened: dict[str, RailgunError] = {}
+        """Streams that are in the directory and cannot be opened, and why."""
+        self.refused_at_end: list[str] = []
+        """What the files of streams refused when the node was closed, and why."""
         self.refused: Counter[str] = Counter()
         """Publishes that were refused, by code."""
         self.cluster: Cluster | None = None
@@ -227,7 +248,7 @@ class Node:
             ]
             told = self._open_streams()
             for name in due:
-                if _SETTINGS in self._disk.list(f"streams/{name}"):
+                if SETTINGS_FILE in self._disk.list(f"streams/{name}"):
                     write_format(self._disk, f"streams/{name}", STREAM_FORMAT)
             if format_due:
                 write_format(self._disk, "", NODE_FORMAT)
@@ -250,19 +271,21 @@ class Node:
         told = []
         for name in self._disk.directories("streams"):
             home = f"streams/{name}"
-            if _SETTINGS not in self._disk.list(home):
-                self._disk.clear(home)
+            if SETTINGS_FILE not in self._disk.list(home):
+                with unless_read_only():
+                    self._disk.clear(home)
                 continue
-            file = self._disk.open(f"{home}/{_SETTINGS}")
+            file = self._disk.open(f"{home}/{SETTINGS_FILE}")
+            told_settings: Any = None
             try:
                 told_settings = json.loads(file.read(0, file.size()))
                 id = int(told_settings.pop(_ID, 0))
                 made = str(told_settings.pop(_MADE, ""))
                 settings = StreamSettings.of(told_settings)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
-                where = self._disk.where(f"{home}/{_SETTINGS}")
-                told.append(f"stream {name!r} is left alone: {where} cannot be read: {said(error)}")
-                self._unreadable.add(name)
+                wrong = self._bad_settings(name, told_settings, error)
+                self.not_opened[name] = wrong
+                told.append(f"{wrong} The stream is left alone.")
                 continue
             finally:
                 file.close()
@@ -270,13 +293,44 @@ class Node:
                 told.append(f"stream {name!r} is left alone: it is of no cluster")
                 self.left_alone.append(name)
                 continue
-            stream = self.streams[name] = self._start(name, settings, id, made)
+            known = not (self.in_cluster or id)  # what a copy of a cluster lacks, others have
+            try:
+                stream = self.streams[name] = self._start(name, settings, id, made, known)
+            except DamagedLogError as error:
+                what = f"stream {name!r} is there and cannot be opened"
+                wrong = DamagedLogError(f"{what}: {error} {self._way_out(home)}", error.offset)
+                self.not_opened[name] = wrong
+                told.append(f"{wrong} The stream is left alone.")
+                continue
             if isinstance(stream, Persistent):
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
 
+    def _bad_settings(self, name: str, told: Any, error: Exception) -> RailgunError:
+        """Return why a stream with these settings, which are wrong in that way, cannot be opened, and what to do."""
+        home = f"streams/{name}"
+        where = self._disk.where(f"{home}/{SETTINGS_FILE}")
+        strange = sorted(set(told) - StreamSettings.names()) if isinstance(told, dict) else []
+        if strange:
+            what = f"the settings {', '.join(map(repr, strange))}, which this version does not know"
+            return later_format(f"stream {name!r} is there and cannot be opened: {where}", what)
+        return StorageError(
+            f"stream {name!r} is there and cannot be opened: {where} cannot be read: {said(error)}. Nothing was "
+            f"changed. Restore the file, and start the node again. {self._way_out(home)}"
+        )
+
+    def _way_out(self, home: str) -> str:
+        """Return what to do with a stream that cannot be opened nor restored."""
+        away = f"stop the node, move {self._disk.where(home)} away, and start it again"
+        if self.in_cluster:
+            return f"Or {away}: what other nodes have of it is fetched."
+        return f"To give up what is in it, {away}: the stream can be made anew then, without its messages."
+
     async def close(self) -> list[str]:
-        """Write what has to be written, and leave the directory; return what is not on disk, and why."""
+        """Write what has to be written, and leave the directory; return what is not on disk, and why.
+
+        What the disk refused last, and nobody was promised, is in `refused_at_end`.
+        """
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -296,6 +350,7 @@ class Node:
             self._note_time()
         for stream in self._persistent():
             lost += stream.close()
+            self.refused_at_end += stream.refused_at_end
         if self._lock is not None:
             self._lock.release()
         return lost
@@ -342,6 +397,8 @@ class Node:
             full = self._disk.free() < LEAST_ROOM
         told = {
             "name": str(self.data),
+            "displaced": self.displaced,
+            "not_opened": {name: str(error) for name, error in self.not_opened.items()},
             "full": full,
             "clock_stepped": self.pace.stepped / SECOND,
             "clock_at_start": self.clock_at_start_s,
@@ -349,16 +406,39 @@ class Node:
         }
         return [asdict(alarm) for alarm in of_lone_node(told)]
 
+    @property
+    def displaced(self) -> str:
+        """Why the directory at the node's path is not the one in which it works, if so; "": it is."""
+        if self._lock is None or self._lock.held():
+            return ""
+        return f"{self.data} is not the directory any more in which this node works: {GONE}"
+
+    def reasons(self) -> dict[str, str]:
+        """Return why this node is of no use to clients, or some streams are: by code, or by the name of the stream."""
+        found = {"DATA_GONE": self.displaced} if self.displaced else {}
+        found |= {name: str(error) for name, error in sorted(self.not_opened.items())}
+        for name, stream in sorted(self.streams.items()):
+            if isinstance(stream, Persistent) and stream.trouble:
+                found[name] = str(stream.trouble)
+        return found if self.cluster is None else found | self.cluster.reasons()
+
+    def _check_place(self, what: str) -> None:
+        """Raise `StorageError` if the directory is not at its place: `what` cannot be done, and would be lost."""
+        if self.displaced:
+            raise StorageError(
+                f"{what}: {self.displaced}. Stop the node, put back what was there, and start it again."
+            )
+
     def _removed(self) -> list[str]:
         """Return the streams whose settings somebody has removed under this node, and the directory, if it is gone."""
         lost = []
         with contextlib.suppress(OSError):
-            if self._lock is not None and not self._lock.held():
-                lost.append(f"{self.data} was removed, with all that was in it")
+            if self.displaced:
+                lost.append(self.displaced)
             for name in self.streams:
                 home = f"streams/{name}"
-                if _SETTINGS not in self._disk.list(home):
-                    where = self._disk.where(f"{home}/{_SETTINGS}")
+                if SETTINGS_FILE not in self._disk.list(home):
+                    where = self._disk.where(f"{home}/{SETTINGS_FILE}")
                     lost.append(f"stream {name!r}: {where} was removed, so the stream is gone")
         return lost
 
@@ -374,16 +454,19 @@ class Node:
         if not task.cancelled():
             task.exception()  # whoever wants to hear of it has heard
 
-    def _start(self, name: str, settings: StreamSettings, id: int, made: str) -> Stream:
+    def _start(
+        self, name: str, settings: StreamSettings, id: int, made: str, known: bool = False
+    ) -> Stream:
         stream: Stream
         if settings.kind == "ephemeral":
             stream = Ephemeral(name)
         else:
             stream = Persistent(
                 *(name, settings, self._disk, f"streams/{name}", self.committer, self.loop),
-                *(self.now, self._graves),
+                *(self.now, self._graves, self._staging),
                 in_cluster=self.in_cluster,
                 paced=self.paced,
+                known=known,
             )
         stream.id, stream.made = id, made
         return stream
@@ -402,17 +485,27 @@ class Node:
 
     async def _graves(self, stream: Persistent) -> Persistent:
         """Where the dead letters of a stream go."""
-        name = stream.name + DEAD
+        return await self._beside(stream, DEAD, StreamSettings(id_box=DEAD_BOX))
+
+    async def _staging(self, stream: Persistent) -> Persistent:
+        """Where it is kept what producers stage for a stream."""
+        return await self._beside(stream, STAGING, StreamSettings())
+
+    async def _beside(
+        self, stream: Persistent, suffix: str, settings: StreamSettings
+    ) -> Persistent:
+        """Return the stream that keeps something for another one, in its region; it is made if need be."""
+        name = stream.name + suffix
         if name not in self.streams and self.cluster is not None:
-            await self.cluster.make_graves(stream.name, name, StreamSettings(id_box=DEAD_BOX))
+            await self.cluster.make_beside(stream.name, name, settings)
         elif name not in self.streams:
             async with self._changing:
                 if name not in self.streams:
-                    await self._make(name, StreamSettings(id_box=DEAD_BOX))
-        graves = self.streams[name]
-        if not isinstance(graves, Persistent):
-            raise NoGraveError(f"{name!r} is not persistent: dead letters cannot be kept in it")
-        return graves
+                    await self._make(name, settings)
+        found = self.streams[name]
+        if not isinstance(found, Persistent):
+            raise NoGraveError(f"{name!r} is not persistent: nothing can be kept in it")
+        return found
 
     def _keep(self) -> None:
         """Take away what is too old, now and then."""
@@ -436,7 +529,8 @@ class Node:
             began = self.loop.time()
             if due := began - noted > KEEP_NOTES_S:
                 noted = began
-                await self.loop.run_in_executor(None, self._note_time)
+                if not self.displaced:
+                    await self.loop.run_in_executor(None, self._note_time)
             for stream in list(self._persistent()):
                 try:
                     await stream.check_files()
@@ -483,10 +577,16 @@ class Node:
         """A stream by its name."""
         stream = self.streams.get(name)
         if stream is None:
+            self._check_opened(name)
             raise NoStreamError(
                 f"there is no stream {name[:200]!r}: make it (railgun stream ensure)"
             )
         return stream
+
+    def _check_opened(self, name: str) -> None:
+        """Raise why a stream cannot be opened that is there, if it is so."""
+        if name in self.not_opened:
+            raise self.not_opened[name].with_traceback(None)
 
     def get_persistent(self, name: str) -> Persistent:
         """A stream by its name, which has to be persistent."""
@@ -506,6 +606,7 @@ class Node:
             return await self._ensure(name, asked, mode)
 
     async def _ensure(self, name: str, asked: dict[str, Any] | None, mode: Mode) -> dict[str, Any]:
+        self._check_opened(name)
         stream = self.streams.get(name)
         existing = None if stream is None else asdict(stream.settings)
         wanted = StreamSettings.merged(existing, asked or {})
@@ -520,8 +621,7 @@ class Node:
         if not differs:
             return {"result": "UNCHANGED", "differs": {}}
         if mode == "strict" or (mode == "overwrite" and "kind" in differs):
-            what = ", ".join(f"{k} is {v['is']!r}, not {v['asked']!r}" for k, v in differs.items())
-            raise StreamDiffersError(f"stream {name!r}: {what}")
+            raise StreamDiffersError(f"stream {name!r}: {difference(differs)}")
         if mode != "overwrite":
             return {"result": "DIFFERS", "differs": differs}
         await self._change(stream, wanted)
@@ -529,6 +629,7 @@ class Node:
 
     async def _change(self, stream: Stream, settings: StreamSettings) -> None:
         name = stream.name
+        self._check_place(f"the stream {name!r} cannot be changed")
         try:
             await self.loop.run_in_executor(None, self._write, stream, settings)
         except OSError as error:
@@ -553,6 +654,7 @@ class Node:
             await self._delete(name)
 
     async def _make(self, name: str, settings: StreamSettings, id: int = 0) -> Stream:
+        self._check_place(f"the stream {name!r} cannot be made")
         try:
             made = await self.loop.run_in_executor(None, self._make_files, name, settings, id)
         except OSError as error:
@@ -564,13 +666,8 @@ class Node:
 
     def _make_files(self, name: str, settings: StreamSettings, id: int) -> Stream:
         home = f"streams/{name}"
-        if name in self._unreadable:
-            raise FileExistsError(
-                errno.EEXIST,
-                f"{self._disk.where(home)}/{_SETTINGS} cannot be read. Stop the node, move {self._disk.where(home)} "
-                "away, and start it again: what other nodes have of it is fetched",
-            )
-        if _SETTINGS in self._disk.list(home):  # as where A and a are the same
+        self._check_opened(name)
+        if SETTINGS_FILE in self._disk.list(home):  # as where A and a are the same
             raise FileExistsError(errno.EEXIST, f"{self._disk.where(home)} is another stream's")
         self._clear(name)  # what a delete could not take away
         stream: Stream | None = None
@@ -592,7 +689,7 @@ class Node:
         home = f"streams/{name}"
         if name not in self._disk.directories("streams"):
             return
-        self._disk.remove(f"{home}/{_SETTINGS}")
+        self._disk.remove(f"{home}/{SETTINGS_FILE}")
         self._disk.sync_directory(home)
         self._disk.clear(home)
         self._disk.sync_directory("streams")
@@ -601,8 +698,8 @@ class Node:
         home = f"streams/{stream.name}"
         told = asdict(settings) | ({_ID: stream.id} if stream.id else {})
         told |= {_MADE: stream.made} if stream.made else {}
-        put(self._disk, f"{home}/{_SETTINGS}.new", [json.dumps(told).encode()]).close()
-        self._disk.rename(f"{home}/{_SETTINGS}.new", f"{home}/{_SETTINGS}")
+        put(self._disk, f"{home}/{SETTINGS_FILE}.new", [json.dumps(told).encode()]).close()
+        self._disk.rename(f"{home}/{SETTINGS_FILE}.new", f"{home}/{SETTINGS_FILE}")
         self._disk.sync_directory(home)
 
     async def delete(self, name: str, dead_letters: bool = False) -> dict[str, Any]:
@@ -614,17 +711,63 @@ class Node:
             deleted = [name]
             if dead_letters and name + DEAD in self.streams:
                 deleted.append(name + DEAD)
-            for one in deleted:
+            staged = [name + STAGING] if name + STAGING in self.streams else []
+            for one in [*deleted, *staged]:
                 await self._delete(one)
         return {"deleted": deleted}
+
+    # ------------------------------------------------------------ producers
+
+    async def begin_producer(
+        self,
+        name: str,
+        producer: str,
+        epoch: int,
+        keep: list[int] | None = None,
+        lifetime: float = 0.0,
+    ) -> dict[str, Any]:
+        """Begin an epoch of a producer of a stream: its number, and what is staged."""
+        stream = self.get_persistent(name)
+        found = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND))
+        return found | {"identity": self.identity_of(stream)}
+
+    async def open_sequence(self, name: str, producer: str, epoch: int) -> dict[str, Any]:
+        """Give a producer a sequence to stage messages for."""
+        producing = self.get_persistent(name).producing
+        return {"sequence": await producing.open(producer, epoch)}
+
+    async def commit_sequences(
+        self, name: str, producer: str, epoch: int, counts: dict[str, int]
+    ) -> dict[str, Any]:
+        """Let what a producer has staged be part of a stream, once: how many messages that were now."""
+        producing = self.get_persistent(name).producing
+        wanted = {int(sequence): count for sequence, count in counts.items()}
+        count, base = await producing.commit(producer, epoch, wanted)
+        return {"committed": count, "base": base}
+
+    async def drop_sequences(
+        self, name: str, producer: str, epoch: int, sequences: list[int]
+    ) -> dict[str, Any]:
+        """Drop what a producer has staged for some sequences."""
+        await self.get_persistent(name).producing.drop(producer, epoch, sequences)
+        return {}
+
+    async def forget_producer(self, name: str, producer: str) -> dict[str, Any]:
+        """Forget a producer, with what it has staged."""
+        return {"forgotten": await self.get_persistent(name).producing.forget(producer)}
+
+    async def producers(self, name: str) -> list[dict[str, Any]]:
+        """Tell of the producers of a stream."""
+        return await self.get_persistent(name).producing.describe()
 
     async def _delete(self, name: str) -> None:
         stream = self.streams[name]
         home = f"streams/{name}"
         run = self.loop.run_in_executor
         what = f"the stream {name!r} cannot be deleted"
+        self._check_place(what)
         try:
-            await run(None, self._disk.remove, f"{home}/{_SETTINGS}")
+            await run(None, self._disk.remove, f"{home}/{SETTINGS_FILE}")
         except OSError as error:
             raise storage_error(error, f"{what}, and is as it was") from error
         del self.streams[name]
@@ -662,10 +805,8 @@ class Node:
     ) -> dict[str, Any]:
         """Deliver the dead letters of a stream again, to the groups that gave them up; return what became of them."""
         stream = self.get_persistent(name)
-        done = Redriven()
-        if name + DEAD in self.streams:
-            done = await redrive(self.get_persistent(name + DEAD), stream, offsets, most)
-        return asdict(done)
+        graves = self.get_persistent(name + DEAD) if name + DEAD in self.streams else None
+        return asdict(await redrive(graves, stream, offsets, most))
 
     def describe(self, name: str) -> dict[str, Any]:
         """What there is to know of a stream."""
@@ -738,3 +879,11 @@ class Node:
 def _steady() -> int:
     """In µs; it never jumps, and means nothing by itself."""
     return time.monotonic_ns() // 1000
+
+
+def refuse_hidden(name: str) -> None:
+    """Raise `NoStreamError` for the name of a stream that is for producers only."""
+    if name.endswith(STAGING):
+        raise NoStreamError(
+            f"{name[:200]!r} is no stream for others: names that end with {STAGING!r} are for what producers stage"
+        )

@@ -31,9 +31,9 @@ from typing import Final, TypeAlias
 
 from zlib_ng.zlib_ng import crc32
 
-from railgun.node.disk import Disk, File, put
+from railgun.node.disk import Disk, File, put, unless_read_only
 from railgun.node.errors import LaterFormatError, later_format, later_tail
-from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark
+from railgun.node.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark, what_mark
 from railgun.wire.records import is_later as is_later_magic
 
 Take: TypeAlias = Callable[[int, str, bytes], object]
@@ -101,13 +101,14 @@ class Notes:
         disk.make_directory(self.directory)
         names = disk.list(self.directory)
         if f"{self._name}.tmp" in names:
-            disk.remove(f"{self.path}.tmp")
+            with unless_read_only():
+                disk.remove(f"{self.path}.tmp")
         if self._name not in names:
             return None
         file = disk.open(self.path)
         try:
             found = self._read(file, file.size(), take)
-            if found.count < least or (found.problem and has_mark(file, found.size)):
+            if found.count < least or (found.problem and has_mark(file, found.size, self._magic)):
                 if is_later_magic(self._magic, file.read(found.size, 4), certain=True):
                     raise self._later_tail(file, found.size)
                 found.damaged = True
@@ -117,8 +118,10 @@ class Notes:
             if found.problem:
                 if is_later_magic(self._magic, file.read(found.size, 4)):
                     raise self._later_tail(file, found.size)
-                self.cut_bytes = file.size() - found.size
-                file.truncate(found.size)
+                torn = file.size() - found.size
+                with unless_read_only():  # then the tail fails, for it cannot be cut off either
+                    file.truncate(found.size)
+                    self.cut_bytes = torn
             tail = Tail(file, self.what, found.size)
             tail.try_write()
             file.sync()  # what a killed process has left may be in memory only
@@ -199,7 +202,7 @@ class Notes:
         while found.size < size:
             if data[at : at + 4] == MARK and len(data) - at >= MARK_SIZE:
                 if read_mark(data, at, found.size) != found.count:
-                    found.problem = "a mark that does not belong here"
+                    found.problem = what_mark(data, at, found.size)
                     break
                 at += MARK_SIZE
                 found.size += MARK_SIZE

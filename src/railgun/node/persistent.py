@@ -12,6 +12,8 @@ Rules:
    are with the master. A copy that is not the master's serves readers without a group.
 5. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
    is under way, tells its consumers, and takes nothing more.
+6. A stream of no cluster notes how many messages are on disk, now and then and at its end. If fewer are there when it
+   is opened than that note says, or than its groups have positions for, that is damage: nobody gets their offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from railgun.core.dedup import Duplicate, Fresh, IdBox, Lookback, PoolFull, Repeat, Twin
-from railgun.core.delivery import Bury, GroupBusyError, GroupKindError, Joined, Saved
+from railgun.core.delivery import Bury, GroupBusyError, GroupKindError, Joined
 from railgun.core.errors import RailgunError
 from railgun.core.pacing import StreamTime
 from railgun.node.clock import steady_us
@@ -42,10 +44,12 @@ from railgun.node.errors import (
     NoGroupError,
     NoMasterError,
     TrimmedError,
+    trouble_in,
 )
 from railgun.node.grouplog import DamagedGroupLogError, GroupLog
-from railgun.node.groups import Consumer, CopyNote, GroupDriver, fold, resolve
+from railgun.node.groups import Consumer, CopyNote, GroupDriver, Kept, fold, resolve
 from railgun.node.log import LogConfig, StreamLog
+from railgun.node.producing import Producing
 from railgun.node.settings import SECOND, TRACKED, StreamSettings
 from railgun.wire.records import HAS_IDS, Bytes, Records, build, cut, head
 
@@ -105,10 +109,13 @@ class Persistent:
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], int],
         graves: Callable[[Persistent], Awaitable[Persistent]],
+        staging: Callable[[Persistent], Awaitable[Persistent]] | None = None,
         log_config: LogConfig | None = None,
         in_cluster: bool = False,
         paced: Callable[[], int] | None = None,
+        known: bool = False,
     ) -> None:
+        """Open the files of a stream. `known`: they were there before, and it is of no cluster (rule 6)."""
         self.name = name
         self.settings = settings
         self.loop = loop
@@ -124,11 +131,13 @@ class Persistent:
         self._in_cluster = in_cluster
         self._committer = committer
         self._graves = graves  # where its dead letters go
-        self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config)
+        self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config, known)
         self.log.limit_bytes(settings.max_bytes)
         self.told: list[str] = []
         """What there is to say of its files, as they were found."""
         self.groups_damaged = False
+        self.refused_at_end: list[str] = []
+        """What its files refused when it was closed, and why: nothing of it was acknowledged."""
         if self.found.cut_bytes or self.found.damage:
             self.told.append(str(self.found))
         if (ahead := self.stored_ahead) > TIME_AHEAD:
@@ -150,14 +159,28 @@ class Persistent:
         self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
         self._told = False
         self._anonymous = itertools.count(1)
+        self.producing = Producing(self, staging or graves)
+        self.producing.take_notes(self._saved)
         self.note = self._saved.pop("", CopyNote())
         """What a copy in a cluster must not forget; it is in the group log, too."""
+        if known:
+            self._look_for_missing(disk.where(f"{directory}/groups/groups"))
         for group in [] if in_cluster else list(self._saved):
             self._driver(group, False, 0, 0)
 
-    def _open_groups(
-        self, disk: Disk, directory: str
-    ) -> tuple[GroupLog[Saved | CopyNote], dict[str, Any]]:
+    def _look_for_missing(self, where: str) -> None:
+        """See whether all messages are there that the group log (`where`) knows of."""
+        positions = (max(saved.floor, saved.highest + 1) for saved in self._saved.values())
+        missing = self.log.miss(
+            max([int(self.note.safe), *positions]),
+            f"its group log ({where})",
+            "To go on without what is missing, stop the node and remove the group log: its groups begin anew then, "
+            "and other messages get these offsets.",
+        )
+        if missing is not None:
+            self.told.append(str(missing))
+
+    def _open_groups(self, disk: Disk, directory: str) -> tuple[GroupLog[Kept], dict[str, Any]]:
         try:
             return GroupLog.open(disk, directory, fold)
         except DamagedGroupLogError as damage:
@@ -173,8 +196,8 @@ class Persistent:
         if (
             self._in_cluster
         ):  # until the node knows which stream of the cluster it is: what was safe at the last note
-            return max(self.log.first, min(int(self.note.safe), self.log.durable_end))
-        return self.log.durable_end
+            return max(self.log.first, min(int(self.note.safe), self.log.whole_end))
+        return self.log.whole_end
 
     @property
     def damage(self) -> DamagedLogError | None:
@@ -276,6 +299,34 @@ class Persistent:
         self._tell(answer, Stored(base, end - base, refused))
         if self.copies is None:
             self.more()
+
+    def when_all_safe(self, done: Done) -> None:
+        """Call this when all that was published up to now is safe."""
+
+        def on_disk(error: RailgunError | None) -> None:
+            if error is not None or self.copies is None:
+                done(error)
+            else:
+                self.copies.when_safe(self.log.end, done)
+
+        self._committer.perform(self.log, lambda: None, on_disk)
+
+    async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
+        """Let a function append a unit to the log, in the turn of its one writer; where it begins and ends.
+
+        It is on disk then, and in a cluster not safe yet.
+        """
+        self.check_master()
+        if self._gone is not None:
+            raise self._gone
+        if self.copies is not None:
+            base, end = await self.copies.write_unit(write)
+        else:
+            stamp = Stamp(self._epoch, self.stored_now())
+            base, end = await self.perform(self.log, lambda: write(stamp))
+            self.more()
+        self.counts.messages += end - base
+        return base, end
 
     def _tell(self, answer: Answer, stored: Stored) -> None:
         """Answer a publish; if it repeats a message that is not safe yet, when that is."""
@@ -473,7 +524,7 @@ class Persistent:
         (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only.
         """
         if group:
-            self._check_master()
+            self.check_master()
         damage = self.damage
         if damage is not None and seek is not None and seek > damage.offset:
             raise damage
@@ -512,12 +563,23 @@ class Persistent:
         if driver.consumers and again and token != driver.token:
             raise ConsumerTakenError(f"{what} was taken over by another subscription with this ID")
         for old in list(driver.consumers.values()):
-            driver.leave(old.name, graceful=False)
+            if again:  # it lives, and only its connection was lost
+                driver.send_away(old.name)
+            else:
+                driver.leave(old.name, graceful=False)
             old.lost(ConsumerTakenError(f"another subscription has taken over {what}"))
 
     def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
         """A consumer goes; a group that is not tracked goes with it."""
         driver.leave(member, graceful)
+        self._forget_untracked(driver)
+
+    def send_away(self, driver: GroupDriver, member: str) -> None:
+        """Let a consumer go that did nothing wrong; a group that is not tracked goes with it."""
+        driver.send_away(member)
+        self._forget_untracked(driver)
+
+    def _forget_untracked(self, driver: GroupDriver) -> None:
         if not driver.tracked and not driver.consumers:
             self.forget(driver)
 
@@ -551,7 +613,7 @@ class Persistent:
 
         Raises `NoMasterError` if another node serves groups, and `NoGroupError`.
         """
-        self._check_master()
+        self.check_master()
         driver = self.groups.get(name)
         if driver is None or not driver.tracked:
             raise NoGroupError(f"stream {self.name!r} has no group {name!r}")
@@ -559,7 +621,7 @@ class Persistent:
 
     async def reset(self, name: str, to: int | None) -> int:
         """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
-        self._check_master()
+        self.check_master()
         driver = self.groups[name]
         self._appended()
         driver.reset(self.end if to is None else to)
@@ -568,7 +630,7 @@ class Persistent:
 
     async def remove(self, name: str) -> None:
         """Forget a group without members, for good."""
-        self._check_master()
+        self.check_master()
         driver = self.groups[name]
         if driver.consumers:
             raise GroupBusyError(f"{len(driver.consumers)} members of {name!r} are live")
@@ -666,14 +728,18 @@ class Persistent:
         settings = self.settings
         age = None if settings.max_age is None else int(settings.max_age * SECOND)
         most, now = settings.max_bytes, min(self.now(), self._paced())
-        ahead = self.stored_now()
-        await self.perform(self.log, lambda: self.log.retain(age, most, now, self.end, ahead))
+        ahead, limit = self.stored_now(), self.producing.keeps_from(self.end)
+        await self.perform(self.log, lambda: self.log.retain(age, most, now, limit, ahead))
+        if self.acting:
+            await self.producing.expire()
         self.gone_before()
 
     async def purge(self, before: int | None) -> int:
         """Take away all before an offset (None: all there is); the first offset there is then."""
-        self._check_master()
-        first = await self.perform(self.log, partial(self._purge, before))
+        self.check_master()
+        await self.producing.settle()
+        limit = self.producing.keeps_from(self.end)
+        first = await self.perform(self.log, partial(self._purge, before, limit))
         self.gone_before()
         if self.copies is not None:  # else it could come back with another master
             gone: asyncio.Future[None] = self.loop.create_future()
@@ -681,7 +747,7 @@ class Persistent:
             await gone
         return first
 
-    def _purge(self, before: int | None) -> int:
+    def _purge(self, before: int | None, limit: int) -> int:
         """What is not safe yet cannot be taken away: others take all that is gone for safe."""
         end = self.end
         if before is not None and before > end:
@@ -689,9 +755,10 @@ class Persistent:
                 f"stream {self.name!r} ends at {end}: there is nothing before {before} to take away"
             )
             raise BeyondEndError(told, end)
-        return self.log.purge(end if before is None else before)
+        return self.log.purge(min(end if before is None else before, limit))
 
-    def _check_master(self) -> None:
+    def check_master(self) -> None:
+        """Raise `NoMasterError` if another node serves groups and producers."""
         if not self.acting:
             raise self._no_master()
 
@@ -726,6 +793,7 @@ class Persistent:
         """Serve the groups, as they are on disk."""
         states = await self.perform(self.group_log, self.group_log.load)
         states.pop("", None)
+        self.producing.take_notes(states)
         self._saved = states
         for group in list(self._saved):
             if group not in self.groups:
@@ -737,6 +805,7 @@ class Persistent:
             del self.groups[driver.name]
             driver.abandon(error)
         self._saved, self._box = {}, None
+        self.producing.stop(error)
         waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
         waiting += self._early or []
         self._waiting, self._behind, self._early = {}, {}, None
@@ -746,6 +815,7 @@ class Persistent:
     async def delete(self, error: RailgunError) -> None:
         """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
         self._gone = error
+        self.producing.stop(error)
         if self._loading is not None:
             await self._loading
         drivers, self.groups = list(self.groups.values()), {}
@@ -775,14 +845,29 @@ class Persistent:
                     await self.perform(log, log.check_files)
 
     def keep_note(self) -> None:
-        """Write down what is safe, if that is news, for a node that is started again without the others."""
-        note = None if self.copies is None or self.group_log.failed else self.copies.news()
+        """Write down what is safe, if that is news: for a node that is started again without the others, and rule 6."""
+        note = self._news()
         if note is not None:
             self._committer.submit(self.group_log, [("", note)], lambda error: None)
 
+    def _news(self) -> bytes | None:
+        """Return the note for the group log, if more is safe than the last note says."""
+        if self.group_log.failed or self.group_log.refused:
+            return None
+        if self.copies is not None:
+            return self.copies.news()
+        end = self.log.whole_end
+        if self._in_cluster or self.id or end <= self.note.safe:
+            return None
+        noted = self.note = CopyNote(safe=end)
+        return noted.pack()
+
     def close(self) -> list[str]:
-        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why."""
-        note = None if self.copies is None or self.group_log.failed else self.copies.news()
+        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why.
+
+        What was refused is no part of it: whoever sent it was told. It is in `refused_at_end`.
+        """
+        note = self._news()
         if note is not None:
             with contextlib.suppress(RailgunError):
                 self.group_log.append([("", note)])
@@ -791,14 +876,31 @@ class Persistent:
             with contextlib.suppress(RailgunError):  # the log remembers it
                 if not log.has_file():
                     log.check_files()
-            wrong: Exception | None = log.failed or log.refused
+            wrong: Exception | None = log.failed
+            refused = log.refused
             try:
                 log.close()
             except (RailgunError, OSError) as error:
                 wrong = wrong or error
             if wrong is not None:
                 lost.append(f"{what} of stream {self.name!r}: {wrong}")
+            elif refused is not None:
+                told = f"{what} of stream {self.name!r} were refused, or would be: {refused}"
+                self.refused_at_end.append(told)
+        if self.group_log.failed is None:
+            lost += self._unsaved_positions()
         return lost
+
+    def _unsaved_positions(self) -> list[str]:
+        """Return which groups are further than their positions on disk say."""
+        late = {name: wrong for name, one in self.groups.items() if (wrong := one.unsaved)}
+        if not late:
+            return []
+        names, why = ", ".join(map(repr, late)), trouble_in(next(iter(late.values())))
+        return [
+            f"positions of the groups {names} of stream {self.name!r}: what they have acknowledged last may be "
+            f"delivered again. {why}"
+        ]
 
 
 def _both(first: Done, then: Done, error: RailgunError | None) -> None:

@@ -6,19 +6,23 @@ crash has left of a cut or a reset is finished first (`railgun.node.surgery`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from railgun.node import surgery
-from railgun.node.errors import DamagedLogError, damaged, later_tail
+from railgun.node.disk import unless_read_only
+from railgun.node.errors import DamagedLogError, StorageError, damaged, later_tail
 from railgun.node.segment import (
     Segment,
     base_of,
+    floor_name,
     floor_of,
     fresh,
     index_name,
+    index_of,
     load_index,
     log_name,
     save_index,
@@ -59,14 +63,20 @@ class Recovery:
         return "; ".join(told)
 
 
-def recover(log: StreamLog) -> Recovery:
-    """Let a log know what is on its disk, which may be nothing."""
+def recover(log: StreamLog, known: bool = False) -> Recovery:
+    """Let a log know what is on its disk, which may be nothing, unless it is `known` to have been there."""
     disk, directory = log._disk, log.directory
     disk.make_directory(directory)
     finished, sure = surgery.finish(disk, directory, log.config.index_bytes)
     names = disk.list(directory)
     bases = sorted(base for base in map(base_of, names) if base is not None)
-    _tidy(log, names, bases)
+    if known and not bases:
+        raise DamagedLogError(
+            f"there is no log in {disk.where(directory)}, and there was one: somebody has removed its files. Nothing "
+            "was changed. Restore them.",
+            0,
+        )
+    successor = _tidy(log, names, bases)
     if not bases:
         path = log._path(log_name(0))
         log._tail = Tail(disk.create(path), log._what(path), 0)
@@ -84,32 +94,44 @@ def recover(log: StreamLog) -> Recovery:
             what = log._what(log._path(log_name(base)))
             damage = damaged(what, segment.end, segment.size, problem)
             break
-    cut, reason = 0, ""
+    cut, reason, whole = 0, "", None
     if damage is None:
-        cut, reason, damage = _recover_last(log, bases[-1], sure)
+        cut, reason, damage, whole = _recover_last(log, bases[-1], sure, successor)
     else:
         last = log._path(log_name(log._bases[-1]))
         log._tail = Tail(disk.open(last), log._what(last), log._segments[-1].size)
     log._damage = damage
     stored = [segment for segment in log._segments if not segment.empty]
     log._end = log._durable_end = log._segments[-1].end
+    log._whole = log._durable_whole = log._end if whole is None else whole
     if stored:
         log._last_time, log._epoch = stored[-1].last_time, stored[-1].epoch
     floors = [floor for floor in map(floor_of, names) if floor is not None]
-    log._floor = min(max(floors, default=0), log._end)
+    highest = max(floors, default=0)
+    if damage is None:
+        damage = log.miss(highest, f"the file {floor_name(highest)} beside it", "")
+    log._floor = min(highest, log._end)
     if floors and damage is None:  # a crash may have left what was purged
-        log.trim(None, None, 0)
-        log._tidy_floors()
+        with contextlib.suppress(StorageError):  # it cannot be removed now, and is not read
+            log.trim(None, None, 0)
+            log._tidy_floors()
     return Recovery(log.first, log.end, cut, reason, tuple(rebuilt), damage, finished)
 
 
-def _tidy(log: StreamLog, names: Sequence[str], bases: Sequence[int]) -> None:
-    """Indexes without a segment, and what is not whole, are left by a crash."""
-    known = {index_name(base) for base in bases[:-1]}
+def _tidy(log: StreamLog, names: Sequence[str], bases: Sequence[int]) -> str:
+    """Indexes without a segment before all others, and what is not whole, are left by a crash.
+
+    Return the name of an index that says that the last segment was followed by another one; "": there is none.
+    """
+    indexes = {name: base for name in names if (base := index_of(name)) is not None}
+    behind = [name for name, base in indexes.items() if bases and base >= bases[-1]]
+    known = {*behind, *(index_name(base) for base in bases[:-1])}
     unwanted = (".idx", ".idx.tmp", ".batches.tmp", ".bytes.tmp")
     for name in names:
         if name.endswith(unwanted) and name not in known:
-            log._disk.remove(log._path(name))
+            with unless_read_only():
+                log._disk.remove(log._path(name))
+    return max(behind, default="")
 
 
 def _believe(log: StreamLog, base: int, rebuilt: list[str]) -> tuple[Segment, str]:
@@ -132,8 +154,14 @@ def _believe(log: StreamLog, base: int, rebuilt: list[str]) -> tuple[Segment, st
     return found.segment, found.problem
 
 
-def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, DamagedLogError | None]:
-    """What lies before the offset `sure` was there for good; of the rest, marks tell."""
+def _recover_last(
+    log: StreamLog, base: int, sure: int, successor: str
+) -> tuple[int, str, DamagedLogError | None, int]:
+    """Recover the last segment; return the bytes cut off, why, the damage, and up to where units are whole.
+
+    What lies before the offset `sure` was there for good; of the rest, marks tell. `successor`: the name of an index,
+    by which there were segments behind this one; "": there is none.
+    """
     path = log._path(log_name(base))
     file = log._disk.open(path)
     try:
@@ -141,9 +169,12 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
     except BaseException:
         file.close()
         raise
-    segment, cut, damage = found.segment, 0, None
-    if segment.end < sure or (found.problem and has_mark(file, segment.size)):
+    segment, cut, damage, reason = found.segment, 0, None, found.problem
+    if segment.end < sure or (found.problem and has_mark(file, segment.size, MAGIC)):
         problem = found.problem or "the end of the file"
+        damage = damaged(log._what(path), segment.end, segment.size, problem)
+    elif successor:
+        problem = f"the end of the file, but {successor} says that another segment followed"
         damage = damaged(log._what(path), segment.end, segment.size, problem)
     elif found.problem:
         version = file.read(segment.size, 4)
@@ -152,8 +183,15 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
         ):  # perhaps a damaged one of ours: to refuse is safe, to cut is not
             file.close()
             raise later_tail(log._what(path), log._disk.where(path), segment.size, version)
-        cut = found.size - segment.size
-        file.truncate(segment.size)
+        with unless_read_only():  # then the tail fails, for it cannot be cut off either
+            file.truncate(segment.size)
+            cut = found.size - segment.size
+    if damage is None and found.whole < segment.end:  # never finished, so never acknowledged
+        reason = found.problem or "a unit of batches that was not finished"
+        segment = scan(file, base, log.config.index_bytes, found.whole).segment
+        with unless_read_only():
+            file.truncate(segment.size)
+            cut = found.size - segment.size
     tail = Tail(file, log._what(path), segment.size)
     if damage is None:
         tail.try_write()
@@ -161,4 +199,4 @@ def _recover_last(log: StreamLog, base: int, sure: int) -> tuple[int, str, Damag
         log._disk.sync_directory(log.directory)
     log._add(segment)
     log._tail = tail
-    return cut, found.problem if cut else "", damage
+    return cut, reason if cut else "", damage, found.whole

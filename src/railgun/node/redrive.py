@@ -14,6 +14,9 @@ Rules:
    `GROUP_BUSY`    the group has not finished with the message: it was reset, say, and will get it anyway
    `LOG_DAMAGED`   the log of the stream is damaged, and the message cannot be read
    `NOT_A_LETTER`  a message that somebody else published to the dead letters
+   A letter that is asked for by its offset, and is not among those that wait, is told in the same way:
+   `NO_LETTER`     there is none at this offset: there never was, or retention or a purge has taken it
+   `REDRIVEN`      it was redriven before
 5. Letters that come while it works wait for the next redrive: else one that dies again at once would go round for ever.
    One redrive of a stream at a time; whoever else consumes as this group has to leave first.
 """
@@ -25,7 +28,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from railgun.core.delivery import Command, Deliver, GroupBusyError, Receipt, Redrove
+from railgun.core.delivery import Command, Deliver, Group, GroupBusyError, Receipt, Redrove
+from railgun.core.delivery.ranges import Ranges
 from railgun.core.errors import RailgunError
 from railgun.node.errors import NoGroupError, TrimmedError
 from railgun.node.groups import GroupDriver
@@ -90,12 +94,21 @@ class RefusedLetterError(RailgunError):
 
 
 async def redrive(
-    graves: Persistent, stream: Persistent, offsets: Sequence[int] | None, most: int | None
+    graves: Persistent | None,
+    stream: Persistent,
+    offsets: Sequence[int] | None,
+    most: int | None,
 ) -> Redriven:
     """Deliver letters again: those at these offsets of the dead letters, or all; at most `most` of them.
 
-    Raises `GroupBusyError` while somebody else consumes the letters as the group `redrive`.
+    `graves`: the dead letters of the stream; None: it has none. Raises `GroupBusyError` while somebody else consumes
+    the letters as the group `redrive`.
     """
+    if graves is None:
+        done = Redriven()
+        for at in sorted(set(offsets or ())):
+            _refuse(done, at, _no_letter(stream, at))
+        return done
     known = graves.groups.get(GROUP)
     if known is not None and known.consumers:
         who = ", ".join(list(known.consumers)[:5])
@@ -108,7 +121,10 @@ async def redrive(
         group = driver.group
         wanted = None if offsets is None else set(offsets)
         group.grant(_MEMBER, group.end - group.floor, graves.now())
-        for deliver in group.take(graves.now()):
+        waiting = group.take(graves.now())
+        for at in _others(waiting, wanted or ()):
+            _refuse(done, at, _not_waiting(graves, stream, group, at))
+        for deliver in waiting:
             for first, end in _chosen(deliver, wanted):
                 await _send(graves, stream, driver, deliver, first, end, most, done)
     finally:
@@ -128,6 +144,33 @@ def _chosen(deliver: Deliver, wanted: set[int] | None) -> Iterator[tuple[int, in
         yield deliver.first, deliver.end
         return
     yield from _runs(offset for offset in wanted if deliver.first <= offset < deliver.end)
+
+
+def _others(waiting: Iterable[Deliver], wanted: Iterable[int]) -> list[int]:
+    """Return those of the wanted letters that do not wait to be redriven.
+
+    >>> _others([Deliver("m", 3, 5, 1, 0), Deliver("m", 8, 9, 1, 0)], {1, 4, 5, 8})
+    [1, 5]
+    """
+    ranges = Ranges((deliver.first, deliver.end, None) for deliver in waiting)
+    return sorted(at for at in wanted if not ranges.pieces(at, at + 1))
+
+
+def _not_waiting(
+    graves: Persistent, stream: Persistent, group: Group, at: int
+) -> RefusedLetterError:
+    """Return why a letter does not wait to be redriven."""
+    if not graves.log.first <= at < group.end:
+        return _no_letter(stream, at)
+    if at < group.floor or group.settled.pieces(at, at + 1):
+        return RefusedLetterError("REDRIVEN", f"letter {at} of {stream.name!r} was redriven before")
+    text = f"letter {at} of {stream.name!r} was delayed by a consumer of the group {GROUP!r}: try again later"
+    return RefusedLetterError("GROUP_BUSY", text)
+
+
+def _no_letter(stream: Persistent, at: int) -> RefusedLetterError:
+    text = f"stream {stream.name!r} has no dead letter {at}: railgun dlq ls {stream.name}"
+    return RefusedLetterError("NO_LETTER", text)
 
 
 def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:

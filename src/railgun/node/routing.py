@@ -4,7 +4,7 @@ Rules:
 
 1. A node without `Routing` is alone: it serves everything.
 2. *Writes* (publishes, members of groups, calls about one stream) are the master's; readers without a group are served
-   by whoever has a copy. Ephemeral streams are served everywhere.
+   by whoever has a copy. Ephemeral streams are served everywhere. Where a stream ends, only its master knows (`end`).
 3. `serves` answers at once, from what this node knows. It may be wrong for a while: who was passed on to another node
    and is not served there either is told so, and not passed on a second time.
 """
@@ -66,6 +66,9 @@ class Routing(Protocol):
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves it; `NoStreamError` if there is none of that name."""
+
+    async def end(self, stream: str) -> int | None:
+        """Ask the master where a stream ends, which may take a moment; None: it does not say."""
 
     async def wait(self, stream: str, write: bool) -> None:
         """Until the answer may be another one; whoever waits says for how long."""

@@ -29,8 +29,8 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from railgun.node.disk import Disk, File
-from railgun.node.tail import MARK, MARK_SIZE, read_mark
-from railgun.wire.records import HEADER, BatchError, Head, LaterBatchError, head
+from railgun.node.tail import MARK, MARK_SIZE, read_mark, what_mark
+from railgun.wire.records import CONTINUES, HEADER, BatchError, Head, LaterBatchError, head
 
 CHUNK: Final = 1 << 20
 LONG_AGO: Final = -(1 << 63)
@@ -112,7 +112,7 @@ class Walk:
                     self.need = MARK_SIZE
                     return
                 if read_mark(data, at, start + at) != self.offset:
-                    self.problem = "a mark that does not belong here"
+                    self.problem = what_mark(data, at, start + at)
                     return
                 at += MARK_SIZE
                 self.position = start + at
@@ -214,25 +214,29 @@ class Scan:
     index: Index
     size: int
     problem: str
+    whole: int
+    """The offset up to which units are whole (`wire.records`)."""
 
 
 def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
     """Read a whole segment, or its batches that end at `stop` or before."""
     segment, index = Segment(base, end=base), Index(every)
     segment.index = index
-    size, want, problem = file.size(), CHUNK, ""
+    size, want, problem, whole = file.size(), CHUNK, "", base
     while segment.size < size and not problem:
         walk = Walk(file.read(segment.size, want), segment.size, segment.end)
         try:
             for position, found, _ in walk:
                 if stop is not None and found.end > stop:
                     segment.size = position
-                    return Scan(segment, index, size, "")
+                    return Scan(segment, index, size, "", whole)
                 index.add(found.base, position, found.time)
                 if segment.empty:
                     segment.first_time = found.time
                 segment.end, segment.last_time = found.end, found.time
                 extend(segment.runs, found.epoch, found.end)
+                if not found.flags & CONTINUES:
+                    whole = found.end
         except LaterBatchError:
             if stop is None or walk.offset < stop:
                 raise
@@ -240,12 +244,12 @@ def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
             stop is not None and walk.offset >= stop
         ):  # what follows it is not asked for, be it good or bad
             segment.size = walk.position
-            return Scan(segment, index, size, "")
+            return Scan(segment, index, size, "", whole)
         segment.size, problem = walk.position, walk.problem
         want = max(CHUNK, walk.need)
         if not problem and segment.size + walk.need > size > segment.size:
             problem = "a batch that is cut short"
-    return Scan(segment, index, size, problem)
+    return Scan(segment, index, size, problem, whole)
 
 
 def extend(runs: list[Run], epoch: int, end: int) -> None:

@@ -215,8 +215,8 @@ class Server:
         self, loop: asyncio.AbstractEventLoop
     ) -> asyncio.AbstractServer | None:
         """In the directory; unless there are no such sockets here, or its name is too long for one."""
-        self._socket.unlink(missing_ok=True)
         try:
+            self._socket.unlink(missing_ok=True)
             made = await loop.create_unix_server(self._accept, str(self._socket), backlog=1024)
             self._socket.chmod(0o600)
         except (OSError, NotImplementedError):
@@ -299,7 +299,7 @@ class Server:
         for session in list(self.sessions.values()):
             session.rest(for_good=True)  # whoever asks for more asks the next node
             for subscription in list(session.subscriptions.values()):
-                subscription.leave(graceful=True)
+                subscription.send_away()
             session.subscriptions.clear()
         lost = []
         if self.member is not None:

@@ -18,6 +18,10 @@ Rules:
 7. In a cluster, what another node serves is passed on to it (`node.cluster.relay`). When a stream has another master
    than before, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old
    one does not answer is cut off, and comes again.
+8. Consumers that end by what nodes do are *sent away* (`Group.send_away`): what they had has not failed. So it is when
+   this node is about to end, their stream has another master, or they are cut off; and when a session that another
+   node has passed on ends, unless that node says that its client has gone (`GoingAway`). A client that goes itself,
+   or is silent, is taken for dead.
 """
 
 from __future__ import annotations
@@ -33,7 +37,16 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import Message
 
-from railgun.core.delivery import Command, Deliver, Missed, Recalled, Receipt, Stale
+from railgun.core.delivery import (
+    DAY,
+    LONGEST_DELAY,
+    Command,
+    Deliver,
+    Missed,
+    Recalled,
+    Receipt,
+    Stale,
+)
 from railgun.core.errors import RailgunError
 from railgun.core.topics import check_topic
 from railgun.node import admin
@@ -48,7 +61,7 @@ from railgun.node.errors import (
     TrimmedError,
 )
 from railgun.node.groups import GroupDriver, Told
-from railgun.node.node import Ephemeral, Node
+from railgun.node.node import Ephemeral, Node, refuse_hidden
 from railgun.node.persistent import Persistent, Stored
 from railgun.node.routing import There
 from railgun.node.settings import SECOND, TRACKED, check_group, check_name
@@ -67,9 +80,6 @@ FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
 PIECE: Final = 256 << 10  # bytes read at once
 GOING: Final = 1 << 62  # the number of a GoingAway: above those of all pings
 REQUESTS: Final = (p.Publish, p.Subscribe, p.Admin)
-DAY: Final = 24 * 3600 * SECOND
-MAX_DELAY: Final = 366 * DAY
-"""The longest delay of a nack, and the longest `ack_wait`."""
 LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
 
 
@@ -206,6 +216,11 @@ class Consumer:
         if self.driver is not None:
             self.stream.leave(self.driver, self.name, graceful)
 
+    def send_away(self) -> None:
+        """It is to go, and did nothing wrong: rule 8."""
+        if self.driver is not None:
+            self.stream.send_away(self.driver, self.name)
+
 
 class Listener:
     """A subscription of a session to an ephemeral stream."""
@@ -282,6 +297,10 @@ class Listener:
 
     def leave(self, graceful: bool) -> None:
         """It goes."""
+        self.send_away()
+
+    def send_away(self) -> None:
+        """It is to go."""
         self.stream.exchange.leave(self)
         if self.session.node.events is not None:
             self.session.node.events.left(self)
@@ -308,6 +327,7 @@ class Session:
         self._for_good = False
         self._going = 0  # the number of the GoingAway that was sent
         self._confirmed = 0  # and of the last pong
+        self._client_gone = not self.forwarded  # if it ends, it is because the client has gone
         self._calls = 0  # that are under way
         self.paused = False
         """Whether it is not read for the time being."""
@@ -414,6 +434,8 @@ class Session:
                 self.send(p.Pong(number=command.number))
             case p.Pong():
                 self.confirmed(command.number)
+            case p.GoingAway() if self.forwarded:
+                self._client_gone = True
             case _:
                 raise FrameError(f"{type(command).__name__} is not for a node to hear")
 
@@ -486,12 +508,18 @@ class Session:
     # ------------------------------------------------------------ publishing
 
     def _publish(self, command: p.Publish, blob: bytearray | memoryview) -> None:
+        refuse_hidden(command.stream)
         stream = self.node.get(command.stream)
         batches = split(blob)
         if not batches:
             raise RequestError("BAD_REQUEST", "a publish without messages")
         for batch in batches:
             check(batch)
+        if isinstance(stream, Ephemeral) and command.HasField("staging"):
+            raise RequestError(
+                "NOT_PERSISTENT",
+                f"stream {stream.name!r} is ephemeral: nothing can be staged for it",
+            )
         if isinstance(stream, Ephemeral):
             self._scatter(stream, command, batches)
             return
@@ -508,6 +536,16 @@ class Session:
         if self._relay is not None:
             self._relay.published(stream.name)
         answer = partial(self._stored, command, len(blob))
+        if command.HasField("staging"):
+            if any(head(batch).flags & HAS_IDS for batch in batches):
+                answer(
+                    RequestError(
+                        "BAD_REQUEST", "what is staged has no IDs: it is committed once without"
+                    )
+                )
+                return
+            stream.producing.stage(command.staging, batches, len(blob), answer)  # type: ignore[arg-type]
+            return
         acks = Acks(command.acks)
         stream.publish(batches, answer, together=command.together, who=self, acks=acks)  # type: ignore[arg-type]
         if command.acks == p.NONE:
@@ -651,16 +689,18 @@ class Session:
         tracked = command.group.startswith(TRACKED)
         if command.group:
             check_group(command.group)
+        refuse_hidden(command.stream)
         stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
-        if command.ack_wait > MAX_DELAY:
-            raise RequestError("BAD_REQUEST", f"ack_wait is at most {MAX_DELAY // DAY} days")
+        if command.ack_wait > LONGEST_DELAY:
+            raise RequestError("BAD_REQUEST", f"ack_wait is at most {LONGEST_DELAY // DAY} days")
         if not command.credit:
             raise RequestError("BAD_REQUEST", "a credit of 0 (prefetch): it must be at least 1")
         if isinstance(stream, Ephemeral):
             if tracked:
                 raise RequestError(
                     "NOT_PERSISTENT",
-                    f"stream {stream.name!r} is ephemeral: it has no positions to track",
+                    f"stream {stream.name!r} is ephemeral: it keeps no positions, and has no tracked consumers, which "
+                    f"is what {command.group!r} names. Leave the {TRACKED!r} out",
                 )
             told_off = [
                 ("exclusive groups", command.exclusive),
@@ -684,7 +724,12 @@ class Session:
                 "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
             )
         if tracked and not command.exclusive:
-            raise RequestError("BAD_REQUEST", "a tracked consumer is alone: its group is exclusive")
+            raise RequestError(
+                "BAD_REQUEST",
+                f"the group {command.group!r}: names that begin with {TRACKED!r} are reserved for tracked consumers. "
+                f"Choose another name, or subscribe as the consumer {command.group.removeprefix(TRACKED)!r} "
+                "(consumer=…, railgun sub --consumer)",
+            )
         identity = self.node.identity_of(stream)
         start: int | None = None if command.start == p.END else stream.log.first
         seek = command.offset if command.start == p.OFFSET else None
@@ -763,8 +808,6 @@ class Session:
             return
         driver, request = consumer.driver, command.request
         assert driver is not None
-        if isinstance(command, p.Nack) and command.delay > MAX_DELAY:
-            raise RequestError("BAD_DELAY", f"a delay is at most {MAX_DELAY // DAY} days")
         receipts = [
             Receipt(r.first, r.first + r.count, r.delivery, command.epoch) for r in command.ranges
         ]
@@ -811,7 +854,7 @@ class Session:
         self.subscriptions.pop(consumer.channel, None)
         consumer.outbox.clear()
         self.fail(0, error, consumer.channel)
-        self.node.loop.call_soon(consumer.leave, False)
+        self.node.loop.call_soon(consumer.send_away)
 
     # ------------------------------------------------------------ everything else
 
@@ -862,10 +905,11 @@ class Session:
             self.lose(consumer, consumer.gone)
         else:  # who asked for it is told when it would have begun
             self.subscriptions.pop(consumer.channel, None)
-            self.node.loop.call_soon(consumer.leave, False)
+            self.node.loop.call_soon(consumer.send_away)
 
     def cut_off(self) -> None:
         """End the connection, after what was said: the client will make another one."""
+        self._client_gone = False
         self.rest(for_good=True)
         self.ended()
         self.paused = False  # a client that does not take the end of it is silent
@@ -874,10 +918,14 @@ class Session:
 
     def ended(self) -> None:
         """The connection is gone: so are its consumers, and what it waited for."""
+        gone = self._client_gone and not self._going
         if self._relay is not None:
-            self._relay.ended()
+            self._relay.ended(gone)
         for subscription in list(self.subscriptions.values()):
-            subscription.leave(graceful=False)
+            if gone:
+                subscription.leave(graceful=False)
+            else:
+                subscription.send_away()
         self.subscriptions.clear()
         for name in self.node.responses.gone(self):
             self._released(name)

@@ -19,6 +19,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 DEAD: Final = ".dlq"
 """The dead letters of a stream are in the stream of its name with this at its end."""
 
+STAGING: Final = ".staged"
+"""What producers stage for a stream is in the stream of its name with this at its end, which nobody sees."""
+PRODUCER: Final = "!"
+"""Notes of producers are kept under this and their name, beside the states of groups."""
 REDRIVE: Final = "redrive"
 """The group of the dead letters of a stream that has finished with those that were redriven."""
 TRACKED: Final = "@"
@@ -51,19 +55,29 @@ class StreamSettings:
     max_age: float | None = None
     max_bytes: int | None = None
     dead_distance: int | None = None
-    """Dead-letter a message once a message more than this many offsets later is acknowledged, or when it comes back
-    after more than this many deliveries."""
+    """Dead-letter a message that failed once a message more than this many offsets later is acknowledged, or when more
+    than this many of its deliveries failed; 0: when it fails for the first time."""
     dead_deliveries: int | None = None
-    """Dead-letter a message that came back after this many deliveries."""
+    """Dead-letter a message of which this many deliveries failed."""
     dead_age: float | None = None
-    """Dead-letter an unacknowledged message this many seconds after its first delivery to the group."""
+    """Dead-letter a message that failed this many seconds after the first delivery to the group that failed."""
+
+    @staticmethod
+    def names() -> frozenset[str]:
+        """Return which settings there are."""
+        return frozenset(field.name for field in dataclasses.fields(StreamSettings))
 
     @staticmethod
     def of(asked: Any) -> StreamSettings:
         """As it was asked for, by an object of JSON."""
         if not isinstance(asked, dict):
             raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
-        known = {field.name for field in dataclasses.fields(StreamSettings)}
+        if "region" in asked:  # a cluster has taken it out before
+            raise BadSettingsError(
+                f"region is {asked['region']!r}: regions belong to a cluster, and this node is in none. Leave region "
+                "out, or ask a node of a cluster"
+            )
+        known = StreamSettings.names()
         for name in asked:
             if name not in known:
                 raise BadSettingsError(

@@ -176,7 +176,7 @@ def reset(log: StreamLog, base: int) -> None:
     old = log._tail
     with log._lock:
         log._floor = log._before = 0
-        _replace(log, 0, fresh(base, log.config.index_bytes))
+        _replace(log, 0, fresh(base, log.config.index_bytes), base)
     try:
         file = _begin(log._disk, log.directory, base)
     except OSError as error:
@@ -221,7 +221,7 @@ def _shorten(log: StreamLog, place: _Place, plan: Shortening) -> None:
     _announce(log, plan.name)
     kept, old = place.found.segment, log._tail.file
     with log._lock:
-        _replace(log, place.at, kept)
+        _replace(log, place.at, kept, place.found.whole)
         log._tail = Tail(place.file, _what(log, kept.base), kept.size)
     if old is not place.file:
         old.close()
@@ -231,13 +231,14 @@ def _shorten(log: StreamLog, place: _Place, plan: Shortening) -> None:
         log._tail.fail(f"cut off at offset {plan.end}", error)
 
 
-def _replace(log: StreamLog, at: int, last: Segment) -> None:
-    """From that segment on there is only this one; the lock is held."""
+def _replace(log: StreamLog, at: int, last: Segment, whole: int) -> None:
+    """From that segment on there is only this one, with units that are whole up to there; the lock is held."""
     for base in [base for base in log._files if base >= log._bases[at]]:
         log._files.pop(base).close()
     log._segments[at:], log._bases[at:] = [last], [last.base]
     log._floor = min(log._floor, last.end)
     log._end = log._durable_end = last.end
+    log._whole = log._durable_whole = whole
     stored = [segment for segment in log._segments if not segment.empty]
     log._last_time = log._told_time = stored[-1].last_time if stored else LONG_AGO
     log._epoch = stored[-1].epoch if stored else log._before

@@ -7,7 +7,10 @@ a loss, and cutting would make it a larger one. Marks tell them apart:
 1. Whatever is written first after a sync begins with a mark. It says: *all before me was synced when I was written*.
 2. So bad bytes with a mark anywhere behind them were there for good, and are damaged. Bad bytes without one were
    written after the last sync that anybody built on, and may be cut off.
-3. A mark knows at which byte of its file it lies, so that bytes of a message are not taken for one.
+3. A mark knows at which byte of its file it lies, so that bytes of a message are not taken for one. If one lies before
+   that byte, what lay between was there for good and is missing: somebody has cut the file off while it was written
+   to. That is damage, too. It is believed of a mark where something has to begin, and further behind of one that what
+   may be written next follows.
 4. Also the close of a file writes a mark. The one thing left in doubt is the last group before a crash: if it rots
    before it is read again, it looks torn.
 
@@ -16,20 +19,31 @@ Errors:
 5. No room, a limit of the size of files, a quota, a disk that has become read-only: what was partly written is cut off,
    and that is synced; then `NoSpaceError` or `StorageError`, and the file goes on. `refused` is that error, until as
    much as was refused has been written, or could be (`probe`).
-6. A write or a sync that fails otherwise, or a cut that fails: `LogFailedError`, now and for ever.
+6. A write or a sync that fails otherwise, or a cut that fails: `LogFailedError`, now and for ever. So it is with a file
+   that somebody else has moved, replaced, removed, or made shorter or longer: that is looked for before a sync is told
+   to be done, and by `check_file`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import struct
 from collections.abc import Sequence
 from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
-from railgun.node.disk import File
-from railgun.node.errors import FULL, REFUSED, LogFailedError, NoSpaceError, StorageError
+from railgun.node.disk import GONE, File
+from railgun.node.errors import (
+    FULL,
+    REFUSED,
+    LogFailedError,
+    NoSpaceError,
+    StorageError,
+    cause_of,
+    refusal,
+)
 from railgun.wire.records import Bytes
 
 MARK: Final = b"RGSM"
@@ -56,27 +70,53 @@ def mark(number: int, position: int) -> bytes:
 
 def read_mark(data: Bytes, at: int, position: int) -> int | None:
     """The number of the mark at `at`, if there is one that belongs at that byte of the file."""
+    found = unpack_mark(data, at)
+    return found[0] if found is not None and found[1] == position else None
+
+
+def unpack_mark(data: Bytes, at: int) -> tuple[int, int] | None:
+    """The number of the mark at `at`, and the byte of the file at which it was written; None if there is no mark."""
     if len(data) - at < MARK_SIZE:
         return None
     magic, crc, number, told = _MARK.unpack_from(data, at)
-    if magic != MARK or told != position:
+    if magic != MARK or crc32(data[at + 8 : at + MARK_SIZE]) != crc:
         return None
-    return int(number) if crc32(data[at + 8 : at + MARK_SIZE]) == crc else None
+    return int(number), int(told)
 
 
-def has_mark(file: File, position: int) -> bool:
-    """Whether there is a mark at that byte of a file or behind it."""
+def what_mark(data: Bytes, at: int, position: int) -> str:
+    """Say what is wrong with the mark at `at`, that byte of the file.
+
+    >>> what_mark(mark(7, 1000), 0, 200)
+    'a mark of byte 1000 of the file: what lay before it is missing'
+    """
+    found = unpack_mark(data, at)
+    if found is not None and found[1] > position:
+        return f"a mark of byte {found[1]} of the file: what lay before it is missing"
+    return "a mark that does not belong here"
+
+
+def has_mark(file: File, position: int, follows: bytes) -> bool:
+    """Whether a mark at that byte of a file or behind it says that bytes were there for good (rules 2 and 3).
+
+    At `position` something has to begin; `follows` is how what is written behind a mark begins.
+    """
+    begin, least = position, MARK_SIZE + len(follows)
     while data := file.read(position, _CHUNK):
+        last = len(data) < _CHUNK
         at = data.find(MARK)
         while at >= 0:
-            if read_mark(data, at, position + at) is not None:
+            found, place = unpack_mark(data, at), position + at
+            if found is not None and (found[1] == place or place == begin):
                 return True
+            if found is not None and found[1] > place and (last or len(data) - at >= least):
+                behind = bytes(data[at + MARK_SIZE : at + least])
+                if behind in (b"", follows) or behind.startswith(MARK[: len(follows)]):
+                    return True
             at = data.find(MARK, at + 1)
-        if len(data) < MARK_SIZE:
+        if last:
             break
-        position += len(data) - MARK_SIZE + 1
-        if len(data) < _CHUNK:
-            break
+        position += len(data) - least + 1
     return False
 
 
@@ -124,19 +164,19 @@ class Tail:
             self.refused = None
         return begin
 
-    def probe(self) -> None:
-        """Find out whether as much as was refused could be written now; if not, raise as `append` would.
+    def probe(self, least: int = 0) -> None:
+        """Find out whether as much as was refused, and `least` bytes, could be written now; if not, raise as `append`.
 
         What is written for it is cut off again. A crash in between leaves a torn end: the next open cuts it off.
         """
         self.check()
-        if self.refused is None:
+        if self.refused is None and not least:
             return
-        length = min(self._refused_bytes, _LARGEST_PROBE)
+        length = max(least, self._refused_bytes)
         try:
-            self.file.write([bytes(length)])
+            self.file.write([bytes(min(length, _LARGEST_PROBE))])
         except OSError as error:
-            self._undo(error, self._refused_bytes)
+            self._undo(error, length)
         self._cut_back()
         self.refused = None
 
@@ -160,20 +200,14 @@ class Tail:
         if error.errno not in REFUSED:
             self.fail("written", error)
         self._cut_back()
-        why = (
-            f"{error.strerror or error}). Nothing was stored, and all that was stored can be read."
+        cause, remedy = cause_of(error)
+        kind = NoSpaceError if error.errno in FULL else StorageError
+        self.refused = kind(
+            f"{self.what} cannot be written: {cause}. All that was stored can be read. {remedy}; then it takes writes "
+            "again by itself."
         )
-        if error.errno in FULL:
-            self.refused = NoSpaceError(
-                f"{self.what}: the disk is full, or a limit is reached ({why} Make room, raise the limit, or let "
-                "streams keep less (max age, max bytes); then publish again."
-            )
-        else:
-            self.refused = StorageError(
-                f"{self.what} cannot be written ({why} Look after the disk."
-            )
         self._refused_bytes = length
-        raise self.refused from error
+        raise refusal(self.refused) from self.refused
 
     def _cut_back(self) -> None:
         """Cut off what a write has left that was refused, or was a probe."""
@@ -181,8 +215,10 @@ class Tail:
             if self.file.size() > self.size:
                 self.file.truncate(self.size)
             self.file.sync()
+            size = self.file.size()
         except OSError as error:
             self.fail("cut off after a write that was refused", error)
+        self._check_size(size)
         self.durable = self.size
 
     def sync(self) -> None:
@@ -193,32 +229,66 @@ class Tail:
             return
         try:
             self.file.sync()
+            there = self.file.size()
         except OSError as error:
             self.fail("synced", error)
+        self._check_size(there)
         if self._cold:
             begin = self.durable // _PAGE * _PAGE
             self.file.forget(begin, size - begin)
         self.durable = size
 
-    def has_name(self) -> bool:
-        """Return whether the file is still in a directory: nobody has removed it."""
+    def is_there(self) -> bool:
+        """Return whether the file is at its place, and nobody has cut it off. Any thread may ask.
+
+        While the file is replaced by another one it may seem not to be: the writer knows (`check_file`).
+        """
         try:
-            return self.failed is not None or self.file.has_name()
+            if self.failed is not None:
+                return True
+            durable = self.durable
+            return self.file.has_name() and self.file.size() >= durable
         except OSError:
             return True  # it is closed, or followed by another one
 
-    def check_name(self) -> None:
-        """Take nothing more if somebody has removed the file: what is written to it would be gone with the process."""
-        if not self.has_name():
-            self.fail("kept", OSError("somebody has removed the file, or its directory"))
+    def check_file(self) -> None:
+        """Take nothing more if somebody has moved, replaced, removed or cut off the file: `LogFailedError`."""
+        self.check()
+        try:
+            named, size = self.file.has_name(), self.file.size()
+        except OSError:
+            return  # it is closed
+        if not named:
+            self.fail("kept", OSError(errno.ENOENT, GONE))
+        self._check_size(size)
+
+    def _check_size(self, there: int) -> None:
+        """Take nothing more if somebody else has changed the size of the file."""
+        if there == self.size:
+            return
+        how = "shorter" if there < self.size else "longer"
+        self.failed = LogFailedError(
+            f"somebody else has made {self.what} {how}: it has {there} bytes, and {self.size} were written. It takes "
+            "no more, and what is missing cannot be read. Keep programs that cut off files (logrotate with "
+            "copytruncate) away from the data directory. Stop the node, restore the file if you have a copy, and "
+            "start it again."
+        )
+        raise self.failed
 
     def fail(self, verb: str, error: OSError) -> None:
         """From now on there is only this error."""
+        cause, remedy = cause_of(error)
         self.failed = LogFailedError(
-            f"{self.what} could not be {verb}: {error.strerror or error}. Nobody knows what of the last writes is on "
-            "disk, so it takes no more. What was acknowledged can be read. Look after the disk, then restart the node."
+            f"{self.what} could not be {verb}: {cause}. Nobody knows what of the last writes is on disk, so it takes "
+            f"no more. What was acknowledged can be read. {remedy}, then restart the node."
         )
         raise self.failed from error
+
+    def give_up(self, verb: str, error: StorageError) -> None:
+        """Take nothing more, for something is on disk that must not be followed."""
+        self.failed = LogFailedError(
+            f"{self.what} could not be {verb}: {error} It takes no more until the node is restarted."
+        )
 
     def close(self, number: int) -> None:
         """Sync, mark, and leave the file; no error for what can be done without."""

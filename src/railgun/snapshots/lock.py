@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -105,9 +106,15 @@ class Lock(Protocol):
 class FileLock:
     """A lock the system keeps, on a file of a local disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_read_only: bool = False) -> None:
+        """Take the lock. `on_read_only`: also on a read-only disk, where it does not say who has it."""
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if not on_read_only or error.errno != errno.EROFS or not path.exists():
+                raise
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -81,6 +81,8 @@ class Manifest:
     """By step: the id of the last message of each stream that connectors have sent."""
     frontiers: Mapping[str, int] = field(default_factory=dict)
     """By step: how far time (µs) had come at the cut. Snapshots of older versions have none."""
+    reached: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By step: how far time (µs) has come in each stream of connectors. Snapshots of older versions have none."""
 
     @property
     def size(self) -> int:
@@ -128,8 +130,9 @@ class Manifest:
                 sinks=tuple(_made(SinkPart, sink) for sink in content["sinks"]),
                 steps=tuple(_made(StepInfo, step) for step in content["steps"]),
                 phases=dict(content["phases"]),
-                streams=_positions(content.get("streams", {})),
+                streams=_by_stream(content.get("streams", {})),
                 frontiers={s: int(at) for s, at in content.get("frontiers", {}).items()},
+                reached=_by_stream(content.get("reached", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(name, f"it is no manifest ({type(error).__name__}: {error})") from error
@@ -182,9 +185,10 @@ def _made(kind: Any, told: dict[str, Any]) -> Any:
     )
 
 
-def _positions(told: Any) -> dict[str, dict[str, int]]:
+def _by_stream(told: Any) -> dict[str, dict[str, int]]:
     return {
-        step: {name: int(por) for name, por in streams.items()} for step, streams in told.items()
+        step: {name: int(number) for name, number in streams.items()}
+        for step, streams in told.items()
     }
 
 

@@ -5,7 +5,8 @@ Layout, below `<url>/<flow>/`::
     manifests/<id>.json                                         a committed snapshot; written last
     data/<id>/<stage>/<step>/worker-<n>-g<generation>.parquet   state, written for that snapshot
     attempts/<id>.json                                          what became of each attempt; for people
-    run.json                                                    the highest generation and id that were given out
+    run.json                                                    the highest generation and id that were given out, and
+                                                                what tells this directory from others
     format                                                      which format the directory has (formats.py)
     lock                                                        who works here
 
@@ -34,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -205,6 +207,17 @@ class SnapshotStore:
         if lock is not None:
             lock.release()
 
+    def identity(self) -> str:
+        """Return what tells this directory from others: made once, by the first run; empty: there was none.
+
+        What a flow has staged in a sink is its own by that: another job of the same flow has another directory.
+        """
+        try:
+            told = unseal("run", self.disk.read(self._at("run.json")), self.where("run.json"))
+        except MissingError:
+            return ""
+        return str(told.get("identity", ""))
+
     def next_run(self) -> Run:
         """Numbers above all that were ever given out; written down before they are."""
         self._must_hold()
@@ -249,6 +262,7 @@ class SnapshotStore:
             "flow": self.flow,
             "generation": generation,
             "snapshot": snapshot,
+            "identity": self.identity() or uuid.uuid4().hex,
         }
         self.disk.write(self._at("run.json"), seal("run", content))
 

@@ -375,17 +375,23 @@ def _short(key: Any) -> str:
 # ------------------------------------------------------------ reading
 
 
+Calling = Callable[[Sequence[Any], Callable[[], int]], contextlib.AbstractContextManager[Any]]
+"""Given keys, and what tells how many of them are done: the context in which what was saved of them is unpickled."""
+_UNPICKLED: Final = 10_000  # values that are unpickled at once
+
+
 def read_rows(
     data: bytes,
     mine: Callable[[Hashes], NDArray[np.bool_]] | None = None,
     name: str = "a table of a snapshot",
     *,
     checked: bool = False,
+    calling: Calling = lambda keys, done: contextlib.nullcontext(),
 ) -> Rows:
     """The rows of a file; of those that are not `mine` nothing is unpickled. `name` is for errors.
 
     `checked`: the file as a whole was compared with its checksum, so those of its pages, which take as long as all the
-    rest, need not be looked at.
+    rest, need not be looked at. `calling` makes the context in which values are unpickled, which may run code of users.
 
     Raises `DamagedError` if the file is not whole, `FormatError` if it is of a later format, and `DecodingError` if a
     key or state cannot be made, say because its class is no longer there.
@@ -393,9 +399,10 @@ def read_rows(
     step, version, file = open_table(pa.BufferReader(data), name, checked=checked)
     hashes, table = _filtered(file, mine, name)
     with no_collection():
-        keys = _decoded(table["key"], table["key_pickle"], _as_they_are, name, step)
-        states = _decoded(table["state"], table["state_pickle"], _from_json, name, step, keys)
-        timers = _timers(table["timers"], name, step, keys)
+        keys = _decoded(table["key"], table["key_pickle"], _as_they_are, name, step, calling)
+        pickles = table["state_pickle"]
+        states = _decoded(table["state"], pickles, _from_json, name, step, calling, keys)
+        timers = _timers(table["timers"], name, step, calling, keys)
     ended, deleted = flags(table["ended"]), flags(table["deleted"])
     return Rows(step, version, hashes, keys, states, timers, ended, deleted)
 
@@ -468,6 +475,7 @@ def _decoded(
     decode: Callable[[list[str], str], list[Any]],
     name: str,
     step: str,
+    calling: Calling,
     keys: list[Any] | None = None,
 ) -> list[Any]:
     """Values that are text in some rows, a pickle in others, and neither (None) in those of deleted keys."""
@@ -481,7 +489,7 @@ def _decoded(
         if numbers is not None:
             return numbers
         owners = texts.to_pylist() if keys is None else keys
-        return _unpickled(pickles.to_pylist(), name, step, owners)
+        return _unpickled(pickles.to_pylist(), name, step, calling, owners)
     made: list[Any] = [None] * count
     text_list, pickle_list = texts.to_pylist(), pickles.to_pylist()
     at_pickles = [at for at, pickled in enumerate(pickle_list) if pickled is not None]
@@ -492,7 +500,8 @@ def _decoded(
         made[at] = value
     owners = text_list if keys is None else keys
     found = _unpickled(
-        [pickle_list[at] for at in at_pickles], name, step, [owners[at] for at in at_pickles]
+        *([pickle_list[at] for at in at_pickles], name, step, calling),
+        [owners[at] for at in at_pickles],
     )
     for at, value in zip(at_pickles, found, strict=True):
         made[at] = value
@@ -513,29 +522,41 @@ def _from_json(texts: list[str], name: str) -> list[Any]:
         ) from error
 
 
-def _unpickled(pickles: list[bytes], name: str, step: str, keys: Sequence[Any]) -> list[Any]:
+def _unpickled(
+    pickles: list[bytes], name: str, step: str, calling: Calling, keys: Sequence[Any]
+) -> list[Any]:
     values: list[Any] = []
-    try:
-        values.extend(map(pickle.loads, pickles))
-        if len(values) < len(pickles):
-            raise StopIteration("raised by the value itself")
-    except BaseException as error:
-        pass_interrupt(error)
-        kind = DecodingError if may_unpickle_later(error) else UnloadableError
-        raise kind(
-            f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
-            f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
-        ) from error
+    with calling(keys, values.__len__):
+        try:
+            for at in range(0, len(pickles), _UNPICKLED):
+                _unpickle_some(pickles[at : at + _UNPICKLED], values)
+        except BaseException as error:
+            pass_interrupt(error)
+            kind = DecodingError if may_unpickle_later(error) else UnloadableError
+            raise kind(
+                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
+                f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
+            ) from error
     return values
 
 
-def _timers(column: pa.ChunkedArray, name: str, step: str, keys: list[Any]) -> list[list[Any]]:
+def _unpickle_some(pickles: list[bytes], values: list[Any]) -> None:
+    """Add these values to others: a call that returns soon, so that whoever looks from outside sees it get on."""
+    there = len(values)
+    values.extend(map(pickle.loads, pickles))
+    if len(values) - there < len(pickles):
+        raise StopIteration("raised by the value itself")
+
+
+def _timers(
+    column: pa.ChunkedArray, name: str, step: str, calling: Calling, keys: list[Any]
+) -> list[list[Any]]:
     timers: list[list[Any]] = [[]] * len(column)  # one for all: most keys have none, ever
     if column.null_count < len(column):
         listed = column.to_pylist()
         there = [at for at, pickled in enumerate(listed) if pickled is not None]
         pickles = [listed[at] for at in there]
-        found = _unpickled(pickles, name, step, [keys[at] for at in there])
+        found = _unpickled(pickles, name, step, calling, [keys[at] for at in there])
         for at, times in zip(there, found, strict=True):
             timers[at] = times
     return timers

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -35,7 +35,7 @@ from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
 from railgun.flow.flow import Flow
 from railgun.flow.plan import Plan
-from railgun.flow.sink import TwoPhaseSink
+from railgun.flow.sink import Place, TwoPhaseSink
 from railgun.flow.source import is_empty
 from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
@@ -98,7 +98,9 @@ def making(url: str, job: str, why: str) -> Iterator[Making]:
             )
         run = store.next_run()
         store.begun(run.snapshot, True, why)
-        made = Making(store, Save(url, job, run.snapshot, run.generation), time.time())
+        made = Making(
+            store, Save(url, job, run.snapshot, run.generation, store.identity()), time.time()
+        )
         try:
             yield made
         except BaseException as error:
@@ -155,7 +157,9 @@ class HandOver:
         """Throw away what earlier attempts have left in the sinks."""
         for name, sink in self.plan.sinks.items():
             if name in self.into and isinstance(sink, TwoPhaseSink):
-                sink.recover(self.plan.flow, name, self.save.generation, [])
+                save = self.save
+                place = Place(self.plan.flow, name, 0, save.generation, transactional=True)
+                sink.recover_at(replace(place, store=save.store), [])
 
     def commit(self, told: Sequence[dict[str, Any]]) -> None:
         """All tasks are done, and have told this: make the snapshot count, and let others see what sinks got."""

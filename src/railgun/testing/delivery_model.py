@@ -33,7 +33,7 @@ from railgun.core.delivery.parts import FAR
 from railgun.core.delivery.saved import Mark
 
 STEPS = 60
-NEW = ("waiting", 0, "", 0, 0, None)  # as what waits and has never counted as delivered
+NEW = ("waiting", 0, "", 0, 0, None, 0)  # as what waits and has never counted as delivered
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class Cell:
     reason: str = ""
     until: int = 0
     delay: int = 0
-    since: int | None = None  # the first counted delivery
+    since: int | None = None  # the first delivery that failed, or that is under way
+    spared: int = 0  # deliveries that ended with the node
     member: str = ""
     delivery: int = 0
     epoch: int = 0
@@ -61,11 +62,16 @@ class Cell:
             return NEW
         if self.place == "flight":
             flight = (self.member, self.delivery, self.epoch, self.expires, self.reason)
-            return (self.place, *flight, self.since)
-        standing = (self.count, self.reason, self.until, self.delay, self.since)
+            return (self.place, *flight, self.since, self.spared)
+        standing = (self.count, self.reason, self.until, self.delay, self.since, self.spared)
         if self.place == "dead":
             return (self.place, *standing, self.rule)
         return (self.place, *standing)
+
+    @property
+    def failures(self) -> int:
+        """Of what nobody has: deliveries that did not end with the node."""
+        return self.count - self.spared
 
 
 class Model:
@@ -83,6 +89,7 @@ class Model:
         self.pause = (0, 0)  # until when nothing is delivered, and the delay
         self.redriven: dict[int, Mark] = {}
         self.now: int | None = None
+        self.readable = FAR  # nothing from this offset on can be read
         self.untold: set[int] = set()
         self.missed: set[int] = set()
 
@@ -111,9 +118,9 @@ class Model:
         most, distance = self.config.max_deliveries, self.config.distance
         if offset < self.first:
             self.miss(offset)
-        elif most is not None and cell.count >= most:
+        elif most is not None and cell.failures >= most:
             cell.place, cell.rule = "dead", "dead_deliveries"
-        elif distance is not None and cell.count > distance:
+        elif distance is not None and cell.failures > distance:
             cell.place, cell.rule = "dead", "dead_distance"
         elif cell.until and (self.now is None or cell.until > self.now):
             cell.place = "delayed"
@@ -132,12 +139,15 @@ class Model:
             self.untold |= told
         return told
 
-    def back(self, offset: int, reason: str | None, delay: int = 0) -> None:
-        """A delivery came to nothing; None: and does not count."""
+    def back(
+        self, offset: int, reason: str | None, delay: int = 0, *, with_node: bool = False
+    ) -> None:
+        """A delivery came to nothing. None: and does not count; `with_node`: it counts, and is no failure."""
         cell = self.cells[offset]
-        cell.count = cell.delivery if reason is not None else cell.delivery - 1
+        cell.count = cell.delivery if reason is not None or with_node else cell.delivery - 1
+        cell.spared += with_node
         cell.reason = cell.reason if reason is None else reason
-        cell.since = cell.since if cell.count else None
+        cell.since = cell.since if cell.failures else None
         cell.until, cell.delay = (0, 0) if not delay else ((self.now or 0) + delay, delay)
         self.put(offset)
 
@@ -174,7 +184,7 @@ class Model:
             if cell.place not in {"waiting", "delayed"}:
                 continue
             behind = self.highest - max(offset, self.redriven.get(offset, Mark(0, -1)).highest)
-            if config.distance is not None and behind > config.distance:
+            if config.distance is not None and behind > config.distance and cell.failures:
                 cell.place, cell.rule = "dead", "dead_distance"
             elif (
                 config.max_age is not None
@@ -183,11 +193,17 @@ class Model:
             ):
                 cell.place, cell.rule = "dead", "dead_age"
 
+    def at_damage(self) -> bool:
+        """Return whether there is damage, and nothing before it is still to be delivered."""
+        left = {"new", "waiting", "delayed"}
+        rest = [o for o, c in self.cells.items() if c.place in left and o < self.readable]
+        return self.readable < FAR and not rest
+
     def restart(self) -> None:
-        self.credit, self.active, self.now = {}, "", None
+        self.credit, self.active, self.now, self.readable = {}, "", None, FAR
         for offset, cell in self.cells.items():
             if cell.place == "flight":
-                self.back(offset, cell.reason)
+                self.back(offset, None, with_node=True)
             elif cell.place not in {"settled", "new"}:
                 self.put(offset)
 
@@ -207,14 +223,14 @@ def places(group: Group) -> dict[int, tuple[Any, ...]]:
     for party in group.members.values():
         for first, end, f in party.flights:
             flight = ("flight", party.name, f.delivery, f.epoch, f.expires, f.reason, f.since)
-            found |= dict.fromkeys(range(first, end), flight)
+            found |= dict.fromkeys(range(first, end), (*flight, f.spared))
     found |= dict.fromkeys(range(group.next, group.end), NEW)
     return found
 
 
 def told(s: Standing) -> tuple[Any, ...]:
     """What the machine knows of messages that nobody has."""
-    return s.count, s.reason, s.until, s.delay, s.since
+    return s.count, s.reason, s.until, s.delay, s.since, s.spared
 
 
 def offsets(commands: Iterable[Command], kind: type) -> list[int]:
@@ -260,7 +276,8 @@ class History:
     def run(self, steps: int) -> None:
         """So many steps; how likely which kind is differs from history to history."""
         doings: list[Callable[[], None]] = [self.append, self.take, self.ack, self.tick, self.nack]
-        rare = (self.trim, self.seek, self.restart, self.wrong, self.leave, self.redrive)
+        rare: tuple[Callable[[], None], ...] = (self.trim, self.seek, self.restart, self.wrong)
+        rare += (self.leave, self.redrive, self.unsent, self.damage)
         often = (self.join, self.grant, self.progress, self.letters, self.answer)
         for doing in [*doings, self.append, self.take]:
             doings += [doing] * self.random.choice([1, 3, 6])
@@ -296,6 +313,7 @@ class History:
         assert group.epoch == model.epoch
         assert group.highest == model.highest
         assert group.pause == model.pause
+        assert group.at_damage() == model.at_damage()
         marks = {o: mark for f, e, mark in group.redriven for o in range(f, e)}
         assert marks == model.redriven
         times = [model.pause[0] or FAR]
@@ -384,13 +402,17 @@ class History:
     def leave(self) -> None:
         if (name := self.member()) is None:
             return
-        graceful = self.random.random() < 0.5
-        told = self.group.leave(name, graceful, self.now)
+        how = self.random.choice(["graceful", "graceful", "gone", "gone", "sent away"])
+        if how == "sent away":
+            told = self.group.send_away(name, self.now)
+        else:
+            told = self.group.leave(name, how == "graceful", self.now)
         model = self.model
         model.clock(self.now)
         del model.credit[name]
+        reason = f"consumer {name} has gone" if how == "gone" else None
         for offset in model.flying(name):
-            model.back(offset, None if graceful else f"consumer {name} has gone")
+            model.back(offset, reason, with_node=how == "sent away")
         if model.active == name:
             model.active = ""
         assert set(offsets(told, Missed)) == model.tell()
@@ -422,6 +444,7 @@ class History:
             for offset in range(deliver.first, deliver.end):
                 cell = model.cells[offset]
                 assert cell.place in {"waiting", "new"}
+                assert offset < model.readable, "it cannot be read"
                 assert deliver.delivery == cell.count + 1
                 assert deliver.epoch == model.epoch
                 cell.place, cell.member, cell.until, cell.delay = "flight", name, 0, 0
@@ -444,6 +467,7 @@ class History:
     def judge_rest(self, told: Sequence[Deliver], free: dict[str, int]) -> None:
         """What was not delivered could not be, and nothing of it is below what was."""
         rest = [o for o, c in sorted(self.model.cells.items()) if c.place in {"waiting", "new"}]
+        rest = [offset for offset in rest if offset < self.model.readable]
         if self.config.exclusive:
             held = {"delayed", "dead", "proposed"}
             blocked = [o for o, c in self.model.cells.items() if c.place in held]
@@ -512,6 +536,28 @@ class History:
         recalled = model.recall(name, min(meant)) if meant else set()
         assert set(offsets(told, Recalled)) == recalled
         assert set(offsets(told, Missed)) == model.tell()
+
+    def unsent(self) -> None:
+        if (name := self.member()) is None:
+            return
+        receipts = self.receipts(name)
+        told = self.group.unsent(name, receipts, self.now)
+        model = self.model
+        model.clock(self.now)
+        meant, _ = model.claim(name, receipts)
+        for offset in meant:
+            model.back(offset, None)
+        recalled = model.recall(name, min(meant)) if meant else set()
+        assert set(offsets(told, Recalled)) == recalled
+        assert set(offsets(told, Missed)) == model.tell()
+
+    def damage(self) -> None:
+        """Damage is found, most of the time near the end, and before damage that is known or behind it."""
+        if self.random.random() < 0.8:
+            return
+        offset = max(0, self.model.end + self.random.randint(-6, 2))
+        self.group.unreadable(offset)
+        self.model.readable = min(self.model.readable, offset)
 
     def progress(self) -> None:
         if (name := self.member()) is None:
@@ -687,7 +733,18 @@ class History:
         """In the end everything is settled: a patient member acks all, and letters are written."""
         for name in [*self.group.members]:
             self.group.leave(name, True, self.now)
-        self.names += 1
+        if self.group.readable < FAR:
+            self.exhaust()
+            assert self.group.at_damage(), "all that can be read is delivered"
+            assert self.group.explain(self.now).code == "DAMAGED"
+            saved, ends = self.group.save(), (self.group.first, self.group.end)
+            self.group = self.kind(self.config, saved, 0, *ends)  # the damage is mended
+        self.exhaust()
+        assert self.group.floor == self.group.end, str(self.group.explain(self.now))
+        assert self.group.explain(self.now).code == "AT_END"
+
+    def exhaust(self) -> None:
+        """Let a patient member ack all that can be read, and write letters."""
         self.group.join("last", self.now)
         self.group.grant("last", 7, self.now)
         for _ in range(400):
@@ -701,11 +758,9 @@ class History:
                 self.group.buried(offset, self.now)
             for bury in self.group.letters(self.now):
                 self.group.buried(bury.offset, self.now)
-            if self.group.floor == self.group.end:
+            if self.group.explain(self.now).code in ("AT_END", "DAMAGED"):
                 break
         self.group.validate()
-        assert self.group.floor == self.group.end, str(self.group.explain(self.now))
-        assert self.group.explain(self.now).code == "AT_END"
 
 
 def play(seed: int, kind: type[Group] = Group, steps: int = STEPS) -> None:

@@ -12,14 +12,17 @@ from railgun.core.delivery import (
     Deliver,
     DeliveryError,
     Group,
+    Missed,
     Paused,
     Receipt,
     Redriven,
     Redrove,
+    Stale,
     Unsettled,
 )
 from railgun.core.delivery.messages import Bury, Flight, Rule, Standing
-from railgun.core.delivery.parts import Party
+from railgun.core.delivery.parts import FAR, Party, Proposal
+from railgun.core.delivery.ranges import Ranges
 from railgun.core.delivery.saved import Mark
 from railgun.core.errors import ProtocolError
 from railgun.testing.delivery_model import STORIES, play
@@ -110,6 +113,80 @@ class DeadDoNotCount(Group):
 
     def leave(self, member: str, graceful: bool, now: int) -> list[Command]:
         return super().leave(member, True, now)
+
+
+@mutant
+class EndOfNodeFails(Group):
+    """What was in flight when a node ended has failed."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), spared=flight.spared)
+
+
+@mutant
+class EndOfNodeIsNotCounted(Group):
+    """What was in flight when a node ended is delivered by the same number again."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), count=flight.delivery - 1, spared=flight.spared)
+
+
+@mutant
+class EndOfNodeAges(Group):
+    """A delivery that ended with the node begins the age of a message."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), since=flight.since)
+
+
+@mutant
+class SentAwayFails(Group):
+    """Who is sent away is taken for dead."""
+
+    def send_away(self, member: str, now: int) -> list[Command]:
+        return self.leave(member, False, now)
+
+
+@mutant
+class SentAwayDoesNotCount(Group):
+    """Who is sent away leaves as if by itself: its deliveries do not count."""
+
+    def send_away(self, member: str, now: int) -> list[Command]:
+        return self.leave(member, True, now)
+
+
+@mutant
+class FailuresOfBefore(Group):
+    """A failure makes failures of all deliveries before it."""
+
+    def put_back(self, first: int, end: int, standing: Standing) -> None:
+        failed = standing.reason and standing.spared < standing.count
+        super().put_back(first, end, replace(standing, spared=0) if failed else standing)
+
+
+@mutant
+class SparedIsNotSaved(Group):
+    """The log does not learn which deliveries ended with a node."""
+
+    def changes(self) -> list[Change]:
+        return [
+            replace(change, standing=replace(change.standing, spared=0))
+            if isinstance(change, Unsettled)
+            else change
+            for change in super().changes()
+        ]
+
+
+@mutant
+class DistanceOfTheUntried(Group):
+    """A message that never failed dies of distance."""
+
+    def _give_up_below(self, place: Ranges[Standing], limit: int) -> None:
+        for first, end, standing in list(place.pieces(0, max(0, limit))):
+            if not standing.failures and not self.redriven.pieces(first, end):
+                place.remove(first, end)
+                self.dead.set(first, end, Proposal(standing, "dead_distance"))
+        super()._give_up_below(place, limit)
 
 
 @mutant
@@ -454,3 +531,72 @@ class RedriveIsNotSaved(Group):
 
     def changes(self) -> list[Change]:
         return [change for change in super().changes() if not isinstance(change, Redriven)]
+
+
+@mutant
+class DamageIsDelivered(Group):
+    """What cannot be read is delivered."""
+
+    def blocked(self) -> int:
+        readable, self.readable = self.readable, FAR
+        below = super().blocked()
+        self.readable = readable
+        return below
+
+
+@mutant
+class LaterDamageHidesEarlier(Group):
+    """Damage that is found later, and lies behind, makes what is between readable."""
+
+    def unreadable(self, offset: int) -> None:
+        self.readable = offset
+
+
+@mutant
+class DelayedHideDamage(Group):
+    """Consumers are told of damage while messages before it are delayed."""
+
+    def at_damage(self) -> bool:
+        ready = self.ready_below(self.readable)
+        return self.readable != FAR and not ready
+
+
+@mutant
+class UnsentCounts(Group):
+    """A delivery that could not be sent counts."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        told = self.nack(member, receipts, 0, "", now)
+        return [command for command in told if not isinstance(command, Stale)]
+
+
+@mutant
+class UnsentKeepsEpoch(Group):
+    """What could not be sent by an exclusive group is delivered again in the same epoch."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        epoch = self.epoch
+        told = super().unsent(member, receipts, now)
+        self.epoch = epoch
+        return told
+
+
+@mutant
+class UnsentAreMissedInSilence(Group):
+    """Nobody is told of messages that are gone when they come back unsent."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        told = super().unsent(member, receipts, now)
+        return [command for command in told if not isinstance(command, Missed)]
+
+
+@mutant
+class UnsentOutOfOrder(Group):
+    """A member of an exclusive group keeps what lies above what could not be sent."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        _, claims, _ = self._claim(member, receipts, now)
+        for first, end, flight in claims:
+            self.give_back(first, end, flight, None)
+        self.epoch += bool(claims) and self.config.exclusive
+        return self._tell_missed()

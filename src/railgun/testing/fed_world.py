@@ -9,6 +9,7 @@ is full, so snapshots are given up. What must hold:
    up to the position that its manifest says.
 2. **What is acknowledged** is in the last of them, when it is said.
 3. **The end.** All streams come to it, all is acknowledged, and what the sink has shown is the input.
+4. **Late** are the same messages as if each stream were read from its beginning by one worker.
 
 Connectors like the workers that will leave, and go also to one that drains: the rare things are the point. How often
 they came about is in the job's `tally`, so that a test can say that they did.
@@ -24,10 +25,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from railgun.connectors.pushed import ConnectorMessage, Connectors
 from railgun.controller import feeds
 from railgun.controller.storekeeper import Snapshots, Storekeeper
 from railgun.core import orders as o
+from railgun.core.frontier import MIN, late_rows
 from railgun.core.placement import Worker
 from railgun.core.sources.messages import (
     NONE,
@@ -57,12 +61,18 @@ from railgun.testing.validator import check_streams
 from railgun.testing.world import Process, World
 from railgun.wire import control
 from railgun.wire.outside import pack
+from railgun.wire.rows import RowBatch
 
 NOW: Final = 1_700_000_000_000_000
 LONG: Final = 60_000  # steps; a job left in peace is through long before
 CALM: Final = (0, 400, 400)  # steps that a connector rests which was sent away
 FULL: Final = 0.15  # how often the disk is full
 LAST: Final = 0.85  # how often a connector goes to the worker that would leave first
+LATENESS: Final = 5_000_000
+TIMES: Final = NOW + 1_000_000 * (
+    np.arange(10_000) + np.arange(10_000) * 7 % 20
+)  # of messages, by their ids
+BOUNDS: Final = np.asarray(late_rows(TIMES, MIN, LATENESS)[0]).tolist()
 DEEDS: Final = ("grow 1", "grow 4", "shrink 1", "shrink 4", "crash 1", "crash 2", "controller")
 
 
@@ -174,8 +184,8 @@ class _Door:
                 self.sessions.pop(session, None)
             case Ask(stream, session):
                 self.process.tell(control.Asked(generation, step, stream, session))
-            case Relinquish(stream, por):
-                self.process.tell(control.Relinquished(generation, step, stream, por))
+            case Relinquish(stream, por, reached):
+                self.process.tell(control.Relinquished(generation, step, stream, por, reached))
             case Hasten():
                 self.process.tell(control.Hastened(generation))
 
@@ -228,13 +238,15 @@ class FedWorld(World):
         assert process.runtime is not None
         for one in process.runtime.receiving():
             self.doors[process] = _Door(self, process, one)
+            judge = partial(self.job.judged, one.judge)
+            setattr(one, "judge", judge)  # noqa: B010  (mypy takes no assignment to a method)
 
     def told_of_stream(self, process: Process, order: control.Streams) -> None:
         """As the door of a worker does it."""
         receiving = self.doors[process].receiving
         match order:
-            case control.Granted(_, _, stream, session, por):
-                receiving.granted(stream, session, por)
+            case control.Granted(_, _, stream, session, por, reached):
+                receiving.granted(stream, session, por, reached)
             case control.Rejected(_, _, stream, session):
                 receiving.rejected(stream, session)
             case control.Wanted(_, _, stream):
@@ -354,7 +366,7 @@ class FedWorld(World):
             return
         end = min(one.messages, stream.at + 1 + self.chance.randint(1, 3))
         ids = list(range(stream.at + 1, end))
-        blob = pack(ids, [b"%d" % id_ for id_ in ids])
+        blob = pack(ids, [b"%d" % id_ for id_ in ids], [int(TIMES[id_]) for id_ in ids])
         one.sender.sent(stream, ids[-1], len(blob))
         door.receiving.offer(one.session, stream.name, blob, len(blob))
 
@@ -415,8 +427,9 @@ class FedJob:
         self.shelf = Shelf()
         self.disk = SimulatedDisk(seed)
         flow = Flow("fed")
-        source = Connectors("feed", decode="message", secret=bytes(32))
-        flow.source(source, name="in").sink(self.shelf, name="out")
+        source = Connectors("feed", decode="message", event_time=True, secret=bytes(32))
+        lateness_s = LATENESS / 1_000_000
+        flow.source(source, lateness=lateness_s, name="in").sink(self.shelf, name="out")
         self.plan = flow.plan()
         self.messages = messages
         self.names = [f"s{number}" for number in range(connectors)]
@@ -546,6 +559,17 @@ class FedJob:
         if trouble or held != said:
             what = trouble or f"it says {dict(said)} messages, and holds {dict(held)}"
             self.wrong("not a prefix", f"snapshot {manifest.snapshot}: {what}")
+
+    def judged(self, judge: Callable[[RowBatch, int], int], batch: RowBatch, reached: int) -> int:
+        """Look at which messages a worker takes for late."""
+        after = judge(batch, reached)
+        bounds = [MIN] * len(batch) if batch.late is None else batch.late.tolist()
+        for message, bound in zip(batch.values, bounds, strict=True):
+            self.tally["late"] += bound > MIN
+            if bound != BOUNDS[message.id]:
+                text = f"message {message.id} of {message.stream} is judged by {bound}, not {BOUNDS[message.id]}"
+                self.wrong("lateness", text)
+        return after
 
     def given_up(self) -> None:
         """A snapshot will not be committed."""

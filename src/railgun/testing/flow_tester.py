@@ -23,6 +23,9 @@ A function that returns its state as the result, and changes it with the next re
 `SharedStateError`, which names step and key. Return a copy. (On workers such results are copied.) So is a function that
 changes items in place which another step gets, too: `SharedItemError`.
 
+A flow that has failed (more than five crashes within five minutes) says so: whatever lets it go on, or asks for its
+state, raises the `FlowFailedError` that `Job.wait` would.
+
 With `snapshots=True` the flow can be saved, and goes back to what was saved when a worker dies:
 
 >>> tester = FlowTester(flow, workers=2, feed=["numbers"], snapshots=True)
@@ -41,7 +44,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from railgun.controller.storekeeper import Snapshots, Storekeeper
+from railgun.controller.controller import FlowFailedError
+from railgun.controller.storekeeper import Snapshots, Storekeeper, steps_of
 from railgun.core.errors import RailgunError
 from railgun.core.orders import Happened
 from railgun.core.placement import Placement, Worker
@@ -123,17 +127,19 @@ class FlowTester:
         return self.world.happened
 
     def feed(self, source: str, items: Iterable[Any], *, settle: bool = True) -> None:
-        """Let a source that was named in `feed` bring these items, now."""
+        """Let a source that was named in `feed` bring these items, now. Raises `FlowFailedError` if the flow failed."""
         if source not in self._fed:
             raise TesterError(
                 f"{source!r} is not fed: name it in FlowTester(..., feed=[{source!r}])"
             )
+        self._check_well()
         self._fed[source].items += items
         if settle:
             self.settle()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass. Raises `FlowFailedError` if the flow failed."""
+        self._check_well()
         self.world.now += int(seconds * 1_000_000)
         self.settle()
 
@@ -161,16 +167,29 @@ class FlowTester:
         return saving.committed if saving.committed == saving.number else None
 
     def crash(self, worker: Worker, *, settle: bool = True) -> None:
-        """A worker dies: the flow goes back to its last snapshot, or, if there is none, to its sources."""
-        process = self.world.processes.get(worker)
+        """A worker dies: the flow goes back to its last snapshot, or, if there is none, to its sources.
+
+        Raises `TesterError` if there is no such worker, and `FlowFailedError` if the flow failed, perhaps with this.
+        """
+        self._check_well()
+        world = self.world
+        process = world.processes.get(worker)
+        if process is None and world.life.over:
+            raise TesterError(f"the flow has finished: there is no worker {worker} any more")
+        if process is None and worker in world.life.members:
+            raise TesterError(
+                f"worker {worker} is being launched, and cannot crash before it is there: "
+                "let the flow go on first (settle, run)"
+            )
         if process is None:
-            raise TesterError(f"there is no worker {worker}: there are {self.workers}")
+            there = ", ".join(map(str, sorted(world.processes)))
+            raise TesterError(f"there is no worker {worker}: there are {there}")
         self.world.gone(process, "it crashed")
         if settle:
             self.settle()
 
     def finish(self) -> None:
-        """Let all sources end, and the flow with them."""
+        """Let all sources end, and the flow with them. Raises `FlowFailedError` if the flow failed."""
         for fed in self._fed.values():
             fed.ending = True
         self.settle()
@@ -190,7 +209,11 @@ class FlowTester:
         return self.collected("dead_letters")
 
     def state(self, step: str) -> dict[Any, Any]:
-        """The state of a step, over all workers: a key that is on two of them is an error."""
+        """The state of a step, over all workers: a key that is on two of them is an error.
+
+        Raises `FlowFailedError` if the flow failed: its workers are gone, and their state with them.
+        """
+        self._check_well()
         found: dict[Any, Any] = {}
         known = False
         for runtime in self.runtimes.values():
@@ -203,12 +226,18 @@ class FlowTester:
                         if twice:
                             raise TesterError(f"keys {sorted(twice, key=repr)[:5]} have two states")
                         found.update(states)
+        stateful = {one.name for one in steps_of(self.plan) if one.kind != "sink"}
+        if not self.runtimes and step in stateful:
+            raise TesterError(
+                f"no worker has the state of {step!r} now: the flow starts again. Let it go on first (settle, run)"
+            )
         if not known:
             raise TesterError(f"flow {self.flow.name!r} has no step {step!r} with state")
         return found
 
     def where(self, step: str) -> dict[Any, Worker]:
-        """The worker that holds the state of each key."""
+        """The worker that holds the state of each key. Raises `FlowFailedError` if the flow failed."""
+        self._check_well()
         return {
             key: worker
             for worker, runtime in self.runtimes.items()
@@ -222,17 +251,28 @@ class FlowTester:
     # ------------------------------------------------------------ the simulation
 
     def run(self, steps: int) -> bool:
-        """Let so many things happen: a message arrives, or a worker works. False: nothing is left to do."""
+        """Let so many things happen: a message arrives, or a worker works. False: nothing is left to do.
+
+        Raises `FlowFailedError` if the flow failed.
+        """
         self.world.stir()  # the test may have done something since the last step
-        return all(self.world.happen() for _ in range(steps))
+        went_on = all(self.world.happen() for _ in range(steps))
+        self._check_well()
+        return went_on
 
     def settle(self) -> None:
-        """Let happen what happens, until nothing does any more at this time."""
+        """Let happen what happens, until nothing does any more at this time. Raises `FlowFailedError` if it failed."""
         self.world.stir()
         while self.world.happen():
             pass
+        self._check_well()
         for runtime in self.runtimes.values():
             runtime.check_items()
+
+    def _check_well(self) -> None:
+        """Raise the error that the flow has failed with, if it has."""
+        if self.world.life.state == "failed":
+            raise FlowFailedError(self.world.life.cause)
 
 
 class _Fed(Source[Any]):

@@ -1,6 +1,6 @@
 """`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
 
-Ten parts, each a line or more of the table:
+Eleven parts, each a line or more of the table:
 
 1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
 2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
@@ -11,7 +11,9 @@ Ten parts, each a line or more of the table:
 7. the rules of connectors, every interleaving, and their mutants;
 8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants;
 9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants;
-10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice.
+10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice;
+11. producers that stage and commit: every interleaving of a broker that fails and of flows that succeed one another,
+    and their mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -40,6 +42,8 @@ from railgun.testing import (
     delivery_mutants,
     feeding,
     feeding_mutants,
+    producer_model,
+    producer_mutants,
     raft_model,
     raft_mutants,
     raft_world,
@@ -270,6 +274,18 @@ def run_copies(seed: int) -> tuple[Counter[str], str]:
     return outcome.tally, "" if outcome.violation is None else outcome.told()
 
 
+def explore_producers(
+    case: producer_model.Case, limit: int
+) -> tuple[producer_model.Case, int, bool, str]:
+    """Explore all of what the producers of a stream can do in a case."""
+    found = producer_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        lines = [f"  {step.event}" for step in found.story]
+        told = "\n".join([str(case), *lines, f"  {found.violation}"])
+    return case, found.states, found.complete, told
+
+
 def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
     """One simulated schedule; the story if it fails, shortened."""
     outcome = simulate(seed, size)
@@ -334,6 +350,7 @@ class Prover:
             self.raft()
             self.copies()
             self.delivery()
+            self.producers()
         finally:
             self.pool.shutdown(cancel_futures=True)
         self.report.check("time", round(time.monotonic() - began, 1), "s")
@@ -496,6 +513,27 @@ class Prover:
         """Part 10."""
         jobs = [partial(delivery_mutants.hunt, name) for name in delivery_mutants.MUTANTS]
         self.catch("mutants of delivery caught", jobs)
+
+    def producers(self) -> None:
+        """Part 11."""
+        cases: tuple[producer_model.Case, ...] = producer_model.CASES
+        if self.size is not QUICK:
+            cases += producer_model.LARGE
+        states = wrong = short = 0
+        for case, some_states, complete, told in self.work(
+            "producers", [partial(explore_producers, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            short += not complete
+            self.console.print(f"producers, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("producers explored", len(cases), f"cases, {states:,} states")
+        self.cut_short("producers cut short", short, f"of {len(cases)} cases")
+        self.report.check("violations of producers", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(producer_mutants.hunt, name) for name in producer_mutants.MUTANTS]
+        self.catch("mutants of producers caught", jobs)
 
     def cut_short(self, called: str, short: int, of: str) -> None:
         """How many were not explored to their end; in a quick run none may be."""

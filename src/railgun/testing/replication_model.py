@@ -18,7 +18,15 @@ from typing import Any, Final
 from railgun.core.replication.replica import Replica
 from railgun.testing.explorer import Exploration, Explorer, Plain, State, Step
 from railgun.testing.model import Violation
-from railgun.testing.replication_node import ORACLE, Active, CopyNode, Habits, contradiction
+from railgun.testing.replication_node import (
+    ORACLE,
+    Active,
+    Append,
+    CopyNode,
+    Habits,
+    Job,
+    contradiction,
+)
 from railgun.testing.replication_world import Metadata
 
 Given = list[tuple[int, Any]]
@@ -33,6 +41,7 @@ class Case:
     learners: str = ""
     members: int = 0
     publishes: str = ""
+    units: str = ""
     changes: str = ""
     trims: str = ""
     crashes: str = ""
@@ -54,8 +63,8 @@ class Case:
         return ", ".join(told)
 
 
-KINDS: Final = ("publishes", "changes", "trims", "crashes", "breaks", "deaf", "damages")
-EVENTS: Final = ("publish", "change", "trim", "crash", "break", "hear nothing", "damage")
+KINDS: Final = ("publishes", "units", "changes", "trims", "crashes", "breaks", "deaf", "damages")
+EVENTS: Final = ("publish", "unit", "change", "trim", "crash", "break", "hear nothing", "damage")
 SPENT: Final = dict(zip(EVENTS, KINDS, strict=True))
 
 
@@ -82,12 +91,14 @@ class ModelNode(CopyNode):
             return ["hear again"]
         if self.leads:
             found += ["publish"] if left["publishes"] else []
+            found += ["unit"] if left["units"] else []
             found += ["change"] if left["changes"] else []
             found += ["trim"] if left["trims"] and self._trims_to() else []
         if self.line:
             found.append("sync")
         if left["crashes"]:
             found += [f"crash {keep}" for keep in range(len(self.line) + 1)]
+            found += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
         if left["breaks"]:
             found += [f"break {other}" for other in self.sessions]
         if left["deaf"]:
@@ -107,6 +118,8 @@ class ModelNode(CopyNode):
         match what:
             case "publish":
                 return self.publish(1)
+            case "unit":
+                return self.publish_unit(2)
             case "change":
                 return self.change()
             case "trim":
@@ -114,7 +127,8 @@ class ModelNode(CopyNode):
             case "sync":
                 return self.sync()
             case "crash":
-                return self.crash(int(how))
+                keep, _, torn = how.partition(" ")
+                return self.crash(int(keep), torn=bool(torn))
             case "break":
                 return self._guarded(lambda: self.renew(how))
             case "damage":
@@ -144,6 +158,11 @@ class ModelNode(CopyNode):
     def _given(self, sent: list[tuple[str, Any]]) -> Given:
         names = (*self.names, ORACLE)
         return [(names.index(to), message) for to, message in sent]
+
+
+def _is_unit(job: Job) -> bool:
+    """Whether a crash may leave a part of a unit of it."""
+    return isinstance(job.command, Append) and job.payload[0].more
 
 
 class OracleNode(Plain):
@@ -255,6 +274,8 @@ CASES: Final = (
     Case("ab", "ab", publishes="11", crashes="01"),
     Case("ab", "b", publishes="21", crashes="11"),
     Case("ab", "ab", publishes="11", trims="11"),
+    Case("ab", "ab", units="11", crashes="10"),
+    Case("abc", "b", units="1"),
     Case("ab", "ab", changes="11", crashes="10"),
     Case("a", "a", learners="x", members=2, publishes="1", changes="1"),
     Case("abc", "b", publishes="1"),
@@ -267,6 +288,7 @@ LARGE: Final = (
     Case("ab", "ab", publishes="11", deaf="11"),
     Case("abc", "b", publishes="1", crashes="100"),
     Case("abc", "b", publishes="1", deaf="010"),
+    Case("abc", "bc", units="1", crashes="100"),
     Case("abc", "c", warm=1, damages="110"),
     Case("abc", "c", warm=1, crashes="010", damages="010"),
     Case("abc", "bc", warm=1, damages="010"),

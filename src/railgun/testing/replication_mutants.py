@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from railgun.core.replication import master as rules
 from railgun.core.replication.master import Master, Peer, Phase
-from railgun.core.replication.messages import Command, Has, Id, Label, Push, PushGroups
+from railgun.core.replication.messages import Command, CutHalf, Has, Id, Label, Push, PushGroups
 from railgun.core.replication.replica import Replica
 from railgun.core.replication.standing import LOST, Standing, agree
 from railgun.testing.replication_model import Case, explore
@@ -28,6 +28,7 @@ MUTANTS: dict[str, tuple[Habits, int | Case]] = {}
 EQUAL: dict[str, Habits] = {}
 """Those that are not found."""
 LOSS: Final = Case("abc", "c", warm=2, damages="010")
+UNITS: Final = Case("ab", "ab", units="11", crashes="10")
 
 
 def mutant(shows: int | Case | None) -> Callable[[Kind], Kind]:
@@ -74,14 +75,14 @@ def swapped(owner: Any, name: str, other: Any) -> Iterator[None]:
 # ---------------------------------------------------------------- the driver
 
 DRIVERS: Final[dict[str, tuple[Habits, int | Case]]] = {
-    "A promise is forgotten in a crash": (Habits(keeps_promise=False), 468),
+    "A promise is forgotten in a crash": (Habits(keeps_promise=False), 158),
     "A standing is told before what was being written is on disk": (Habits(drains=False), 0),
-    "A damaged copy keeps its label": (Habits(marks_loss=False), 1),
-    "A master goes on though it has missed an epoch": (Habits(goes_on_late=True), 60),
+    "A damaged copy keeps its label": (Habits(marks_loss=False), 35),
+    "A master goes on though it has missed an epoch": (Habits(goes_on_late=True), 15),
     "A master that has promised a later epoch goes on": (Habits(stops=False), 0),
-    "A promise for an older epoch counts for the next": (Habits(knows_sessions=False), 574),
-    "A label is written before what stands before it": (Habits(in_order=False), 87),
-    "Who votes changes again before the epoch is active": (Habits(waits_for_active=False), 100),
+    "A promise for an older epoch counts for the next": (Habits(knows_sessions=False), 388),
+    "A label is written before what stands before it": (Habits(in_order=False), 14),
+    "Who votes changes again before the epoch is active": (Habits(waits_for_active=False), 25),
 }
 MUTANTS.update(DRIVERS)
 EQUAL["A master that recovers does not ask the set that was active"] = Habits(asks_both=False)
@@ -101,7 +102,7 @@ class ChoosesTheLongest(Master):
             return super()._choose()
 
 
-@mutant(3)
+@mutant(36)
 class ChoosesByLabel(Master):
     """Any copy of the highest label is chosen, whatever its length."""
 
@@ -112,7 +113,7 @@ class ChoosesByLabel(Master):
             return super()._choose()
 
 
-@mutant(125)
+@mutant(90)
 class TrustsTheLost(Master):
     """A lost copy counts when a master gathers."""
 
@@ -139,7 +140,7 @@ class AsksAFew(Master):
             self.sets = sets
 
 
-@mutant(1)
+@mutant(4)
 class AsksNobody(Master):
     """A master takes its own copy for the best."""
 
@@ -220,7 +221,7 @@ class AgreesByLength(_Agrees):
     how = staticmethod(_by_length)
 
 
-@mutant(223)
+@mutant(60)
 class AgreesBeforeTheFirst(_Agrees):
     """What lies before the first message of the master is taken for the same."""
 
@@ -236,7 +237,7 @@ class AgreesInOneMore(_Agrees):
     how = staticmethod(_one_more)
 
 
-@mutant(26)
+@mutant(53)
 class ForgetsTheFirst(_Agrees):
     """What a copy does not keep any more is not taken for the same."""
 
@@ -247,7 +248,7 @@ class ForgetsTheFirst(_Agrees):
 # ---------------------------------------------------------------- what is safe
 
 
-@mutant(328)
+@mutant(1555)
 class CountsUnlabelled(Master):
     """Copies without the label count."""
 
@@ -283,7 +284,7 @@ class AFewAreEnough(Master):
         return there[need] if len(there) > need else None
 
 
-@mutant(75)
+@mutant(21)
 class CountsLearners(Master):
     """Who does not vote counts as well."""
 
@@ -347,7 +348,7 @@ class HearsOldSessions(Master):
         return super().has(node, replace(has, session=session))
 
 
-@mutant(325)
+@mutant(290)
 class ActiveAtOnce(Master):
     """An epoch is active as soon as its master leads."""
 
@@ -376,7 +377,7 @@ class ActiveWithoutGroups(Master):
 # ---------------------------------------------------------------- feeding
 
 
-@mutant(255)
+@mutant(180)
 class FeedsWhatIsGone(Master):
     """A replica that is too slow for what is kept is fed on."""
 
@@ -449,7 +450,7 @@ class ForgetsLostGroups(Replica):
             self._has_groups = has
 
 
-@mutant(3)
+@mutant(4)
 class HearsWhatIsVoid(Replica):
     """A replica hears what was sent before it told how it stands."""
 
@@ -459,7 +460,7 @@ class HearsWhatIsVoid(Replica):
         return super().pushed(replace(push, turn=self._turn))
 
 
-@mutant(331)
+@mutant(874)
 class HearsOldMasters(Replica):
     """A replica hears any session."""
 
@@ -469,7 +470,7 @@ class HearsOldMasters(Replica):
         return super().pushed(replace(push, session=self.session))
 
 
-@mutant(411)
+@mutant(105)
 class SaysWhatIsNotOnDisk(Replica):
     """A replica says to have what is not on its disk yet."""
 
@@ -496,7 +497,7 @@ class KeepsWhatTheMasterHasNot(Replica):
         return super().pushed(push)
 
 
-@mutant(3)
+@mutant(21)
 class ShowsTooMuch(Replica):
     """A replica shows what it has, not what is safe."""
 
@@ -529,7 +530,7 @@ class TakesAnything(Replica):
         return self.copy.first <= push.base <= self.copy.end
 
 
-@mutant(460)
+@mutant(245)
 class TrimsAhead(Replica):
     """A replica trims what is not on its disk yet."""
 
@@ -542,3 +543,59 @@ class TrimsAhead(Replica):
             return super()._look()
         finally:
             self.copy.durable = durable
+
+
+# ---------------------------------------------------------------- units
+
+
+@mutant(UNITS)
+class CountsHalves(Master):
+    """What is safe may end within a unit."""
+
+    __slots__ = ()
+
+    def _without_half(self, end: int | None) -> int | None:
+        return end
+
+
+@mutant(UNITS)
+class ForgetsUnits(Master):
+    """A unit is forgotten when something is counted."""
+
+    __slots__ = ()
+
+    def _count(self) -> list[Command]:
+        found = super()._count()
+        self._units = []
+        return found
+
+
+@mutant(UNITS)
+class LeadsWithAHalf(Master):
+    """A master does not cut off a part of a unit before it leads."""
+
+    __slots__ = ()
+
+    def _label_if_whole(self) -> list[Command]:
+        told = super()._label_if_whole()
+        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in told]
+
+
+@mutant(UNITS)
+class KnowsNoCut(Master):
+    """A master does not know that its log is shorter without a part of a unit."""
+
+    __slots__ = ()
+
+    def cut_half(self, end: int) -> list[Command]:
+        return super().cut_half(self.copy.end)
+
+
+@mutant(Case("abc", "b", units="1"))
+class ShowsHalves(Replica):
+    """Readers at a replica see a part of a unit."""
+
+    __slots__ = ()
+
+    def wrote(self, end: int, whole: int | None = None) -> list[Command]:
+        return super().wrote(end, end)

@@ -12,8 +12,9 @@ began to lead. `contradiction` compares two nodes by that:
 3. a label on disk means that all that was declared safe in earlier epochs is on disk, too;
 4. one master leads in an epoch (`holdings`).
 
-And by itself it sees that machines raise nothing, that a copy is cut between batches only and never below what is
-safe, and that a standing is what is on disk.
+And by itself it sees that a part of a unit is never declared safe, never shown to readers, and never led with, that
+machines raise nothing, that a copy is cut between batches only and never below what is safe, and that a standing is
+what is on disk.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Entry(NamedTuple):
     epoch: int
     value: str
     last: bool  # of its batch
+    more: bool = False  # whether its unit goes on with the next batch
 
 
 class Part(NamedTuple):
@@ -171,6 +173,18 @@ class Disk:
             found.append((epoch, offset + 1))
         return tuple(found)
 
+    @property
+    def whole(self) -> int:
+        """The offset up to which units are whole."""
+        left = len(self.entries)
+        while left and self.entries[left - 1].more:
+            left -= 1
+        return self.first + left
+
+    def halved(self, end: int) -> bool:
+        """Whether a unit goes on behind this offset."""
+        return self.first < end <= self.end and self.entries[end - self.first - 1].more
+
     def standing(self) -> Standing:
         """How the copy stands."""
         runs = self.runs(self.first, self.end)
@@ -243,7 +257,7 @@ class CopyNode(Plain):
         """Do it, and what follows; whatever a machine raises is a violation."""
         try:
             sent = act()
-            return sent + self._pump()
+            sent += self._pump()
         except (ProtocolError, AssertionError, KeyError, IndexError) as error:
             raise Violation("the machine says", f"{self.id}: {error!r}") from error
         finally:
@@ -255,6 +269,10 @@ class CopyNode(Plain):
                 if end > first
                 else Part(0, ())
             )
+        if disk.halved(self.shown.end) and self.shown.values:
+            text = f"{self.id} shows {self.shown}, which ends within a unit"
+            raise Violation("half a unit", text)
+        return sent
 
     def publish(self, count: int) -> Sent:
         """A batch is given to the disk."""
@@ -263,6 +281,14 @@ class CopyNode(Plain):
             Entry(self.machine.epoch, self._fresh(), at == count - 1) for at in range(count)
         )
         self.line.append(Job(Append(self.machine.epoch), entries))
+        return []
+
+    def publish_unit(self, count: int) -> Sent:
+        """A unit of so many batches is given to the disk."""
+        assert isinstance(self.machine, Master)
+        epoch = self.machine.epoch
+        unit = (Entry(epoch, self._fresh(), True, n < count - 1) for n in range(count))
+        self.line.append(Job(Append(epoch), tuple(unit)))
         return []
 
     def change(self) -> Sent:
@@ -316,7 +342,7 @@ class CopyNode(Plain):
 
     def _restart(self) -> Sent:
         self.line.clear()
-        self.machine = self.habits.replica(Copy.of(self.disk.standing()))
+        self.machine = self.habits.replica(Copy.of(self.disk.standing(), whole=self.disk.whole))
         self.sessions, self.told = {}, {}
         return self.greetings()
 
@@ -340,7 +366,7 @@ class CopyNode(Plain):
             machine = self.machine
             if isinstance(machine, Master) or not machine.session:
                 return self._restart()
-            machine.copy = Copy.of(disk.standing())
+            machine.copy = Copy.of(disk.standing(), whole=disk.whole)
             return self._do(machine.lost(), ()) if self.habits.marks_loss else []
 
         return self._guarded(act)
@@ -555,6 +581,8 @@ class CopyNode(Plain):
         master = self.machine
         assert isinstance(master, Master)
         self.before = len(self.disk.states)
+        if self.disk.halved(start):
+            raise Violation("half a unit", f"{self.id} leads with a log that ends within a unit")
         if start != self.disk.end:
             raise Violation(
                 "start", f"{self.id} starts at {start}, its log ends at {self.disk.end}"
@@ -565,6 +593,8 @@ class CopyNode(Plain):
         if end > self.disk.end:
             raise Violation("not there", f"{self.id} says {end} is safe, and has {self.disk.end}")
         if isinstance(self.machine, Master):
+            if self.disk.halved(end):
+                raise Violation("half a unit", f"{self.id} says {end} is safe, within a unit")
             self.declared[self.machine.epoch] = self.disk.part(end)
 
     def _write_one(self) -> Sent:
@@ -574,9 +604,16 @@ class CopyNode(Plain):
         commands: list[Command] = []
         match job.command:
             case Append(epoch) if isinstance(machine, Master):
-                commands = machine.appended(end - len(job.payload), epoch, end)
+                base = end - len(job.payload)
+                units = [(base, end)] if job.payload[0].more else []
+                commands = machine.appended(base, epoch, end, units)
+            case m.CutHalf() if isinstance(machine, Master):
+                commands = machine.cut_half(end)
             case m.Write():
-                commands = machine.wrote(end)
+                whole = self.disk.whole
+                commands = machine.wrote(end, whole if whole > end - len(job.payload) else 0)
+            case m.Cut():
+                commands = machine.has_cut(self.disk.whole)
             case m.Label(epoch):
                 commands = machine.labelled(epoch)
             case m.WriteGroups(epoch, number):
@@ -597,6 +634,8 @@ class CopyNode(Plain):
                 if offset not in disk.ends():
                     raise Violation("cut", f"{self.id} is cut at {offset}, within a batch")
                 del disk.entries[offset - disk.first :]
+            case m.CutHalf():
+                del disk.entries[disk.whole - disk.first :]
             case m.Anew(base):
                 disk.first, disk.entries = base, []
             case m.Trim(first):

@@ -203,11 +203,15 @@ class World:
             self.after(node, f"on disk: {what}", node.sync(most))
 
     def publish(self) -> None:
-        """A master takes a batch."""
+        """A master takes a batch, or a unit of several."""
         for node in self.leaders()[:1]:
             node = self.chance.choice(self.leaders())
             self.tally["published"] += 1
-            self.after(node, "publish", node.publish(self.chance.choice([1, 2])))
+            if self.chance.random() < 0.3:
+                self.tally["units"] += 1
+                self.after(node, "publish a unit", node.publish_unit(self.chance.choice([2, 3])))
+            else:
+                self.after(node, "publish", node.publish(self.chance.choice([1, 2])))
 
     def change(self) -> None:
         """The state of a group changes."""
@@ -378,6 +382,7 @@ class World:
         leader = self.nodes[self.metadata.master]
         if not leader.leads or not self.metadata.is_active:
             raise Violation("stuck", f"{leader.id} does not lead: {leader.machine}")
+        self._compare(leader)  # readers see all there is without anything new
         self.after(leader, "publish", leader.publish(2))
         self.after(leader, "change", leader.change())
         self._settle()

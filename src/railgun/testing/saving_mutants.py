@@ -242,7 +242,7 @@ def aborted_output_forgotten() -> list[Change]:
 def not_preserved() -> list[Change]:
     """A key that changes while it waits to be saved is saved as it is later."""
 
-    def touch(self: Changes, keys: Sequence[Any]) -> None:
+    def touch(self: Changes, keys: Sequence[Any], records: Sequence[Any] = ()) -> None:
         self.changed.update(keys)
 
     return [(Changes, "touch", touch)]
@@ -427,14 +427,14 @@ def frontiers_not_saved() -> list[Change]:
 def timers_see_less() -> list[Change]:
     """A timer that fires as its key moves, or at the end, sees a frontier below its time."""
 
-    def never(self: StatefulSteps, function: Any, calls: Any, soon: Any) -> None:
+    def never(self: StatefulSteps, call: Any, function: Any, calls: Any, soon: Any) -> None:
         frontier = self.context.frontier
 
         def told(context: Any) -> Any:
             context.frontier = frontier
             return function(context)
 
-        call_all(self, told, calls, soon)
+        call_all(self, call, told, calls, soon)
 
     call_all = StatefulSteps._call_all
     return [(StatefulSteps, "_call_all", never)]

@@ -178,11 +178,11 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
         Changes, "_look", "self.changed |= unchanged", "pass"
     ),
     "When there are too many keys for all to count as changed, those not noted are forgotten": _one(
-        Changes, "touch", "self._note_all()", "self.all_changed = False"
+        Changes, "_touch", "self._note_all()", "self.all_changed = False"
     ),
     "The keys that come when there are too many for all to count as changed are not noted": Rewrite(
         Changes,
-        "touch",
+        "_touch",
         (
             ("if count > MOST_KEYS:", "if self.all_changed and count > MOST_KEYS:"),
             ("if not self.all_changed:", "elif not self.all_changed:"),
@@ -203,8 +203,8 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
     "Output of a snapshot that failed is not handed over by a worker that leaves": _one(
         Saver,
         "hand_over",
-        "self.runtime.generation, tuple(parts), tuple(self._prepared), trouble, streams",
-        "self.runtime.generation, tuple(parts), tuple(tokens), trouble, streams",
+        "tuple(parts), tuple(self._prepared), trouble",
+        "tuple(parts), tuple(tokens), trouble",
     ),
     "A worker that leaves does not cut its sinks": _one(
         Saver, "hand_over", "sinks.append((writing.step, writing.cut(snapshot)))", "pass"
@@ -254,8 +254,8 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
     "Snapshots build upon one that failed": _one(
         Storekeeper,
         "write",
-        "manifest = self._writing = replace(manifest, streams=streams)",
-        "manifest = self._writing = self.manifest = replace(manifest, streams=streams)",
+        "manifest = self._writing = replace(",
+        "manifest = self._writing = self.manifest = replace(",
     ),
     "What workers of an older generation handed over is kept": _one(
         Storekeeper, "new_generation", "self.reports, self._left = {}, []", "self.reports = {}"

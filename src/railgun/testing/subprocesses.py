@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,22 @@ PROGRAM = (
     "import pickle, sys; from railgun.worker.process import run_worker; "
     "run_worker(pickle.load(sys.stdin.buffer))"
 )
+
+
+def why_ended(code: int, told: str) -> str | None:
+    """Say why a process ended with `code` that `told` something on its standard error; None: it ended well.
+
+    >>> why_ended(1, "Traceback\\nValueError: no"), why_ended(-11, ""), why_ended(0, "")
+    ('exit code 1: ValueError: no', 'killed by SIGSEGV', None)
+    """
+    if code == 0:
+        return None
+    last = told.strip().rpartition("\n")[2]
+    try:
+        how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # of a signal without a name
+        how = f"killed by signal {-code}"
+    return f"{how}: {last}" if last else how
 
 
 class SubprocessLauncher:
@@ -36,9 +53,7 @@ class SubprocessLauncher:
         def wait() -> None:
             with contextlib.suppress(OSError):
                 _, told = process.communicate(pickle.dumps(spec))
-            text = told.decode(errors="replace").strip()
-            last = text.rpartition("\n")[2]
-            ended(spec, f"exit code {process.returncode}: {last}" if process.returncode else None)
+            ended(spec, why_ended(process.returncode, told.decode(errors="replace")))
 
         threading.Thread(target=wait, daemon=True).start()
 

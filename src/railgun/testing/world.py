@@ -22,7 +22,7 @@ from railgun.core.lifecycle import Lifecycle
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
 from railgun.core.saving import Saving
-from railgun.flow.calls import attempt
+from railgun.flow.calls import Unpickling, attempt
 from railgun.flow.errors import would_come_again
 from railgun.flow.plan import Plan
 from railgun.snapshots.store import SnapshotStore
@@ -367,7 +367,9 @@ class World:
         assert runtime is not None
         assert runtime.generation == generation
         with process.acting():
-            for frame in FrameReader().feed(data):
+            stages = self.plan.stages
+            reader = FrameReader(unpickling=lambda stage: Unpickling(stages[stage].name))
+            for frame in reader.feed(data):
                 assert not isinstance(frame.message, Pressure | Taken)
                 runtime.receive(sender, frame.stage, frame.message)
             process.look()

@@ -24,6 +24,9 @@ from railgun.wire.pickling import dumps, may_unpickle_later
 class EncodingError(RailgunError):
     """A value cannot travel: pickle refuses it."""
 
+    row: int | None = None
+    """Which value of its column it is, if that is known."""
+
 
 class DecodingError(RailgunError):
     """Bytes are not what they should be."""
@@ -31,9 +34,6 @@ class DecodingError(RailgunError):
 
 class CannotUnpickleError(DecodingError):
     """A value was pickled, and unpickling it raises: it would do so again."""
-
-    stage: int | None = None
-    """The index of the stage that the value was sent to, if it was sent to one."""
 
 
 def encode_column(values: list[Any]) -> bytes:
@@ -52,7 +52,7 @@ def encode_column(values: list[Any]) -> bytes:
         return b"p" + dumps(values)
     except BaseException as error:
         pass_interrupt(error)
-        raise EncodingError(_blame(values, error)) from error
+        raise _blame(values, error) from error
 
 
 def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
@@ -76,13 +76,17 @@ def decode_column(data: bytes | memoryview, rows: int) -> list[Any]:
     return values
 
 
-def _blame(values: Sequence[Any], error: BaseException) -> str:
+def _blame(values: Sequence[Any], error: BaseException) -> EncodingError:
     """Which value it is that cannot be pickled."""
-    for value in values:
+    for row, value in enumerate(values):
         try:
             dumps(value)
         except BaseException as refused:
             pass_interrupt(refused)
             why = represent(refused)
-            return f"a value of type {type(value).__name__} cannot travel between workers: {why}"
-    return f"values cannot travel between workers: {represent(error)}"
+            blamed = EncodingError(
+                f"a value of type {type(value).__name__} cannot travel between workers: {why}"
+            )
+            blamed.row = row
+            return blamed
+    return EncodingError(f"values cannot travel between workers: {represent(error)}")

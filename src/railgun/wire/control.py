@@ -51,13 +51,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A stream of connectors is this worker's."""
+    """A stream of connectors is this worker's; time has `reached` this in it, as far as it is in snapshots."""
 
     generation: int
     step: str
     stream: str
     session: int
     por: int
+    reached: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Relinquished:
     step: str
     stream: str
     por: int
+    reached: int
 
 
 @dataclass(frozen=True, slots=True)

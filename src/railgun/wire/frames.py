@@ -14,7 +14,8 @@ reaches to its end. `FrameReader` cuts a stream of bytes into frames whatever th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from railgun.core.rescale import messages as m
 from railgun.wire.batch import decode_batch, encode_batch
-from railgun.wire.columns import CannotUnpickleError, DecodingError
+from railgun.wire.columns import DecodingError
 
 HEADER: Final = struct.Struct("<IBHI")
 LARGEST: Final = 1 << 30
@@ -152,10 +153,16 @@ def decode(kind: int, body: memoryview) -> Message:
 class FrameReader:
     """Cuts what a link brings into frames."""
 
-    __slots__ = ("_pieces", "_size", "_wanted", "largest")
+    __slots__ = ("_pieces", "_size", "_unpickling", "_wanted", "largest")
 
-    def __init__(self, largest: int = LARGEST) -> None:
+    def __init__(
+        self,
+        largest: int = LARGEST,
+        unpickling: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Read frames of up to `largest` bytes; records for a stage are unpickled within `unpickling(stage)`."""
         self.largest = largest
+        self._unpickling = unpickling
         self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._wanted = HEADER.size
@@ -177,11 +184,12 @@ class FrameReader:
             if end > len(view):
                 self._wanted = HEADER.size + length
                 break
-            try:
-                message = decode(kind, view[at + HEADER.size : end])
-            except CannotUnpickleError as error:
-                error.stage = stage
-                raise
+            body = view[at + HEADER.size : end]
+            if kind in (_DATA, _FORWARD):
+                with self._unpickling(stage):
+                    message = decode(kind, body)
+            else:
+                message = decode(kind, body)
             yield Frame(generation, stage, message)
             at = end
         self._pieces = [view[at:].tobytes()] if at < len(view) else []

@@ -13,8 +13,11 @@ A batch, little endian::
     24  u64  epoch       of the master that gave the offset
     32  i64  time        microseconds since 1970, when it was stored
     40  u32  count       of messages
-    44  u16  flags       1: it has IDs, 2: it has headers
-    46       zeros
+    44  u16  flags       1: it has IDs, 2: it has headers; 4: its unit goes on with the next batch, 8: it ends a commit,
+                         16: it is staged
+    46  u16  zero
+    48  u64  producer    whose commit ends with it, or who has staged it, by its number in the stream; 0: nobody
+    56  u64  number      of that commit, or of the sequence it is staged for
     64  u32  ends of the payloads, one a message; then of the IDs and of the headers, if there are any
              IDs, headers, payloads, each column in one piece
 
@@ -31,6 +34,8 @@ Rules:
 5. Whatever bytes are given, they are a batch or a `BatchError`. `head` has looked at the header, `Records` also at the
    ends, `check` at every byte: what came from elsewhere is checked before it is stored.
 6. Ranges are offsets, the first one in, the last one out. Before the node has given offsets they count from 0.
+7. A *unit* is what is seen together or not at all: batches in a row, all but the last of which have the flag 4. Nodes
+   make units (`unite`) and readers need not know of them. What came from a client has no such flag (`check`).
 """
 
 from __future__ import annotations
@@ -53,9 +58,19 @@ LARGEST: Final = 1 << 30
 LONGEST_ID: Final = 255
 HAS_IDS: Final = 1
 HAS_HEADERS: Final = 2
+CONTINUES: Final = 4
+"""The flag of a batch whose unit goes on with the next one."""
+COMMITS: Final = 8
+"""The flag of a batch that ends a commit, and names its producer and number."""
+STAGED: Final = 16
+"""The flag of a batch that is staged for a commit, and names its producer and sequence."""
 
 _HEAD: Final = struct.Struct("<4sIIIQQqIHHQQ")
 _PATCHED: Final = struct.Struct("<QQq")
+_UNITED: Final = struct.Struct("<HHQQ")
+_COLUMNS_FLAGS: Final = HAS_IDS | HAS_HEADERS
+_NAMED: Final = COMMITS | STAGED
+_FLAGS: Final = _COLUMNS_FLAGS | CONTINUES | _NAMED
 _U32: Final = struct.Struct("<I")
 _LAST_OFFSET: Final = 1 << 63
 _FEW: Final = 16  # for fewer, numpy is slower than a loop in C
@@ -88,6 +103,8 @@ class Head(NamedTuple):
     time: int
     count: int  # type: ignore[assignment]
     flags: int
+    producer: int = 0
+    number: int = 0
 
     @property
     def end(self) -> int:
@@ -182,6 +199,26 @@ def patch(batch: bytearray | memoryview, base: int, epoch: int, time: int) -> No
     _U32.pack_into(batch, 8, crc32(batch[12:HEADER]))
 
 
+def unite(batches: Sequence[bytearray], producer: int = 0, commit: int = 0) -> None:
+    """Make one unit of these batches, which have been looked at; with a producer, the unit is a commit of it.
+
+    >>> batches = [build([b"a"]), build([b"b"])]
+    >>> unite(batches, producer=3, commit=17)
+    >>> [(head(batch).flags, head(batch).producer, head(batch).number) for batch in batches]
+    [(4, 0, 0), (8, 3, 17)]
+    """
+    for batch in batches[:-1]:
+        mark(batch, CONTINUES)
+    mark(batches[-1], COMMITS if producer else 0, producer, commit)
+
+
+def mark(batch: bytearray, flag: int, producer: int = 0, number: int = 0) -> None:
+    """Give a batch that was looked at one of the flags that nodes set, or none (0), and whom and what it is for."""
+    columns = head(batch).flags & _COLUMNS_FLAGS
+    _UNITED.pack_into(batch, 44, columns | flag, 0, producer, number)
+    _U32.pack_into(batch, 8, crc32(batch[12:HEADER]))
+
+
 def head(data: Bytes, at: int = 0) -> Head:
     """The header of the batch that begins there. The body need not be there yet.
 
@@ -193,7 +230,7 @@ def head(data: Bytes, at: int = 0) -> Head:
     """
     if len(data) - at < HEADER or at < 0:
         raise ShortBatchError(f"{len(data) - at} bytes at byte {at}: a header has {HEADER}")
-    (magic, size, crc, body, base, epoch, time, count, flags, zero, zeros, more) = (
+    (magic, size, crc, body, base, epoch, time, count, flags, zero, producer, number) = (
         _HEAD.unpack_from(data, at)
     )
     if magic != MAGIC:
@@ -205,16 +242,16 @@ def head(data: Bytes, at: int = 0) -> Head:
         )
     if crc32(data[at + 12 : at + HEADER]) != crc:
         raise BatchError(f"the header of the batch at byte {at} is damaged: its checksum differs")
-    if zero or zeros or more or flags & ~(HAS_IDS | HAS_HEADERS):
+    if zero or flags & ~_FLAGS or ((producer or number) and not flags & _NAMED):
         raise LaterBatchError(
             f"the batch at byte {at} has fields of a later version (flags {flags})"
         )
-    least = HEADER + 4 * count * (1 + (flags & 1) + (flags >> 1))
+    least = HEADER + 4 * count * (1 + (flags & 1) + (flags >> 1 & 1))
     if not count or not least <= size <= LARGEST or base + count > _LAST_OFFSET:
         raise BatchError(
             f"the header of the batch at byte {at} cannot be: {count} messages from {base}, {size} bytes"
         )
-    return tuple.__new__(Head, (size, body, base, epoch, time, count, flags))
+    return tuple.__new__(Head, (size, body, base, epoch, time, count, flags, producer, number))
 
 
 def is_later(ours: bytes, found: Bytes, *, certain: bool = False) -> bool:
@@ -233,8 +270,10 @@ def is_later(ours: bytes, found: Bytes, *, certain: bool = False) -> bool:
 
 
 def check(batch: Bytes) -> Head:
-    """Look at every byte of one whole batch: checksums, ends, lengths. Returns its header."""
+    """Look at every byte of one whole batch of a client: checksums, ends, lengths. Returns its header."""
     found = _whole(batch)
+    if found.flags & ~_COLUMNS_FLAGS:
+        raise BatchError(f"the batch of {found.count} messages has flags that only nodes set")
     _summed(batch, found)
     _Columns(batch, found)
     return found
@@ -308,7 +347,12 @@ def cut(batch: Bytes, first: int, end: int) -> Bytes:
     slices = [*slices[1:], slices[0]]
     piece = bytearray().join([bytes(HEADER), *tables, *slices])
     body = crc32(memoryview(piece)[HEADER:])
-    _HEAD.pack_into(piece, 0, MAGIC, len(piece), 0, body, 0, 0, 0, high - low, flags, 0, 0, 0)
+    named = (0, 0)
+    if end == found.end:  # what it ends, it ends still
+        flags |= found.flags & ~_COLUMNS_FLAGS
+        named = found.producer, found.number
+    fields = (len(piece), 0, body, 0, 0, 0, high - low, flags, 0, *named)
+    _HEAD.pack_into(piece, 0, MAGIC, *fields)
     patch(piece, first, found.epoch, found.time)
     return piece
 

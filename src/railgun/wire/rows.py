@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from railgun.core.errors import represent
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes, hash_keys
-from railgun.wire.columns import DecodingError, decode_column, encode_column
+from railgun.wire.columns import CannotUnpickleError, DecodingError, decode_column, encode_column
 
 Times = NDArray[np.int64]
 Origin = tuple[NDArray[np.intp], ...]
@@ -25,6 +26,8 @@ _HEAD: Final = struct.Struct("<IHBI")  # rows, port, which columns follow, lengt
 _TIMES_DIFFER: Final = 1
 _SOME_LATE: Final = 2
 _ONE_TIME: Final = struct.Struct("<q")
+_FEW: Final = 10  # keys that are shown of a batch that cannot be read
+_SHOWN: Final = 100  # characters of each
 _NO_HASHES: Final = np.empty(0, dtype=np.uint64)
 
 
@@ -150,8 +153,20 @@ class RowBatch:
         at += 8 * rows
         view = memoryview(data)
         keys = decode_column(view[at : at + length], rows)
-        values = decode_column(view[at + length :], rows)
+        try:
+            values = decode_column(view[at + length :], rows)
+        except CannotUnpickleError as error:
+            raise CannotUnpickleError(f"{error}, in {_tell_records(keys)}") from error.__cause__
         return RowBatch(values, times, keys, hashes, port, late=late)
+
+
+def _tell_records(keys: list[Any]) -> str:
+    """Say which records have these keys: pickle does not tell which of them it was at."""
+    if len(keys) == 1:
+        return f"the record of key {represent(keys[0])[:_SHOWN]}"
+    first = ", ".join(represent(key)[:_SHOWN] for key in keys[:_FEW])
+    more = ", …" if len(keys) > _FEW else ""
+    return f"one of {len(keys)} records, of the keys {first}{more}"
 
 
 def joined_times(several: Sequence[tuple[Times | int, int]]) -> Times | int:

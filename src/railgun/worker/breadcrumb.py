@@ -2,7 +2,8 @@
 
 A worker keeps a small file, mapped into its memory, in the temporary directory of its machine. Every call of user code
 is noted there when it is entered (`flow.calls`): the step, the function and the first record, once for a batch; for a
-while after a worker was lost (`be_careful`), each record, so that a second loss names the very one. What is
+while after a worker was lost (`be_careful`), each record, so that a second loss names the very one. Records flow in one
+thread, and sinks commit in another at the same time: each has its part of the file, and both are told. What is
 in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it crashes
 (`faulthandler`). The controller reads the file if it is on the same machine, and deletes it. On another machine the
 next worker of the job that starts there does, and tells the controller (`left_behind`). A worker holds a lock on its
@@ -30,7 +31,9 @@ PREFIX: Final = "railgun-worker-"
 DEPTH: Final = 8  # calls inside of calls that are noted
 NOTE_BYTES: Final = 500
 _SLOT: Final = NOTE_BYTES + 2
-SIZE: Final = 1 + DEPTH * _SLOT
+_PART: Final = 1 + DEPTH * _SLOT
+SIZE: Final = 2 * _PART
+"""Bytes of notes: first those of the thread that works, then those of another one that calls user code."""
 MOST_STACK_BYTES: Final = 4_000
 MOST_KNOWN: Final = 10_000  # functions whose names are remembered
 _PLAIN: Final = frozenset({int, float, bool, type(None)})
@@ -48,6 +51,7 @@ class Breadcrumb:
         self._file.seek(SIZE)
         self._memory = mmap.mmap(number, SIZE)
         self._thread = threading.get_ident()
+        self._other: int | None = None  # the other thread that is inside of calls
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable(self._file, all_threads=False)
         calls.observer = self
@@ -67,30 +71,40 @@ class Breadcrumb:
 
     def entered(self, call: calls.Call, depth: int) -> None:
         """Note that a call of user code begins, the innermost of so many."""
-        if depth > DEPTH or threading.get_ident() != self._thread:
+        part = self._part()
+        if depth > DEPTH or part is None:
             return
         try:
             note = describe(call)
         except Exception:  # of a function or a sequence of the user's that is none
             note = f"step {call.step!r}"
-        self._write(depth, note)
-        self._memory[0] = depth
+        self._write(part, depth, note)
+        self._memory[part] = depth
 
-    def _write(self, depth: int, text: str) -> None:
+    def _part(self) -> int | None:
+        """Return where the notes of this thread begin; None: a third thread has no place for any."""
+        thread = threading.get_ident()
+        if thread == self._thread:
+            return 0
+        if self._other is None:
+            self._other = thread
+        return _PART if thread == self._other else None
+
+    def _write(self, part: int, depth: int, text: str) -> None:
         note = text.encode("utf-8", "replace")[:NOTE_BYTES]
-        at = 1 + (depth - 1) * _SLOT
+        at = part + 1 + (depth - 1) * _SLOT
         self._memory[at : at + 2 + len(note)] = len(note).to_bytes(2, "little") + note
 
     def reached(self, call: calls.Call) -> None:
         """Note which record a call has come to."""
-        depth = len(calls.running())
-        if depth > DEPTH or threading.get_ident() != self._thread:
+        depth, part = len(calls.running()), self._part()
+        if depth > DEPTH or part is None:
             return
         try:
             note = describe_record(call)
         except Exception:  # of a function or a sequence of the user's that is none
             return
-        self._write(depth, note)
+        self._write(part, depth, note)
 
     def be_careful(self, careful: bool) -> None:
         """Note each record, or no longer."""
@@ -98,8 +112,11 @@ class Breadcrumb:
 
     def left(self, depth: int) -> None:
         """Note that so many calls are left."""
-        if threading.get_ident() == self._thread:
-            self._memory[0] = min(depth, DEPTH)
+        part = self._part()
+        if part is not None:
+            self._memory[part] = min(depth, DEPTH)
+            if part and not depth:
+                self._other = None
 
     def remove(self) -> None:
         """End in good order: nobody will ask."""
@@ -164,36 +181,34 @@ def _taken(path: str) -> str:
         os.unlink(path)
     except OSError:
         return ""
-    depth = min(data[0], DEPTH) if data else 0
-    notes = []
-    for number in range(depth):
-        slot = data[1 + number * _SLOT :]
-        length = int.from_bytes(slot[:2], "little")
-        notes.append(slot[2 : 2 + length].decode("utf-8", "replace"))
+    notes = [note for note in (_innermost(data[:_PART]), _innermost(data[_PART:SIZE])) if note]
     stack = data[SIZE:][:MOST_STACK_BYTES].decode("utf-8", "replace").strip()
-    told = f"it was in {notes[-1]}" if notes else ""
+    told = f"it was in {', and at the same time in '.join(notes)}" if notes else ""
     return f"{told}\n{stack}".strip() if stack else told
+
+
+def _innermost(part: bytes) -> str:
+    """Return the note of the innermost call of a thread, from its part of a file; nothing if it was in none."""
+    depth = min(part[0], DEPTH) if part else 0
+    if not depth:
+        return ""
+    slot = part[1 + (depth - 1) * _SLOT :]
+    length = int.from_bytes(slot[:2], "little")
+    return slot[2 : 2 + length].decode("utf-8", "replace")
 
 
 def describe(call: calls.Call) -> str:
     """Name the step, the function and the first record of a call that begins."""
-    where = _where(call)
-    if isinstance(call, calls.RecordCalls):
-        values = call.batch.values
-        return f"{where}, in a batch of {len(values)} records that begins with {glimpse(values[0])}"
-    if isinstance(call, calls.SourceCall):
-        return f"{where}, part {glimpse(call.part)} at position {glimpse(call.position)}"
-    if isinstance(call, calls.SinkCall) and len(call.items):
-        return f"{where}, with {len(call.items)} items that begin with {glimpse(call.items[0])}"
-    return where
+    return _joined(_where(call), call.began_with(glimpse))
 
 
 def describe_record(call: calls.Call) -> str:
     """Name the step, the function and the record that a call has come to."""
-    if isinstance(call, calls.TimerCalls):
-        key, time = call.record
-        return f"{_where(call)}, for the key {glimpse(key)} at {time}"
-    return f"{_where(call)}, for the record {glimpse(call.record)}"
+    return _joined(f"step {call.step!r}, function {call.name}", call.which(glimpse))
+
+
+def _joined(where: str, which: str) -> str:
+    return f"{where}, {which}" if which else where
 
 
 _known: dict[tuple[str, int], str] = {}
@@ -210,7 +225,7 @@ def _where(call: calls.Call) -> str:
             _kept.clear()
         # The function is kept, so that no other one can have its identity.
         _kept.append(call.function)
-        found = _known[known] = f"step {call.step!r}, function {call.name}"
+        found = _known[known] = f"step {call.step!r}, function {call.names}"
     return found
 
 

@@ -202,8 +202,8 @@ class Door:
         if receiving is None or order.generation != self.generation:
             return
         match order:
-            case control.Granted(_, _, stream, session, por):
-                receiving.granted(stream, session, por)
+            case control.Granted(_, _, stream, session, por, reached):
+                receiving.granted(stream, session, por, reached)
             case control.Rejected(_, _, stream, session):
                 receiving.rejected(stream, session)
             case control.Wanted(_, _, stream):
@@ -226,8 +226,8 @@ class Door:
                     self._restart(caller, self.elsewhere)
             case Ask(stream, session):
                 self.tell(control.Asked(self.generation, self.step, stream, session))
-            case Relinquish(stream, por):
-                self.tell(control.Relinquished(self.generation, self.step, stream, por))
+            case Relinquish(stream, por, reached):
+                self.tell(control.Relinquished(self.generation, self.step, stream, por, reached))
             case Hasten():
                 self.tell(control.Hastened(self.generation))
 

@@ -14,14 +14,14 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import compress, groupby
 from operator import attrgetter, not_
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from railgun.core.hashing import Hashes
 from railgun.core.placement import Placement
-from railgun.flow.calls import attempt
+from railgun.flow.calls import UNPICKLE, ValueCalls, attempt
 from railgun.snapshots.manifest import Part
 from railgun.snapshots.store import SnapshotStore
 
@@ -126,4 +126,8 @@ def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Pla
         there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
         return there
 
-    return read_rows(store.read_part(part), mine, part.path, checked=True)
+    def calling(keys: Sequence[Any], done: Callable[[], int]) -> ValueCalls:
+        return ValueCalls(part.step, UNPICKLE, "key", keys, done)
+
+    data = store.read_part(part)
+    return read_rows(data, mine, part.path, checked=True, calling=calling)

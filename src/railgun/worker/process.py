@@ -29,13 +29,17 @@ from railgun.core import orders
 from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.placement import Worker
 from railgun.core.rescale import messages as m
-from railgun.flow.calls import Call, attempt
-from railgun.flow.errors import StepError, UnloadableRecordError, would_come_again
+from railgun.flow.calls import Call, Unpickling, attempt
+from railgun.flow.errors import (
+    InterruptedCallError,
+    StepError,
+    would_come_again,
+)
 from railgun.flow.plan import Plan
 from railgun.snapshots.errors import SnapshotError
 from railgun.snapshots.store import SnapshotStore
 from railgun.wire import control
-from railgun.wire.columns import CannotUnpickleError, encode_column
+from railgun.wire.columns import encode_column
 from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
@@ -125,7 +129,7 @@ class _Links:
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             channel.setsockopt(socket.SOL_SOCKET, buffer, SOCKET)
         self.open[worker] = link
-        self.readers[link] = FrameReader()
+        self.readers[link] = FrameReader(unpickling=self.process.unpickling)
         link.tag = (self, worker)
 
     def close(self) -> None:
@@ -330,10 +334,9 @@ class _Process:
     def _stop(self) -> None:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
-            _, error = attempt(runtime.close)
-            if error is not None:  # a sink that cannot be closed keeps nobody here
-                why = f"a sink cannot be closed: {error!r}"
-                self._tell(orders.Failed(runtime.generation, why, final=True))
+            error = _closed(runtime)
+            if error is not None:  # a source or sink that cannot be closed keeps nobody here
+                self._tell(self._failure(runtime.generation, error))
         if not self.done.done():
             self.done.set_result(None)
 
@@ -563,6 +566,11 @@ class _Process:
                     return
             self._flush_soon()
 
+    def unpickling(self, stage: int) -> Unpickling:
+        """Return the context in which records for a stage are unpickled."""
+        assert self.plan is not None
+        return Unpickling(self.plan.stages[stage].name)
+
     def _unlinked(self, link: Connection, error: Exception | None) -> None:
         if link.tag is None:
             if error is not None and link.who and "generation" in link.who:
@@ -661,21 +669,22 @@ class _Process:
         generation = self.start.generation if self.start is not None else 0
         if self.runtime is not None:
             runtime, self.runtime = self.runtime, None
-            attempt(runtime.close)  # what it raises is told already, or comes of what is
+            _closed(runtime)  # what it raises is told already, or comes of what is
         links = self.links.get(generation)
         if links is not None:
             links.closing = True
-        if isinstance(error, CannotUnpickleError) and error.stage is not None and self.plan:
-            stage = self.plan.stages[error.stage].name
-            error = UnloadableRecordError(stage, "", "", "", str(error))
+        self._tell(self._failure(generation, error))
+
+    def _failure(self, generation: int, error: BaseException) -> orders.Failed:
+        """Return the report that `error` ended this worker's part in a generation."""
         final = would_come_again(error, self.store is not None)
-        step = error.step if isinstance(error, StepError) else ""
+        step = error.step if isinstance(error, StepError | InterruptedCallError) else ""
         told = (
             str(error)
-            if isinstance(error, RailgunError)
+            if isinstance(error, RailgunError | InterruptedCallError)
             else "".join(traceback.format_exception(error))
         )
-        self._tell(orders.Failed(generation, told, final, step))
+        return orders.Failed(generation, told, final, step)
 
 
 class _Failing(contextlib.AbstractContextManager[None]):
@@ -685,11 +694,28 @@ class _Failing(contextlib.AbstractContextManager[None]):
         self.process = process
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is None or isinstance(error, SystemExit | KeyboardInterrupt):
+        if error is None or _ends_process(error):
             return False
         # An event loop would swallow a `CancelledError`, and the records it stopped would be lost without a word.
         self.process.fail(error)
         return True
+
+
+def _ends_process(error: BaseException) -> bool:
+    """Return whether an exception is to end this process; one that comes out of user code is not."""
+    ends = isinstance(error, SystemExit | KeyboardInterrupt)
+    return ends and not isinstance(error, InterruptedCallError)
+
+
+def _closed(runtime: Runtime) -> BaseException | None:
+    """Close a runtime. Return what its sources or sinks raised, or None."""
+    try:
+        runtime.close()
+    except BaseException as error:
+        if _ends_process(error):
+            raise
+        return error
+    return None
 
 
 class FlowLoadError(RailgunError):

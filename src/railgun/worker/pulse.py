@@ -5,6 +5,12 @@ one call that never returns is. So a thread looks at the main thread every secon
 user's function as before? If not, it says so to the controller, over a connection of its own, for the loop's is the
 loop's.
 
+User code is called in another thread, too: sinks prepare, commit and recover there, while the main thread gets on. So
+every other thread that is inside a call is looked at (`calls.others`). One that has not got on since the last look is
+told of, as a line of text, now and then, until it does; an empty one says that. If it does not for long, the controller
+gives the worker up, for all its beats. What the program that starts a flow calls is looked at in the same way
+(`watched`), though nobody can end it.
+
 To import a module, or to unpickle the flow, may take longer than a call ever should. So that counts as a sign of life
 for `MOST_LOADING_S`, and then as a call that does not return.
 
@@ -24,13 +30,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
+from railgun.core.errors import RailgunError
 from railgun.flow import calls
-from railgun.flow.telling import shorten
 from railgun.flow.waiting import WAITS
 from railgun.wire.hello import NONCE, Dialer, HelloError
 from railgun.worker.spec import WorkerSpec
@@ -40,16 +46,25 @@ PATIENCE: Final = 10.0
 BEAT: Final = b"\0"
 STUCK: Final = b"\1"
 """Begins a line that says where the thread is stuck, its newlines as carriage returns: no sign of life."""
+BESIDE: Final = b"\2"
+"""Begins such a line about another thread than the main one, which is in a call of user code; empty: it gets on."""
 MOST_LOADING_S: Final = 600.0  # that one import, or unpickling the flow, may take
 STUCK_EVERY: Final = 5  # looks, from one such line to the next
 STACK: Final = 8  # frames of it that are told
 MOST_STUCK_CHARACTERS: Final = 3000
 MOST_CHARACTERS: Final = 2000  # of what is waited for
+IN_STEP: Final = "it is in step"
+"""Begins what is said of a thread that is inside a call of user code."""
 UNPICKLE_FLOW: Final = "unpickle the flow"
 """The function that a call of user code is said to be in while the flow is unpickled."""
 _IMPORT: Final = ("<frozen importlib._bootstrap>", "_find_and_load")
 _RAILGUN: Final = str(Path(__file__).resolve().parents[1])
 _OURS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
+R = TypeVar("R")
+
+
+class HungCallError(RailgunError):
+    """A call of user code does not return; the text says where it is."""
 
 
 class Pulse:
@@ -71,11 +86,16 @@ class Pulse:
         with contextlib.suppress(OSError, HelloError), self._connect() as connection:
             last: FrameType | None = None
             loading = Loading()
+            beside = Beside()
             told = ""
             stuck = 0
             while not self._over.wait(self._every):
                 # The frame is kept, so that no later one can have its identity.
-                frame = sys._current_frames().get(self._watched)
+                frames = sys._current_frames()
+                frame = frames.get(self._watched)
+                line = beside.look(frames, calls.others(self._watched), time.monotonic())
+                if line is not None:
+                    connection.sendall(BESIDE + line.replace("\n", "\r").encode() + b"\n")
                 now = call_under_way(frame)
                 loads = loading.look(frame, calls.running(self._watched), time.monotonic())
                 waits = WAITS.told()
@@ -87,23 +107,10 @@ class Pulse:
                 else:
                     stuck += 1
                     if stuck % STUCK_EVERY == 1:
-                        connection.sendall(STUCK + self._where(loading) + b"\n")
+                        within = calls.running(self._watched)
+                        where = tell_where(frame, within, loading.what).replace("\n", "\r")
+                        connection.sendall(STUCK + where.encode() + b"\n")
                 last, told = now, waits
-
-    def _where(self, loading: Loading) -> bytes:
-        """Say in one line which call of user code the watched thread is in, with its stack."""
-        within = calls.running(self._watched)
-        frame = sys._current_frames().get(self._watched)
-        told = ""
-        if loading.what:
-            told = f"{loading.what} has taken more than {MOST_LOADING_S:.0f} s; "
-        if within and within[-1].step:
-            call = within[-1]
-            told += (
-                f"it is in step {call.step!r}, function {call.name}, for {shorten(call.record)}\n"
-            )
-        told += "".join(traceback.format_stack(frame)[-STACK:])
-        return told.strip().replace("\n", "\r")[:MOST_STUCK_CHARACTERS].encode()
 
     def _connect(self) -> socket.socket:
         spec = self._spec
@@ -120,6 +127,93 @@ class Pulse:
             connection.close()
             raise
         return connection
+
+
+def tell_where(frame: FrameType | None, within: Sequence[calls.Call], loading: str = "") -> str:
+    """Say which call of user code a thread is in, with its stack.
+
+    The thread is in `frame`, and in the calls `within`. `loading`: what it loads.
+    """
+    told = ""
+    if loading:
+        told = f"{loading} has taken more than {MOST_LOADING_S:.0f} s; "
+    if within and within[-1].step:
+        call = within[-1]
+        which = call.which()
+        told += f"{IN_STEP} {call.step!r}, function {call.name}{', ' * bool(which)}{which}\n"
+    told += "".join(traceback.format_stack(frame)[-STACK:])
+    return told.strip()[:MOST_STUCK_CHARACTERS]
+
+
+class Beside:
+    """Looks at the threads that are in calls of user code beside the main one: whether one does not get on."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, FrameType | None] = {}  # the call under way, by thread
+        self._loading: dict[int, Loading] = {}
+        self._stuck: FrameType | None = None
+        self._looks = 0
+
+    def look(
+        self,
+        frames: Mapping[int, FrameType],
+        inside: Mapping[int, Sequence[calls.Call]],
+        now_s: float,
+    ) -> str | None:
+        """Return where one of the threads `inside` calls is stuck, nothing if none is any more; None: nothing new."""
+        stuck, told = None, ""
+        last, self._last = self._last, {}
+        self._loading = {thread: self._loading.get(thread) or Loading() for thread in inside}
+        for thread, within in inside.items():
+            frame = frames.get(thread)
+            now = self._last[thread] = call_under_way(frame)
+            loads = self._loading[thread].look(frame, within, now_s)
+            is_same = now is not None and now is last.get(thread)
+            if is_same and not loads and not WAITS.blocks(thread) and stuck is None:
+                stuck, told = now, tell_where(frame, within, self._loading[thread].what)
+        was, self._stuck = self._stuck, stuck
+        if stuck is not was:
+            self._looks = 0
+            if was is not None:
+                return ""  # if another one is stuck, that is told at the next look
+        if stuck is None:
+            return None
+        self._looks += 1
+        return told if self._looks % STUCK_EVERY == 1 else None
+
+
+def watched(work: Callable[[], R], hang_after_s: float, every_s: float = EVERY) -> R:
+    """Call `work`, which calls user code, in another thread, and return what it returns or raise what it raises.
+
+    Raises `HungCallError` if one call of it has not returned for `hang_after_s`; the thread is then left to itself.
+    """
+    results: list[R] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # raised again below, whatever it is
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="railgun-watched", daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    beside = Beside()
+    where, since_s = "", 0.0
+    while thread.is_alive():
+        thread.join(every_s)
+        now_s = time.monotonic()
+        within = calls.running(thread.ident)[:]
+        line = beside.look(sys._current_frames(), {thread.ident: within} if within else {}, now_s)
+        if line is not None:
+            since_s = since_s if where else now_s
+            where = line
+        if where and now_s - since_s > hang_after_s:
+            raise HungCallError(f"a call has not returned for {now_s - since_s:.0f} s: {where}")
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class Loading:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,6 +115,9 @@ class Runtime:
         members = tuple(members)
         self._disk = None if plan.state is None else Disk(plan.state)
         keep = None if self._disk is None else self._disk.store
+        self._place = Place(plan.flow, "", worker, generation, transactional=store is not None)
+        if store is not None:
+            self._place = replace(self._place, store=store.identity())
         self.stages: list[StageRunner] = []
         for stage in plan.stages:
             distributor = Distributor(
@@ -128,7 +131,7 @@ class Runtime:
             )
             deliver = partial(self._deliver, stage.index)
             to_driver = partial(outside.to_driver, stage.index)
-            place = Place(plan.flow, DEAD, worker, generation, to_driver, store is not None)
+            place = replace(self.place_of(DEAD), to_driver=to_driver)
             dead = (
                 None
                 if plan.dead_letters is None
@@ -152,6 +155,10 @@ class Runtime:
         self._next_tick = now
         self._next_flush = now + FLUSH
         self._next_listing = {runner.stage.index: now for runner in self.sources}
+
+    def place_of(self, step: str) -> Place:
+        """Return where a sink of a step is."""
+        return replace(self._place, step=step)
 
     # ------------------------------------------------------------ what comes in
 
@@ -325,8 +332,6 @@ class Runtime:
             if now >= self._next_listing[runner.stage.index]:
                 self._list(runner, now)
             runner.tell_bound(now)
-        for runner in self.stages:
-            runner.tell_warnings()
         if now >= self._next_flush:
             self._next_flush = now + FLUSH
             self.flush()

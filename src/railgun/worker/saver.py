@@ -19,7 +19,7 @@ from railgun.core import orders
 from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
-from railgun.flow.calls import SinkCall
+from railgun.flow.calls import TokenCall
 from railgun.flow.functions import check_done
 from railgun.flow.operators.receiving import Receiving
 from railgun.flow.sink import TwoPhaseSink
@@ -54,6 +54,7 @@ class _Save:
     writing: bool = False
     streams: list[tuple[str, dict[str, int]]] = field(default_factory=list)
     frontiers: list[tuple[str, int]] = field(default_factory=list)
+    reached: list[tuple[str, dict[str, int]]] = field(default_factory=list)
 
 
 class Saver:
@@ -108,6 +109,7 @@ class Saver:
         if isinstance(runner.operators.reading, Receiving):
             receiving = runner.operators.reading
             save.streams.append((receiving.step, receiving.table.begin(save.snapshot)))
+            save.reached.append((receiving.step, receiving.times_reached()))
         for writing in runner.operators.writing:
             save.sinks.append((writing.step, writing.cut(save.snapshot)))
             self.runtime.outside.mark(runner.stage.index, writing.step, save.snapshot)
@@ -182,6 +184,7 @@ class Saver:
                 save.trouble or trouble,
                 tuple(save.streams),
                 tuple(save.frontiers),
+                tuple(save.reached),
             )
         )
 
@@ -217,16 +220,15 @@ class Saver:
         for token in tokens:
             if token.step in sinks:
                 sink = sinks[token.step]
-                with SinkCall(token.step, sink, "commit"):
+                with TokenCall(token.step, sink, "commit", [token.token]):
                     check_done(sink.commit(token.token))
 
     def recover(self, tokens: list[SinkPart]) -> None:
         """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
         for step, sink in self._sinks().items():
             mine = [token.token for token in tokens if token.step == step]
-            with SinkCall(step, sink, "recover"):
-                done = sink.recover(self.runtime.plan.flow, step, self.runtime.generation, mine)
-                check_done(done)
+            with TokenCall(step, sink, "recover", mine):
+                check_done(sink.recover_at(self.runtime.place_of(step), mine))
 
     def _sinks(self) -> dict[str, TwoPhaseSink[Any]]:
         return {
@@ -243,6 +245,7 @@ class Saver:
         tables, sinks = [], []
         snapshot = self._last + 1
         streams = tuple((one.step, one.table.positions()) for one in self.runtime.receiving())
+        reached = tuple((one.step, one.times_reached()) for one in self.runtime.receiving())
         for runner in self.runtime.stages:
             for operator in runner.operators.keyed:
                 gone = [] if operator.changes is None else operator.changes.deleted()
@@ -263,7 +266,9 @@ class Saver:
             self._prepared += tokens
             trouble = "" if error is None else str(error) or repr(error)
             told = orders.Farewell(
-                self.runtime.generation, tuple(parts), tuple(self._prepared), trouble, streams
+                *(self.runtime.generation, tuple(parts), tuple(self._prepared), trouble),
+                streams=streams,
+                reached=reached,
             )
             self.runtime.outside.tell(told)
             then()

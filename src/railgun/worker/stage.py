@@ -12,6 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,11 +27,14 @@ from railgun.core.rescale.collect import Collect
 from railgun.core.rescale.distributor import Distributor
 from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.order import Order
+from railgun.flow.calls import KeyCalls, ValueCalls
 from railgun.flow.errors import UnpicklableRecordError
 from railgun.flow.operators.keyed import LOOKED_AT, Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
+from railgun.flow.telling import shorten
 from railgun.snapshots.fit import other_keys, other_parts
 from railgun.wire.columns import EncodingError
+from railgun.wire.pickling import dumps
 from railgun.wire.rows import RowBatch
 
 if TYPE_CHECKING:
@@ -101,17 +105,32 @@ class StageRunner:
                 assert isinstance(batch, RowBatch)
                 self._process(batch)
             case m.Send(to, message):
-                try:
+                if not isinstance(message, m.Data | m.Forward):
                     self.runtime.send(to, self.stage.index, message)
-                except EncodingError as error:
-                    raise UnpicklableRecordError(self.stage.name, "", "", "", str(error)) from error
+                    return
+                assert isinstance(message.batch, RowBatch)
+                values, keys = message.batch.values, message.batch.keys
+                what = self.stage.name, "pickle of records", "record"
+                with ValueCalls(*what, values, owners=keys) as call:
+                    call.try_each(dumps, values)
+                    call.try_each(dumps, keys or ())
+                    try:
+                        self.runtime.send(to, self.stage.index, message)
+                    except EncodingError as error:
+                        row = error.row
+                        key = "" if keys is None or row is None else shorten(keys[row])
+                        raise UnpicklableRecordError(
+                            self.stage.name, "", key, "", str(error)
+                        ) from error
             case m.Interrogate():
                 self._start_census()
             case m.Collect(parts, frontier, turns):
-                states = [
-                    self._collect(self.leaving.pop(hashes, some), frontier)
-                    for (_, hashes), some in zip(parts, turns, strict=True)
-                ]
+                with KeyCalls(self.stage.name):
+                    leaving = [
+                        self.leaving.pop(hashes, some)
+                        for (_, hashes), some in zip(parts, turns, strict=True)
+                    ]
+                states = [self._collect(keys, frontier) for keys in leaving]
                 self.moved_keys += sum(len(hashes) for _, hashes in parts)
                 self._events.appendleft(m.Collected(tuple(states)))
             case m.Take(_, state):
@@ -154,21 +173,17 @@ class StageRunner:
         """
         keys = batch.keys or []
         for operator in list(self._unseen):
-            key = next((key for key in keys if key in operator.states), None)
-            if key is None:
+            with KeyCalls(operator.step, keys):
+                found = list(islice((key for key in keys if key in operator.states), 1))
+            if not found:
                 continue
+            key = found[0]  # which may be None
             self._unseen.remove(operator)
             operator.check_state(key, operator.states[key])
             told = other_keys(operator.step, operator.loaded_keys, keys[:LOOKED_AT])
             operator.loaded_keys = []
             if told:
                 self.runtime.outside.warn(told)
-
-    def tell_warnings(self) -> None:
-        """Tell people what operators want to be told."""
-        warnings = self.operators.warnings
-        while warnings:
-            self.runtime.outside.warn(warnings.pop(0))
 
     def flush_outlets(self) -> bool:
         """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
@@ -307,12 +322,13 @@ class StageRunner:
         block = next(self._census, None)
         if block is not None:
             keys, before = block
-            hashes = hash_keys(keys)
-            rows = self._moving(hashes).tolist()
-            for operator in before:
-                operator.store.fetch(keys)
-            if before:
-                rows = [row for row in rows if not _has_state(keys[row], before)]
+            with KeyCalls(self.stage.name, keys):
+                hashes = hash_keys(keys)
+                rows = self._moving(hashes).tolist()
+                for operator in before:
+                    operator.store.fetch(keys)
+                if before:
+                    rows = [row for row in rows if not _has_state(keys[row], before)]
             self.leaving.note(hashes[rows], [keys[row] for row in rows])
             return
         self._census = None
@@ -345,13 +361,15 @@ class StageRunner:
         """
         keys, counted = batch.keys, self._counted
         assert keys is not None
-        for operator in counted:
-            operator.store.fetch(keys)
-        if not counted or all(map(counted[0].states.__contains__, keys)):
-            return
-        moving = self._moving(batch.hashes).tolist()
-        new = [row for row in moving if not _has_state(keys[row], counted)]
-        self.leaving.note_late(batch.hashes[new], [keys[row] for row in new])
+        with KeyCalls(self.stage.name, keys) as call:
+            for operator in counted:
+                operator.store.fetch(keys)
+            if not counted or all(map(counted[0].states.__contains__, call.walk())):
+                return
+            call.walked()
+            moving = self._moving(batch.hashes).tolist()
+            new = [row for row in moving if not _has_state(keys[row], counted)]
+            self.leaving.note_late(batch.hashes[new], [keys[row] for row in new])
 
     def _collect(self, keys: list[Any], frontier: int) -> bytes:
         """The state of these keys, from every operator, as bytes."""

@@ -167,7 +167,8 @@ class Webhooks(HttpPort):
         """Take nothing more, answer what waits within a time, and end."""
         self._stopping = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled(), patience)
+            async with asyncio.timeout(patience):
+                await self._settled()
         for waits in self._waits:
             with contextlib.suppress(RuntimeError):  # it is over this very moment
                 waits.reschedule(0)
@@ -337,7 +338,8 @@ class Webhooks(HttpPort):
                 if at is None or (acked is not None and acked >= at):
                     break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(connector.wait(hook.name, at), LOOK)
+                    async with asyncio.timeout(LOOK):
+                        await connector.wait(hook.name, at)
             except RefusedError as error:
                 if not self._mend(hook, error):
                     self._trouble(hook, error)

@@ -2,7 +2,8 @@
 
 They are derived from a status (`node.cluster.overview`) and from nothing else: the same status, the same alarms. Rules:
 
-1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do.
+1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do. Both of
+   these texts are without a full stop at their end: whoever shows them sets it.
 2. *critical*: something is not served now, or a node takes no part. *warning*: all is served, and somebody should look.
 3. What is not known is no alarm: a node that was not asked, or did not answer, is silent if the leader says so, or,
    where no leader can be asked, if there is no connection to it. A node that was removed tells that, and nothing else.
@@ -19,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from railgun.core.errors import said
 
 LONG: Final = 10.0
 """Seconds after which what takes its time takes too long."""
@@ -44,15 +47,19 @@ class Alarm:
 
 TODO: Final[Mapping[str, str]] = {
     "NO_CLUSTER": "Start the other nodes, or say where one is: railgun cluster join HOST:PORT",
-    "NO_LEADER": "Start the nodes that are down, or mend the network: a majority of the voters has to see each other",
+    "NO_LEADER": "Start the nodes that are down, mend the network, look after the disks of nodes that take no part: "
+    "a majority of the voters has to see each other",
     "REMOVED": "Stop it; to have it back, start it as a new one, with an empty directory",
-    "RAFT_FAILED": "Look after its disk, and start the node again; if it does not start, replace it",
+    "RAFT_FAILED": "Look after its disk. After a refused write it takes part again by itself; else start it again, or "
+    "replace it if it does not start",
     "NO_QUORUM": "Start the nodes that are down, and look after the disks of those that cannot write: what was "
     "acknowledged is safe, and writes wait",
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
     "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
     "NODE_TROUBLE": "Look after its disk: room, file size limits, quotas, read-only; if it stays so, start it again",
+    "DATA_GONE": "Stop the node, put back the directory that was there, and start it again",
+    "NOT_OPENED": "Do what it says; until then nothing of the stream is served, and it is not made anew",
     "DISK_FULL": "Make room on it, or let streams keep less: railgun stream ensure NAME --max-age … --max-bytes …",
     "REPLICA_BEHIND": "See whether its disk is full, or its disk, processor or network too slow",
     "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
@@ -65,8 +72,22 @@ TODO: Final[Mapping[str, str]] = {
     "TIME_AHEAD": "If the clocks are right, stop all nodes, and mend the stored times on each: railgun stream retime",
 }
 """What to do, by code."""
-ABOUT_CLOCKS: Final = frozenset({"CLOCK_SKEW", "CLOCK_STEPPED", "CLOCK_AT_START", "TIME_AHEAD"})
-"""They keep nobody from stopping a node: to start it again may be what helps."""
+UNSETTLED: Final = frozenset(
+    {
+        *(
+            "NO_CLUSTER",
+            "NO_LEADER",
+            "REMOVED",
+            "RAFT_FAILED",
+            "NO_QUORUM",
+            "NO_MASTER",
+            "NOT_ACTIVE",
+        ),
+        *("NODE_SILENT", "NODE_TROUBLE", "REPLICA_BEHIND", "COPY_DAMAGED", "NO_QUORUM_SPARE"),
+    }
+)
+"""A node, a master or a copy is missing or in trouble: nobody should stop one more node. The others (settings, clocks,
+room) are for somebody to look at, and to start a node again may be what helps."""
 
 
 def derive(status: Mapping[str, Any]) -> list[Alarm]:
@@ -90,12 +111,12 @@ def derive(status: Mapping[str, Any]) -> list[Alarm]:
 def is_settled(status: Mapping[str, Any]) -> bool:
     """Whether all is as it is to be, so that one more node may be stopped.
 
-    There is no alarm but of clocks, every node answers, every region is served, and every replica has caught up, and
-    counts: one that learns does not yet, so what is safe is on fewer nodes than there will be.
+    There is no alarm that says otherwise (`UNSETTLED`), every node answers, every region is served, and every replica
+    has caught up, and counts: one that learns does not yet, so what is safe is on fewer nodes than there will be.
     """
     if status["state"] != "member" or status["leader"] is None:
         return False
-    if any(alarm["code"] not in ABOUT_CLOCKS for alarm in status["alarms"]):
+    if any(alarm["code"] in UNSETTLED for alarm in status["alarms"]):
         return False
     if not status["nodes"] or not all(one["answered"] for one in status["nodes"]):
         return False
@@ -112,11 +133,16 @@ def is_settled(status: Mapping[str, Any]) -> bool:
 
 
 def _critical(code: str, about: str, text: str) -> Alarm:
-    return Alarm(code, "critical", about, text, TODO[code])
+    return _alarm(code, "critical", about, text)
 
 
 def _warning(code: str, about: str, text: str) -> Alarm:
-    return Alarm(code, "warning", about, text, TODO[code])
+    return _alarm(code, "warning", about, text)
+
+
+def _alarm(code: str, severity: Severity, about: str, text: str) -> Alarm:
+    """Return an alarm; the text may end with what a node or an error has said, and loses the full stop of that."""
+    return Alarm(code, severity, about, said(text), TODO[code])
 
 
 def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
@@ -125,10 +151,10 @@ def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
         told = f"this node is not a member of a cluster yet: {why}"
         yield _critical("NO_CLUSTER", status["node"], told)
         return
-    up = {one["id"] for one in status["nodes"] if one["up"]}
+    up = {one["id"] for one in status["nodes"] if one["up"] and not one.get("failed")}
     voters = status["voters"]
     if status["leader"] is None:
-        seen = f": {_share(voters, up, 'voters')} are seen" if voters else " yet"
+        seen = f": {_share(voters, up, 'voters')} are seen to take part" if voters else " yet"
         told = f"no quorum: this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
         yield _critical("NO_LEADER", "cluster", told)
     elif (spare := _spare(voters, up)) is not None and spare == 0:
@@ -175,16 +201,21 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
 
 
 def of_lone_node(node: Mapping[str, Any]) -> list[Alarm]:
-    """Return the alarms of a node without a cluster: of its room (`full`), and of its clock.
+    """Return the alarms of a node without a cluster: of its directory, streams, room and clock.
+
+    `displaced`: why the directory is not its own any more; `not_opened`: why streams cannot be opened, by name.
 
     >>> of_lone_node({"name": "/data", "full": True, "clock_stepped": 0.0})
     [Alarm(code='DISK_FULL', severity='warning', about='/data', text='/data has hardly any room on its disk', todo=...)]
     """
-    found = [*_of_clock(node)]
+    name, found = node["name"], []
+    if node.get("displaced"):
+        found.append(_critical("DATA_GONE", name, node["displaced"]))
+    for stream, why in sorted((node.get("not_opened") or {}).items()):
+        found.append(_critical("NOT_OPENED", stream, why))
     if node.get("full"):
-        told = f"{node['name']} has hardly any room on its disk"
-        found.insert(0, _warning("DISK_FULL", node["name"], told))
-    return found
+        found.append(_warning("DISK_FULL", name, f"{name} has hardly any room on its disk"))
+    return [*found, *_of_clock(node)]
 
 
 def wrong_at_start(name: str, off: float) -> str:

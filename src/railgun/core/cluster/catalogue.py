@@ -31,6 +31,7 @@ from railgun.core.cluster.fields import (
     check_region,
     check_scalars,
     check_whole,
+    difference,
     take_flag,
     take_name,
     take_whole,
@@ -39,6 +40,7 @@ from railgun.core.cluster.fields import (
 from railgun.core.cluster.nodes import GLOBAL
 
 DEAD: Final = ".dlq"
+STAGING: Final = ".staged"
 """The dead letters of a stream are in the stream of its name with this at its end."""
 MOST_STREAMS: Final = 100_000
 MOST_GROUPS: Final = 100_000
@@ -128,12 +130,9 @@ class Catalogue:
             return {"result": "UNCHANGED", "differs": {}, "id": stream.id}
         fixed = [key for key in ("kind", "region") if key in differs]
         if mode == "strict" or (mode == "overwrite" and fixed):
-            what = ", ".join(
-                f"{key} is {told(one['is'])}, not {told(one['asked'])}"
-                for key, one in differs.items()
-            )
             never = f"; {' and '.join(fixed)} cannot be changed" if fixed else ""
-            raise RefusedError("DIFFERS", f"stream {name!r}: {what}{never}", differs=differs)
+            what = f"stream {name!r}: {difference(differs)}{never}"
+            raise RefusedError("DIFFERS", what, differs=differs)
         if mode == "warn":
             return {"result": "DIFFERS", "differs": differs, "id": stream.id}
         if check_scalars(command.get("seen"), "seen") != stream.settings:
@@ -190,6 +189,8 @@ class Catalogue:
         deleted = [name]
         if dead_letters and name + DEAD in self.streams:
             deleted.append(name + DEAD)
+        if name + STAGING in self.streams:
+            deleted.append(name + STAGING)
         for one in deleted:
             stream = self.streams.pop(one)
             del self._folded[one.lower()], self._names[stream.id]

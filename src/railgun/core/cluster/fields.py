@@ -48,12 +48,14 @@ def bad(text: str) -> RefusedError:
 def told(value: object) -> str:
     """A value in a text: short, whatever it is.
 
-    >>> told("a" * 1000)[:10], told([[1]]), told(7)
-    ("'aaaaaaaaa", 'a list', '7')
+    >>> told("a" * 1000)[:10], told([[1]]), told(7), told(None)
+    ("'aaaaaaaaa", 'a list', '7', 'none')
     """
     if isinstance(value, str):
         return repr(value[:80])
-    if value is None or isinstance(value, bool | float):
+    if value is None:
+        return "none"
+    if isinstance(value, bool | float):
         return repr(value)
     if isinstance(value, int) and value.bit_length() <= 64:
         return repr(value)
@@ -149,3 +151,15 @@ def is_scalar(value: object) -> bool:
     if isinstance(value, int):
         return -LARGEST <= value <= LARGEST
     return value is None
+
+
+def difference(differs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how settings differ from those that were asked for; `differs`: what each `is`, and what was `asked`.
+
+    >>> difference({"max_age": {"is": None, "asked": 200.0}})
+    'max_age is none, but 200.0 was asked for'
+    """
+    return ", ".join(
+        f"{key} is {told(one['is'])}, but {told(one['asked'])} was asked for"
+        for key, one in differs.items()
+    )

@@ -7,6 +7,8 @@ changes beside it are what survives a restart.
 from railgun.core.delivery.explain import Explanation
 from railgun.core.delivery.group import Group
 from railgun.core.delivery.messages import (
+    DAY,
+    LONGEST_DELAY,
     BadCreditError,
     BadDelayError,
     BadGroupConfigError,
@@ -46,6 +48,8 @@ from railgun.core.delivery.saved import (
 )
 
 __all__ = [
+    "DAY",
+    "LONGEST_DELAY",
     "BadCreditError",
     "BadDelayError",
     "BadGroupConfigError",

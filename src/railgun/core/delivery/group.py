@@ -8,13 +8,16 @@ Rules:
    ack, a nack or `in_progress` is `Stale` and changes nothing; the rest of the same request counts. Each message on
    its own.
 3. **Counts.** The n-th counted delivery has the number n. A nack, a dead member, an `ack_wait` that is over, and
-   the end of the node count; a graceful leave, a recall and a seek do not.
+   the end of the node count; a graceful leave, a recall and a seek do not. A delivery that ended because the node did,
+   in order or not, or because it serves the member no more (`send_away`) is no **failure**: members fetch messages
+   ahead, so most of what they have they never looked at. A nack, a dead member and an `ack_wait` are failures, and
+   dead letters are made of those alone.
 4. **Credit** is how many messages a member may have in flight. An ack or nack frees it; delayed messages use none.
    A lower credit takes nothing back.
 5. **Who gets what.** The lowest offset first, so redeliveries come before new messages. Members get shares that
    level their free credit; of equals, the one that was served longest ago is first. No member ever waits for
    another.
-6. **Delays** are at most a day. They end by the clock that `tick` is told. If that clock went back (or it is
+6. **Delays** are at most `LONGEST_DELAY`. They end by the clock that `tick` is told. If that clock went back (or it is
    another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
    is true of `ack_wait`, which takes up to a 64th longer than it says, so that messages share their timers. An ack
    that comes after `ack_wait`, but before the message was taken back, counts.
@@ -33,13 +36,14 @@ Rules:
 10. **Trim.** What nobody has below the first offset is missed. What a member has there it may still ack; if it
     comes back instead, it is missed. What is missed while there is no member is told to the next that joins, even
     after a restart.
-11. **Restart.** The members are gone, so all that was in flight was delivered and is released. If the stream ends
+11. **Restart.** The members are gone, so all that was in flight was delivered and is released, by rule 3 without a
+    failure. If the stream ends
     before where the group was (its tail was lost), what the group knew of those offsets is void: they will be other
     messages.
 12. **Damage.** What cannot be read from the stream is not delivered (`unreadable`). Messages that could not be sent for
     that reason come back at once, and that delivery does not count (`unsent`). Who receives nothing more because of it
     is to be told (`at_damage`): the end of what can be read is not the end of the stream.
-13. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`.
+13. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`. Who comes and goes: `members.py`.
 """
 
 from __future__ import annotations
@@ -50,12 +54,12 @@ from heapq import nlargest
 
 from railgun.core.delivery.explain import Explanation, explain
 from railgun.core.delivery.invariants import check
-from railgun.core.delivery.letters import Letters
+from railgun.core.delivery.members import Members
 from railgun.core.delivery.messages import (
     DAY,
     FRESH,
+    LONGEST_DELAY,
     LONGEST_REASON,
-    BadCreditError,
     BadDelayError,
     Command,
     Deliver,
@@ -63,12 +67,7 @@ from railgun.core.delivery.messages import (
     GroupBusyError,
     GroupConfig,
     GroupKindError,
-    HandedOver,
-    Joined,
     Member,
-    MemberExistsError,
-    Missed,
-    NotMemberError,
     OffsetRangeError,
     Recalled,
     Receipt,
@@ -83,7 +82,7 @@ from railgun.core.delivery.shares import shares
 Claim = tuple[int, int, Flight]
 
 
-class Group(Letters):
+class Group(Members):
     """One group of one persistent stream.
 
     >>> from railgun.core.delivery import Group, GroupConfig, Receipt
@@ -157,41 +156,7 @@ class Group(Letters):
         for first, end, standing in pieces:
             self.place(first, end, standing)
 
-    # --- Members ----------------------------------------------------------------------------------
-
-    def join(self, member: Member, now: int) -> list[Command]:
-        """A consumer comes, without credit: `Joined` first, and what it has to know."""
-        if not member:
-            raise NotMemberError("a member needs a name")
-        if member in self.members:
-            raise MemberExistsError(f"{member!r} is a member already: it has to leave first")
-        self.look_at_clock(now)
-        told: list[Command] = [Missed(first, end) for first, end, _ in self.untold]
-        self.untold.clear()
-        self.members[member] = Party(member)
-        told += self._hand_over()
-        receives = self.active is None or self.active.name == member
-        return [Joined(member, self.floor, self.why, receives), *told]
-
-    def leave(self, member: Member, graceful: bool, now: int) -> list[Command]:
-        """A consumer goes; its messages are released at once."""
-        party = self.party(member)
-        self.look_at_clock(now)
-        del self.members[member]
-        reason = None if graceful else f"consumer {member} has gone"
-        for first, end, flight in party.flights:
-            self.give_back(first, end, flight, reason)
-        if self.active is party:
-            self.active = None
-        return [*self._tell_missed(), *self._hand_over()]
-
-    def grant(self, member: Member, credit: int, now: int) -> None:
-        """A member may have so many messages in flight."""
-        party = self.party(member)
-        if credit < 0:
-            raise BadCreditError(f"a credit of {credit} for {member!r}: it must be at least 0")
-        self.look_at_clock(now)
-        party.credit = credit
+    # --- Positions --------------------------------------------------------------------------------
 
     def seek(self, offset: int, now: int, member: Member | None = None) -> list[Command]:
         """Begin anew at an offset, if nobody but `member` is there."""
@@ -238,14 +203,6 @@ class Group(Letters):
         self.epoch += bool(lows)
         return became, []
 
-    def _hand_over(self) -> list[Command]:
-        """Rule 7: who joined first is active, once nobody is."""
-        if not self.config.exclusive or self.active is not None or not self.members:
-            return []
-        self.active = next(iter(self.members.values()))
-        self.epoch += 1
-        return [HandedOver(self.active.name, self.epoch)]
-
     # --- What members say of their messages -------------------------------------------------------
 
     def ack(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
@@ -267,15 +224,18 @@ class Group(Letters):
         block: bool = False,
     ) -> list[Command]:
         """Let messages come again after `delay` µs, which blocks the group if `block`. Return what is stale."""
-        if not 0 <= delay <= DAY:
-            raise BadDelayError(f"a delay of {delay / 1e6:g} s: it must be from 0 to a day")
+        if not 0 <= delay <= LONGEST_DELAY:
+            raise BadDelayError(
+                f"a delay of {delay / 1e6:,.0f} seconds: it is from 0 to {LONGEST_DELAY // DAY} days; the messages "
+                "stay with their consumer"
+            )
         if block and not delay:
             raise BadDelayError("a nack that blocks needs a delay: for how long?")
         party, claims, told = self._claim(member, receipts, now)
         until = now + delay if delay else 0
         for first, end, flight in claims:
             reason = reason[:LONGEST_REASON]
-            standing = Standing(flight.delivery, reason, until, delay, flight.since)
+            standing = Standing(flight.delivery, reason, until, delay, flight.since, flight.spared)
             self.put_back(first, end, standing)
         if claims:
             told += self._recall(party, min(first for first, _, _ in claims))
@@ -292,12 +252,16 @@ class Group(Letters):
                 self.fly(party, first, end, replace(flight, expires=expires))
         return told
 
-    def unsent(self, member: Member, receipts: Sequence[Receipt], now: int) -> None:
-        """Take back what could not be sent to a member; the delivery does not count: rule 12."""
-        _, claims, _ = self._claim(member, receipts, now)
+    def unsent(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        """Take back what could not be sent to a member; the delivery does not count: rule 12.
+
+        Return what members are to be told: what is recalled, as after a nack, and what is missed.
+        """
+        party, claims, _ = self._claim(member, receipts, now)
         for first, end, flight in claims:
             self.give_back(first, end, flight, None)
-        self.epoch += bool(claims) and self.config.exclusive
+        told = self._recall(party, min(first for first, _, _ in claims)) if claims else []
+        return told + self._tell_missed()
 
     def _claim(
         self, member: Member, receipts: Sequence[Receipt], now: int, *, keep: bool = False

@@ -22,8 +22,8 @@ def check(state: State) -> None:
     for place in (state.waiting, state.delayed):
         for first, _, standing in place:
             _must(
-                most is None or standing.count < most,
-                f"{first} was delivered {standing.count} times, and would be delivered again",
+                most is None or standing.failures < most,
+                f"{first} has failed {standing.failures} times, and would be delivered again",
             )
             _must(state.old_at <= state.too_old_at(standing), f"nobody will see how old {first} is")
             _must(first >= state.first, f"{first} would be delivered, and the stream has it not")

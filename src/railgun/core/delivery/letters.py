@@ -2,16 +2,18 @@
 
 Rules:
 
-1. A message that is not settled and that no member has becomes a letter
-   - `max_deliveries`: when it was delivered so often, by count, and came back (nacked, or its member died or kept
-     it too long). It is not delivered again, and does not wait for the delay of its last nack.
-   - `distance`: when it was delivered more than `distance` times, by count, and came back; or when the highest acked
-     offset since the group began is more than `distance` ahead of it, be it delayed or not. After a seek nothing
-     counts as acked. Each redelivery is a step of the group that did not get past the message, so no message holds a
-     group for ever: neither in an exclusive group nor with one consumer of credit 1, where nothing later is acked.
-   - `max_age`: when its first counted delivery was that long ago, and up to a 64th longer, so that messages share
-     their times. A message that was never delivered has no age.
-   The first rule in this order that fits is told.
+1. A letter is a message that fails to be processed. A message that no member has, and of which at least one delivery
+   failed (it was nacked, or its member died or kept it too long; `group.py`, rule 3), becomes one
+   - `max_deliveries`: when so many deliveries have failed. It is not delivered again, and does not wait for the delay
+     of its last nack.
+   - `distance`: when more than `distance` deliveries have failed; or when the highest acked offset since the group
+     began is more than `distance` ahead of it, be it delayed or not. After a seek nothing counts as acked. Each
+     failure is a step of the group that did not get past the message, so no message holds a group for ever: neither
+     in an exclusive group nor with one consumer of credit 1, where nothing later is acked.
+   - `max_age`: when the first delivery that failed was made that long ago, and up to a 64th longer, so that messages
+     share their times.
+   The first rule in this order that fits is told. What was taken back without a failure (its member left, its node
+   ended) is delivered again, however far the group is ahead of it by then: no program may have seen it.
 2. **Death comes before delivery.** `take` and `letters` look for messages that a rule gives up before they do
    anything else, so a message that comes back is never delivered once more because delivery was quicker. What a
    member has is not looked at until it comes back.
@@ -22,8 +24,8 @@ Rules:
 4. An answer to a letter that is not proposed (any more: the group sought, or the stream was trimmed) changes
    nothing.
 5. Proposals do not survive a restart: they are made again, and the dead letters see to it that each is there once.
-   Counts and times of first deliveries survive as far as the log of the group does; what the log lost counts, and
-   ages, from its next delivery on.
+   Counts, failures and times of first deliveries survive as far as the log of the group does; what the log lost
+   counts, and ages, from its next delivery on.
 6. **Redrive.** `redrive` lets the group get a message again that it has given up: under its own offset, and nobody
    else gets it. It counts, ages and falls behind anew from then on. The letter says how often its message was redriven
    before it died, and the group knows how often each was: a letter is redriven once, whatever was lost in between. A
@@ -77,9 +79,12 @@ class Letters(State):
             self.old_at = min(self._ages(), default=FAR)
 
     def _give_up_below(self, place: Ranges[Standing], limit: int) -> None:
-        spared: list[tuple[int, int, Standing]] = []  # redriven not long ago
+        spared: list[tuple[int, int, Standing]] = []  # never failed, or redriven not long ago
         while (piece := place.pop(FAR, limit)) is not None:
             first, end, standing = piece
+            if not standing.failures:
+                spared.append(piece)
+                continue
             self.dead.set(first, end, Proposal(standing, "dead_distance"))
             for low, high, mark in self.redriven.pieces(first, end):
                 if mark.highest >= limit:

@@ -24,7 +24,9 @@ Rule = Literal["dead_deliveries", "dead_distance", "dead_age"]
 """The dead-letter rules, as the settings of a stream call them: here `max_deliveries`, `distance` and `max_age`."""
 Why = Literal["start", "tracked", "sought"]
 Redrove = Literal["redriven", "already", "busy", "gone"]
-DAY: Final = 24 * 60 * 60 * 1_000_000  # µs; the longest delay
+DAY: Final = 24 * 60 * 60 * 1_000_000  # µs
+LONGEST_DELAY: Final = 366 * DAY
+"""The longest delay of a nack, and the longest `ack_wait` (µs): groups, nodes and clients go by it."""
 LONGEST_REASON: Final = 256  # characters; what is beyond is cut
 
 
@@ -74,7 +76,7 @@ class BadRangeError(DeliveryError):
 
 
 class BadDelayError(DeliveryError):
-    """A delay that is negative or longer than a day, or a block without a delay."""
+    """A delay that is negative or longer than `LONGEST_DELAY`, or a block without a delay."""
 
     code = "BAD_DELAY"
 
@@ -99,7 +101,7 @@ class GroupConfig:
     """How one group is served. Times in µs; None: without that rule.
 
     `distance`, `max_deliveries` and `max_age` are the dead-letter rules (`letters.py`); `max_age` counts from the
-    first delivery to the group.
+    first delivery to the group that failed.
 
     >>> GroupConfig(max_deliveries=0)
     Traceback (most recent call last):
@@ -228,7 +230,15 @@ class Standing:
     reason: str = ""  # why the last one came to nothing
     until: int = 0  # not delivered before
     delay: int = 0  # as it was asked for
-    since: int | None = None  # time of the first counted delivery, noted if the group has `max_age`
+    since: int | None = (
+        None  # when the first delivery that failed was made, noted if the group has `max_age`
+    )
+    spared: int = 0  # counted deliveries that ended because the node did: they are no failures
+
+    @property
+    def failures(self) -> int:
+        """How many deliveries came to nothing, and not because the node ended."""
+        return self.count - self.spared
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +249,13 @@ class Flight:
     epoch: int
     expires: int | None  # when they are taken back, if ack_wait is on
     reason: str  # of the delivery before
-    since: int | None = None  # time of the first counted delivery, this one included
+    since: int | None = None  # when the first delivery was made that failed, or this one
+    spared: int = 0  # of the deliveries before: as in `Standing`
+
+    @property
+    def failures(self) -> int:
+        """How many deliveries before this one failed."""
+        return self.delivery - 1 - self.spared
 
 
 FRESH: Final = Standing()

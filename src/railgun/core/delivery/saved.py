@@ -3,7 +3,8 @@
 1. `Saved` is what `Group.save` tells, and equally what comes of applying all `Change`s since the beginning, in order,
    to an empty one. A log of a group that has grown is written anew as `Saved.changes()`.
 2. Everything that is neither done nor open is as new: never delivered.
-3. What was in flight is saved as delivered: when the node is gone, so are its members, and the delivery counts.
+3. What was in flight is saved as delivered: when the node is gone, so are its members, and the delivery counts. It is
+   saved as no failure, because it will have ended with the node (`Standing.spared`).
 4. Changes are ranges, and each says how things stand now, not what happened: applied twice they do no harm, and what
    was delivered and acked since the last time is told once, as done.
 5. A change that is lost with the tail of a log makes the group deliver again; never does it skip.

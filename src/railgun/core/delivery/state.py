@@ -185,11 +185,11 @@ class State:
             self.waiting.set(first, end, standing)
 
     def delivered_too_often(self, standing: Standing) -> Rule | None:
-        """Return the dead-letter rule that gives messages up for their number of deliveries, or None."""
+        """Return the dead-letter rule that gives messages up for how many of their deliveries failed, or None."""
         most, distance = self.config.max_deliveries, self.config.distance
-        if most is not None and standing.count >= most:
+        if most is not None and standing.failures >= most:
             return "dead_deliveries"
-        if distance is not None and standing.count > distance:
+        if distance is not None and standing.failures > distance:
             return "dead_distance"
         return None
 
@@ -197,12 +197,12 @@ class State:
         """Messages that wait, or are new, go to a member."""
         delivery = was.count + 1
         since = self.noted_time(now) if was.since is None else was.since
-        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason, since)
+        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason, since, was.spared)
         if flight == self.flight:
             flight = self.flight
         else:
             self.flight = flight
-            self.standing = Standing(delivery, was.reason, since=since)
+            self.standing = self.left_alone(flight)
         self.fly(party, first, end, flight)
         self.unsaved.set(first, end, self.standing)
         return Deliver(party.name, first, end, delivery, self.epoch)
@@ -244,12 +244,22 @@ class State:
 
     def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
         """Messages that a member had are nobody's. `reason` None: the delivery does not count."""
-        if reason is None:  # and if no delivery counted before, none was the first
-            since = flight.since if flight.delivery > 1 else None
-            standing = Standing(flight.delivery - 1, flight.reason, since=since)
+        if reason is None:  # and if none failed before, none was the first
+            since = flight.since if flight.failures else None
+            spared = flight.spared
+            standing = Standing(flight.delivery - 1, flight.reason, since=since, spared=spared)
         else:
-            standing = Standing(flight.delivery, reason[:LONGEST_REASON], since=flight.since)
+            told = reason[:LONGEST_REASON]
+            standing = Standing(flight.delivery, told, since=flight.since, spared=flight.spared)
         self.put_back(first, end, standing)
+
+    def left_alone(self, flight: Flight) -> Standing:
+        """Return how messages stand that a member had when its node ended, or served it no more.
+
+        The delivery counts, for the member may have seen them; it is no failure, for nobody said so.
+        """
+        since = flight.since if flight.failures else None
+        return Standing(flight.delivery, flight.reason, since=since, spared=flight.spared + 1)
 
     def put_back(self, first: int, end: int, standing: Standing) -> None:
         """Messages are nobody's, and stand like this; those that the stream has lost meanwhile are missed."""
@@ -318,8 +328,7 @@ class State:
                 )
                 party.flights.set(first, end, sooner)
                 if sooner.since != flight.since:
-                    standing = Standing(flight.delivery, flight.reason, since=sooner.since)
-                    self.unsaved.set(first, end, standing)
+                    self.unsaved.set(first, end, self.left_alone(sooner))
         until, delay = self.pause
         self.pause = (min(until, now + delay), delay)
         self.old_at = min(self._ages(), default=FAR)
@@ -413,8 +422,7 @@ class State:
                 saved.open.set(first, end, standing)
         for party in self.members.values():
             for first, end, flight in party.flights:
-                standing = Standing(flight.delivery, flight.reason, since=flight.since)
-                saved.open.set(first, end, standing)
+                saved.open.set(first, end, self.left_alone(flight))
         for offset, proposal in self.proposed.items():
             if proposal.standing != FRESH:
                 saved.open.set(offset, offset + 1, proposal.standing)

@@ -19,6 +19,9 @@ Rules:
    unless it comes back and has lost it. One that tells anew how it stands in the middle of a session is fed from
    there, but what it tells may not be on disk yet: it counts for no more than it had said to have.
 7. A replica that is too slow for what the master keeps begins anew at the first message that is left.
+8. *Units.* What is safe never ends within a unit: as long as a majority has only a part of one, all of it waits. So a
+   master whose log ends within a unit when it has gathered cuts that off: it was never safe, and nobody is left who
+   could finish it. A unit is whole on the master's own disk before it is pushed.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from railgun.core.replication.messages import (
     Anew,
     Command,
     Cut,
+    CutHalf,
     Fetch,
     Fetched,
     FetchedGroups,
@@ -100,7 +104,7 @@ class Master:
     """The rules of the copy that writes. See `messages` for what its driver has to do."""
 
     __slots__ = (
-        "_asked", "_asked_groups", "_until", "copy", "epoch", "id", "needs_groups", "needs_log", "number",
+        "_asked", "_asked_groups", "_units", "_until", "copy", "epoch", "id", "needs_groups", "needs_log", "number",
         "peers", "phase", "safe_groups", "sets", "start",
     )  # fmt: skip
 
@@ -116,6 +120,7 @@ class Master:
         self._asked: Id | None = None  # whom it fetches from; None: all has come
         self._asked_groups: Id | None = None
         self._until = 0  # where the log ends that it fetches
+        self._units: list[tuple[int, int]] = []  # of several batches, that are not safe yet
 
     def begin(self) -> list[Command]:
         """Find out what was acknowledged."""
@@ -235,7 +240,14 @@ class Master:
         if self.phase is not Phase.FETCH or self.needs_log or self.needs_groups:
             return []
         self.phase = Phase.LABEL
-        return [*self._trim_as_others(), Label(self.epoch, groups=True)]
+        return [*self._trim_as_others(), CutHalf()]
+
+    def cut_half(self, end: int) -> list[Command]:
+        """Its log ends there, and not within a unit."""
+        if self.phase is not Phase.LABEL or self.copy.label == self.epoch:
+            return []
+        self.copy.cut(end)
+        return [Label(self.epoch, groups=True)]
 
     def _trim_as_others(self) -> list[Command]:
         """What was taken away for good is away on a majority: it must not come back with a copy that has it still."""
@@ -264,19 +276,30 @@ class Master:
 
     # ------------------------------------------------------------ what is on its own disk
 
-    def appended(self, base: int, epoch: int, end: int) -> list[Command]:
-        """What was published is on disk; batches of this epoch, or of the one before if the master went on."""
+    def appended(
+        self, base: int, epoch: int, end: int, units: Iterable[tuple[int, int]] = ()
+    ) -> list[Command]:
+        """What was published is on disk; batches of this epoch, or of the one before if the master went on.
+
+        `units`: the base and the end of each unit in it that has several batches.
+        """
         self.copy.append(base, ((epoch, end),))
+        self._units += units
         return self.wrote(end)
 
-    def wrote(self, end: int) -> list[Command]:
-        """What was fetched or published is on disk."""
-        self.copy.durable = max(self.copy.durable, min(end, self.copy.end))
+    def wrote(self, end: int, whole: int | None = None) -> list[Command]:
+        """What was fetched or published is on disk; `whole`: as of a replica."""
+        self.copy.wrote(end, whole)
         if self.phase is Phase.FETCH:
             if self.needs_log and self._asked is None:
                 self.needs_log = self.copy.durable < self.copy.end
             return self._label_if_whole()
         return self._count() if self.phase is Phase.LEAD else []
+
+    def has_cut(self, whole: int) -> list[Command]:
+        """What was to be cut off is gone; the units that are left are whole up to there."""
+        self.copy.whole = whole
+        return []
 
     def wrote_groups(self, epoch: int, number: int) -> list[Command]:
         """States or changes of groups are on disk."""
@@ -372,9 +395,10 @@ class Master:
         ends = {n: p.end for n, p in self.peers.items() if p.labelled}
         ends[self.id] = self.copy.durable
         commands = list[Command]()
-        safe = self._agreed(ends)
+        safe = self._without_half(self._agreed(ends))
         if safe is not None and safe >= self.start and safe > self.copy.safe:
             self.copy.safe = safe
+            self._units = [unit for unit in self._units if unit[1] > safe]
             commands.append(Safe(safe))
         epoch = self.epoch
         numbers = {n: p.groups[1] for n, p in self.peers.items() if p.groups[0] == epoch}
@@ -385,6 +409,10 @@ class Master:
             self.safe_groups = groups
             commands.append(SafeGroups(groups))
         return commands
+
+    def _without_half(self, end: int | None) -> int | None:
+        """Return where the unit begins that this offset lies within, or the offset itself."""
+        return next((unit[0] for unit in self._units if unit[0] < (end or 0) < unit[1]), end)
 
     def _agreed(self, reached: dict[Id, int]) -> int | None:
         """The highest number that a majority of the set has reached; None: there is none."""

@@ -12,10 +12,11 @@ A driver owns the disk, the links and the promises of its node. Its duties:
    answer to a `Fence` of an older epoch is no promise for this one: `stands` is called for the last session of this
    very epoch only. Session numbers of a master and a replica grow, through epochs and restarts.
 3. *Commands* are done in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
-   `wrote`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn between two
-   batches. If a `Write` or a `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of
-   `WriteGroups` and `failed_groups`. If a `Cut`, an `Anew` or a `Trim` fails, the node reads its copy from disk again,
-   as after a crash. A master that cannot write is none any more.
+   `wrote`, `has_cut`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn
+   between two batches, also within a unit (rule 8 of `master`), but `appended` is of whole units. If a `Write` or a
+   `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of `WriteGroups` and
+   `failed_groups`. If a `Cut`, a `CutHalf`, an `Anew` or a `Trim` fails, the node reads its copy from disk again, as
+   after a crash. A master that cannot write is none any more.
 4. A copy that finds its files damaged sets aside what is bad and all behind it, drops what waits to be written, and its
    label is `LOST`, on disk, before it says or hears anything more (`lost`). A master is none any more then.
    What a copy knew to be safe may be of an `Anew` that was dropped: who reads a copy from disk again begins without it,
@@ -161,9 +162,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut the log off there; what is cut is kept aside, for people."""
+    """Cut the log off there, then `has_cut`; what is cut is kept aside, for people."""
 
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutHalf:
+    """If the log ends within a unit, cut that off; then `cut_half`, with the end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,5 +228,5 @@ class SafeGroups:
 
 
 Command: TypeAlias = (
-    Say | Write | Cut | Anew | Label | Trim | WriteGroups | Serve | Safe | SafeGroups
+    Say | Write | Cut | CutHalf | Anew | Label | Trim | WriteGroups | Serve | Safe | SafeGroups
 )

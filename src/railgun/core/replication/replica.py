@@ -9,7 +9,7 @@ Rules:
    longer for what it took, but its label is of an older epoch: nobody takes it for better than one with the label.
 4. What does not follow is not taken: it says how it stands, and the master begins there. What is under way from before
    that is not heard (`turn`): it would cut off what was taken and acknowledged since.
-5. Readers see what is safe by the master's word, and on this disk.
+5. Readers see what is safe by the master's word, and on this disk; no part of a unit that is not whole here.
 6. States of groups come whole first, then change by change, without a gap.
 7. A copy that has lost something may have been counted for it in this very epoch. So it gets a label only when it has
    all that the master says is safe, and the states of groups, too, both of after it has told of its loss.
@@ -114,13 +114,18 @@ class Replica:
         before = copy.epoch_before(base)
         return before == push.before or not before or not push.before
 
-    def wrote(self, end: int) -> list[Command]:
-        """It is on disk up to there."""
-        self.copy.durable = max(self.copy.durable, min(end, self.copy.end))
+    def wrote(self, end: int, whole: int | None = None) -> list[Command]:
+        """Batches up to `end` are on disk; the last whole unit in them ends at `whole` (None: there, 0: none does)."""
+        self.copy.wrote(end, whole)
         commands = self._look()
         return (
             commands if any(isinstance(c, Label) for c in commands) else commands + self._report()
         )
+
+    def has_cut(self, whole: int) -> list[Command]:
+        """What was to be cut off is gone; the units that are left are whole up to there."""
+        self.copy.whole = whole
+        return self._look() + self._report()
 
     def failed(self) -> list[Command]:
         """Something could not be written: all that was not on disk is not there, and the master may try again."""
@@ -155,7 +160,7 @@ class Replica:
         ):  # what is not on disk may yet fail to get there
             copy.trim(min(self._first, copy.durable))
             commands.append(Trim(copy.first))
-        safe = min(self._told, copy.durable)
+        safe = min(self._told, copy.whole)
         if safe > copy.safe:
             copy.safe = safe
             commands.append(Safe(safe))

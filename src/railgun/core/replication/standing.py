@@ -8,6 +8,8 @@ Rules:
    may have something else there, which nobody has seen: it is not enough that it is as long.
 3. Of two copies the one with the higher label is the better one, and of equals the longer. `LOST` is no label: such a
    copy has had more than it has, so nobody may conclude anything from it.
+4. A *unit* is a row of batches that are seen together or not at all. A copy may end within one. What is safe never ends
+   within a unit, so a part of one at the end of a log may be cut off.
 """
 
 from __future__ import annotations
@@ -52,13 +54,16 @@ class Copy:
     groups: tuple[int, int] = (0, 0)
     safe: int = 0
     """The high watermark, as far as this copy goes."""
+    whole: int = 0
+    """Up to there the units on disk are whole; perhaps further, after a cut."""
 
     @staticmethod
-    def of(standing: Standing, safe: int = 0) -> Copy:
-        """As it was found on disk."""
+    def of(standing: Standing, safe: int = 0, whole: int | None = None) -> Copy:
+        """Return a copy as it was found on disk, with units that are whole up to `whole` (None: to the end)."""
         copy = Copy(standing.label, standing.first, standing.end, standing.end)
         copy.runs, copy.groups = list(standing.runs), standing.groups
-        copy.safe = max(standing.first, min(safe, standing.end))
+        copy.whole = standing.end if whole is None else whole
+        copy.safe = max(standing.first, min(safe, copy.whole))
         return copy
 
     def standing(self) -> Standing:
@@ -81,6 +86,11 @@ class Copy:
             self.runs.append((epoch, end))
             self.end = end
 
+    def wrote(self, end: int, whole: int | None) -> None:
+        """Note that batches up to `end` are on disk; the last whole unit in them ends at `whole` (None: there)."""
+        self.durable = max(self.durable, min(end, self.end))
+        self.whole = max(self.whole, min(self.durable, end if whole is None else whole))
+
     def cut(self, offset: int) -> None:
         """Forget what lies from there on."""
         if offset < self.safe:
@@ -88,18 +98,21 @@ class Copy:
         self.runs = list(clipped(self.runs, offset, self.first))
         self.end = offset
         self.durable = min(self.durable, offset)
+        if offset < self.whole:  # it may be within a unit: the driver tells when it is done
+            self.whole = self.safe
 
     def anew(self, base: int) -> None:
         """Nothing is left; the next one is `base`."""
         if base < self.safe:
             raise ProtocolError(f"a copy is to begin anew at {base}, and {self.safe} is safe")
         self.runs, self.first, self.end, self.durable = [], base, base, base
-        self.safe = base
+        self.safe = self.whole = base
 
     def trim(self, first: int) -> None:
         """What lies before is gone."""
         self.first = max(self.first, min(first, self.end))
         self.safe = max(self.safe, self.first)
+        self.whole = max(self.whole, self.first)
         self.runs = [(epoch, end) for epoch, end in self.runs if end > self.first]
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from railgun.core.errors import RailgunError
+from railgun.core.frontier import MIN
 from railgun.core.placement import Worker
 
 NONE: Final = -1
@@ -83,10 +84,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Relinquish:
-    """This worker has the stream no more; whoever has it next goes on after `por`."""
+    """This worker has the stream no more; whoever has it next goes on after `por`.
+
+    How far time has come in it (`reached`) is added by who keeps the times.
+    """
 
     stream: str
     por: int
+    reached: int = MIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.hashing import hash_keys
-from railgun.flow.calls import Call
+from railgun.flow.calls import PICKLE, KeyCalls, ValueCalls
 from railgun.state.store import MemoryStore
+from railgun.wire.pickling import dumps
 
 if TYPE_CHECKING:
     from railgun.flow.operators.keyed import Keyed
@@ -45,6 +46,9 @@ MOST_KEYS: Final = (
 )  # of a store that may count as changed as a whole: noting them takes 2 ms
 MOST_UNCHANGED: Final = 1 / 32  # of its keys, that are saved without need then
 LOOK_EVERY: Final = 4  # records a key, between two looks for keys that have not changed
+FEW: Final = 8  # keys whose types are sooner looked at than a call is noted
+BUILT_IN: Final = frozenset({int, str, bytes, float, bool, type(None)})
+"""Types of keys that call no code of users when they are looked for."""
 _NONE: Final = object()
 
 
@@ -69,13 +73,31 @@ class Changes:
         self._done: set[Any] = set()  # saved with a full snapshot
         self._left: set[Any] = set()  # not yet saved with one of changes
 
-    def touch(self, keys: Collection[Any]) -> None:
-        """Note that these keys are about to change; save those that a snapshot needs as they are now."""
+    def touch(self, keys: Collection[Any], records: Sequence[Any] = ()) -> None:
+        """Note that these keys are about to change; save those that a snapshot needs as they are now.
+
+        `records`: what they are about to change by, to be named if the code of a key fails.
+        """
+        count = len(self.operator.states)
+        if self.all_changed and count <= MOST_KEYS and self._table is None:
+            return
+        if len(keys) <= FEW and BUILT_IN.issuperset(map(type, keys)):  # the key of a timer, say
+            self._touch(keys, None)
+            return
+        with KeyCalls(self.operator.step, keys, records) as call:
+            call.try_keys(self.changed, self.operator.states)
+            self._touch(keys, call)
+
+    def _touch(self, keys: Collection[Any], call: KeyCalls | None) -> None:
         count = len(self.operator.states)
         if count > MOST_KEYS:
             self._note_all()
         if not self.all_changed:
-            self.changed.update(keys)
+            if call is None:
+                self.changed.update(keys)
+            else:
+                self.changed.update(call.walk())
+                call.walked()
             self._touched += len(keys)
             if self._touched > LOOK_EVERY * count:
                 self._look()
@@ -107,8 +129,9 @@ class Changes:
 
     def cut(self, table: TableWriter, full: bool) -> None:
         """Begin a snapshot of this moment, whose rows go to `table`; a `full` one saves every key."""
-        self._note_all()
-        self.flying |= self.changed
+        with KeyCalls(self.operator.step):
+            self._note_all()
+            self.flying |= self.changed
         self.changed = set()
         self._touched = 0
         self._table, self._full = table, full
@@ -127,11 +150,14 @@ class Changes:
         if self._full:
             block = list(islice(self._keys, BLOCK))
             if block:
-                self.preserve(block)
+                with KeyCalls(self.operator.step, block):
+                    self.preserve(block)
                 return
         elif self._left:
             pop = self._left.pop
-            self._save([pop() for _ in range(min(BLOCK, len(self._left)))])
+            block = [pop() for _ in range(min(BLOCK, len(self._left)))]
+            with KeyCalls(self.operator.step, block):
+                self._save(block)
             return
         self.give_up()
 
@@ -171,13 +197,17 @@ class Changes:
         saved = operator.saved(keys, states)
         timers = operator.timers.of(keys) if operator.timers else None
         ended = [key in operator.ended for key in keys] if operator.ended else None
-        with Call(operator.step, "pickle"):
-            table.add(hash_keys(keys), keys, saved, timers, ended, deleted)
+        hashes = hash_keys(keys)
+        with ValueCalls(operator.step, PICKLE, "key", keys, owners=saved) as call:
+            call.try_each(dumps, saved)
+            call.try_each(dumps, keys)
+            table.add(hashes, keys, saved, timers, ended, deleted)
 
     def settle(self, committed: bool) -> None:
         """The snapshot counts from now on; or it does not, and what it was to save is still to be saved."""
         if not committed:
-            self.changed |= self.flying
+            with KeyCalls(self.operator.step):
+                self.changed |= self.flying
         self.flying = set()
 
     def give_up(self) -> None:
@@ -205,6 +235,7 @@ class Changes:
 
     def deleted(self) -> list[Any]:
         """What changed and is no more: keys that nobody else will say of that they are deleted."""
-        keys = [*{*self.changed, *self.flying}]
-        self.operator.fetch_missing(keys)
-        return [key for key in keys if key not in self.operator.states]
+        with KeyCalls(self.operator.step):
+            keys = [*{*self.changed, *self.flying}]
+            self.operator.fetch_missing(keys)
+            return [key for key in keys if key not in self.operator.states]

@@ -1,14 +1,12 @@
 """Several consumers of one stream: what one of them changes in an item, the others must not see.
 
-Items are handed on as they are. If two steps take from one stream and one changes the items in place, what the other
-sees depends on who comes first. Rules:
+If two steps got the same item and one changed it in place, what the other sees would depend on who comes first. Rules:
 
-1. For the first `CHECKED` items of a stream with several consumers each consumer has copies of its own, and it is
-   watched whether it changes them, also later, when they have waited to be sent to another stage.
-2. If one did, the consumers have copies for ever. So what each of them sees is what was emitted.
-3. If none did, items are handed on as they are, and one of every `SAMPLE_ROWS` is watched. A change that is found only
-   then is told people as a warning, because nobody knows any more what others saw; from then on there are copies.
-4. Where that must not be copied but found (`FlowTester`), a consumer that changes an item is an error, which names it.
+1. Each consumer has items of its own, always: all but the last have copies. So what each of them sees is what was
+   emitted, whatever the others do, and whenever they begin to. Items that cannot change (numbers, text, tuples of
+   these) are their own copies; of the others, plain ones are copied quickly (`copying`).
+2. An item that cannot be copied (a lock, an open file) is handed to all of them as it is.
+3. Where that must not be copied but found (`FlowTester`), a consumer that changes an item is an error, which names it.
 
 A stream with one consumer is none of this module's business, and pays nothing.
 """
@@ -16,21 +14,21 @@ A stream with one consumer is none of this module's business, and pays nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from railgun.flow.calls import ValueCalls
 from railgun.flow.errors import StepError
-from railgun.flow.operators.sharing import Watched, own_copy
+from railgun.flow.operators.copying import ATOMS, ODD, own_copy, plain_copy
+from railgun.flow.operators.sharing import Watched
 from railgun.flow.telling import shorten
 
 if TYPE_CHECKING:
     from railgun.flow.operators.operator import Operator
     from railgun.wire.rows import RowBatch
 
-CHECKED: Final = 1_000
-SAMPLE_ROWS: Final = 1_000
-WATCHED: Final = 100
-"""Items of a batch that are watched for each consumer, while it is found out whether it changes them."""
+WATCHED: Final = 1_000
+"""Items that are watched for each consumer, where it is to be found out whether it changes them."""
 
 
 class SharedItemError(StepError):
@@ -47,32 +45,24 @@ class SharedItemError(StepError):
 class Consumers:
     """Hands the batches of one step to the several operators that take from it."""
 
-    def __init__(self, step: str, outs: Sequence[Operator], warn: Callable[[str], None]) -> None:
+    def __init__(self, step: str, outs: Sequence[Operator]) -> None:
         self.step = step
         self.outs = outs
         self.strict = False
         self.numbered = False
         """Whether rows are numbered, because their ways meet again (`operators.ways`)."""
-        self._warn = warn
-        self._left = CHECKED
-        self._copying = False
-        self._watched: list[deque[Watched]] = [deque(maxlen=CHECKED) for _ in outs]
-        self._sample: Watched | None = None
-        self._rows = 0  # since the last sample
+        self._watched: list[deque[Watched]] = [deque(maxlen=WATCHED) for _ in outs]
 
     def push(self, batch: RowBatch) -> None:
-        """Hand a batch to all of them."""
+        """Hand a batch to all of them: items of its own to each, to the last one those that were emitted."""
+        mine = [batch.with_values(self._copies(batch.values)) for _ in self.outs[1:]]
+        mine.append(batch)
         if self.strict:
-            self._push_copies(batch, watched=CHECKED)
-            self.check()
-        elif self._copying:
-            self._push_copies(batch)
-        elif self._left > 0:
-            self._left -= len(batch)
-            self._push_copies(batch, watched=WATCHED)
-            self._learn()
-        else:
-            self._push_shared(batch)
+            for own, watch in zip(mine, self._watched, strict=True):
+                watch.extend(filter(None, map(Watched.of, own.values[:WATCHED])))
+        for way, (out, own) in enumerate(zip(self.outs, mine, strict=True)):
+            out.push(own.numbered(way) if self.numbered else own)
+        self.check()
 
     def check(self) -> None:
         """Raise `SharedItemError` if a consumer has changed an item it was given, and that is an error here."""
@@ -82,45 +72,18 @@ class Consumers:
                     was, now = shorten(item.before()), shorten(item.value)
                     raise SharedItemError(out.step, self.step, "", now, was)
 
-    def _push_copies(self, batch: RowBatch, watched: int = 0) -> None:
-        """Give each consumer items of its own, the last one those that were emitted."""
-        mine = [batch.with_values([own_copy(item) for item in batch.values]) for _ in self.outs[1:]]
-        mine.append(batch)
-        for own, watch in zip(mine, self._watched, strict=True):
-            watch.extend(filter(None, map(Watched.of, own.values[:watched])))
-        self._give(mine)
-
-    def _learn(self) -> None:
-        """Find out whether a consumer changes what it is given; in the end, let go of what was watched."""
-        self._copying = any(item.has_changed() for watched in self._watched for item in watched)
-        if self._copying:
-            self._watched = [deque() for _ in self.outs]
-
-    def _push_shared(self, batch: RowBatch) -> None:
-        if any(self._watched):  # the last ones that were given as copies, which have had time since
-            self._learn()
-            if self._copying:
-                self._push_copies(batch)
-                return
-            self._watched = [deque() for _ in self.outs]
-        if self._sample is not None and self._sample.has_changed():
-            self._tell_late()
-            self._push_copies(batch)
-            return
-        self._rows += len(batch)
-        if self._rows >= SAMPLE_ROWS:
-            self._rows, self._sample = 0, Watched.of(batch.values[-1])
-        self._give([batch] * len(self.outs))
-
-    def _give(self, batches: Sequence[RowBatch]) -> None:
-        for way, (out, batch) in enumerate(zip(self.outs, batches, strict=True)):
-            out.push(batch.numbered(way) if self.numbered else batch)
-
-    def _tell_late(self) -> None:
-        self._copying, self._sample = True, None
-        steps = ", ".join(repr(out.step) for out in self.outs)
-        self._warn(
-            f"step {self.step!r}: one of the steps that take its items ({steps}), or a step after one of them, changes "
-            "items in place, which the others get, too. What they have seen up to now may be wrong; from now on they "
-            "have copies. Change a copy instead: copy.deepcopy(item)"
-        )
+    def _copies(self, items: list[Any]) -> list[Any]:
+        """Return copies of items; of one that cannot be copied, itself."""
+        if ATOMS.issuperset(map(type, items)):
+            return items.copy()
+        copies = [item if type(item) in ATOMS else plain_copy(item) for item in items]
+        odd = [row for row, item in enumerate(copies) if item is ODD]
+        if odd:  # which may call code of users
+            tried: list[int] = []
+            values = [items[row] for row in odd]
+            with ValueCalls(self.step, "copy of items", "record", values, tried.__len__) as call:
+                copy = call.following(own_copy)
+                for row in odd:
+                    copies[row] = copy(items[row])
+                    tried.append(row)
+        return copies

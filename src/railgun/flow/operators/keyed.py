@@ -20,17 +20,18 @@ from railgun.core.errors import ProtocolError, pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import Hashes
 from railgun.core.rescale.order import Order, Turns
-from railgun.flow.calls import Call
+from railgun.flow.calls import PICKLE, UNPICKLE, Call, KeyCalls, ValueCalls
 from railgun.flow.errors import (
     UnloadableRecordError,
     UnloadableStateError,
     UnpicklableStateError,
     UpgradeError,
 )
-from railgun.flow.functions import UNFINISHED, check_result
+from railgun.flow.functions import UNFINISHED, check_result, check_state
 from railgun.flow.operators.changes import Changes
+from railgun.flow.operators.copying import own_copy
 from railgun.flow.operators.operator import Operator, Setting, name_of, shorten, tell
-from railgun.flow.operators.sharing import Sharing, own_copy, shares
+from railgun.flow.operators.sharing import Sharing
 from railgun.flow.operators.timers import Timers
 from railgun.state.store import MemoryStore, blocks
 from railgun.wire.columns import (
@@ -155,17 +156,13 @@ class Keyed(Operator):
         state: Any,
         last: Any,
     ) -> None:
-        """Look for results of a batch that share objects with states; `state` and `last` are of its last call."""
-        for result in state, last:
-            check_result(self.step, function, result, self.not_results)
+        """Look at the state and the result of the last call of a batch, and at all results where these are checked."""
+        check_result(self.step, function, last, self.not_results)
+        check_state(self.step, function, keys[-1], state, self.not_results)
         sharing = self.sharing
         if sharing.strict:
             sharing.compare(self.step, function, keys, results)
             results[:] = map(own_copy, results)
-        elif sharing.watching:
-            sharing.put_back(results)
-        elif shares(state, last):
-            sharing.found_late(self.step, function, keys, results)
 
     # ------------------------------------------------------------ snapshots
 
@@ -174,10 +171,16 @@ class Keyed(Operator):
         self.changes = Changes(self)
         self.timers.touch = self.changes.touch
 
-    def touch(self, keys: Collection[Any]) -> None:
-        """The state of these keys is about to change."""
+    def touch(self, keys: Collection[Any], records: Sequence[Any] = ()) -> None:
+        """The state of these keys is about to change, by these records if there are any."""
         if self.changes is not None:
-            self.changes.touch(keys)
+            self.changes.touch(keys, records)
+
+    def fetch(self, keys: Sequence[Any]) -> None:
+        """Bring these keys into memory, as their states are about to be asked for."""
+        if not isinstance(self.store, MemoryStore):
+            with KeyCalls(self.step, keys):
+                self.store.fetch(keys)
 
     def fetch_missing(self, keys: Collection[Any]) -> None:
         """Bring these keys into memory; if they are, whatever else was fetched stays there."""
@@ -193,11 +196,12 @@ class Keyed(Operator):
     def unload(self, keys: Iterable[Any]) -> None:
         """Take out keys that a snapshot says are deleted."""
         for block in blocks(list(keys), BLOCK):
-            self.store.fetch(block)
-            for key in block:
-                self.states.pop(key, None)
-                self.timers.forget(key)
-                self.ended.discard(key)
+            with KeyCalls(self.step, block):
+                self.store.fetch(block)
+                for key in block:
+                    self.states.pop(key, None)
+                    self.timers.forget(key)
+                    self.ended.discard(key)
 
     def load(self, rows: Rows) -> None:
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
@@ -205,24 +209,26 @@ class Keyed(Operator):
         self.loaded_keys += keys[:LOOKED_AT]
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
-        self._put(keys, states)
-        if self.timers:
-            for key in keys:
-                self.timers.forget(key)
-        if any(rows.timers):
-            self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
-        self.ended.difference_update(keys)
-        self.ended.update(compress(keys, rows.ended))
+        with KeyCalls(self.step, keys) as looking:
+            looking.try_keys(self.states)
+            self._put(keys, states)
+            if self.timers:
+                for key in keys:
+                    self.timers.forget(key)
+            if any(rows.timers):
+                self.timers.enter({k: t for k, t in zip(keys, rows.timers, strict=True) if t})
+            self.ended.difference_update(keys)
+            self.ended.update(compress(keys, rows.ended))
 
     def _upgraded(
         self, upgrade: Callable[[Any], Any], keys: list[Any], states: list[Any]
     ) -> list[Any]:
         made: list[Any] = []
-        with Call(self.step, upgrade):
+        with ValueCalls(self.step, upgrade, "key", keys, made.__len__) as call:
+            called = call.following(upgrade)
             try:
-                made.extend(map(upgrade, states))
-                if len(made) < len(states):
-                    raise StopIteration("raised by the function itself")
+                for state in states:
+                    made.append(called(state))
             except BaseException as error:
                 pass_interrupt(error)
                 at = len(made)
@@ -286,18 +292,22 @@ class Keyed(Operator):
 
     def collect(self, keys: list[Any]) -> bytes:
         """Take the state of those of these keys that have any out, as bytes."""
-        changed = [] if self.changes is None else self.changes.leave(keys)
-        self.store.fetch(keys)
-        states = [self.states.pop(key, _NONE) for key in keys]
-        if any(map(is_, states, repeat(_NONE))):
-            keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
-            states = [state for state in states if state is not _NONE]
-        if type(self).packed is not Keyed.packed:
-            states = list(map(self.packed, keys, states))
-        timers = self.timers.leave(keys)
-        ended = [key for key in keys if key in self.ended] if self.ended else []
-        self.ended.difference_update(ended)
-        with Call(self.step, "pickle"):
+        with KeyCalls(self.step, keys) as looking:
+            looking.try_keys(self.states)
+            changed = [] if self.changes is None else self.changes.leave(keys)
+            self.store.fetch(keys)
+            states = [self.states.pop(key, _NONE) for key in keys]
+            if any(map(is_, states, repeat(_NONE))):
+                keys = [key for key, state in zip(keys, states, strict=True) if state is not _NONE]
+                states = [state for state in states if state is not _NONE]
+            if type(self).packed is not Keyed.packed:
+                states = list(map(self.packed, keys, states))
+            timers = self.timers.leave(keys)
+            ended = [key for key in keys if key in self.ended] if self.ended else []
+            self.ended.difference_update(ended)
+        with ValueCalls(self.step, PICKLE, "key", keys, owners=states) as call:
+            call.try_each(dumps, states)
+            call.try_each(dumps, keys)
             names, saved = encode_column(keys), self._encoded(keys, states)
             extra = dumps((timers, ended, changed)) if timers or ended or changed else b""
         return b"".join((_HEAD.pack(len(keys), len(names), len(saved)), names, saved, extra))
@@ -319,7 +329,7 @@ class Keyed(Operator):
 
     def check_state(self, key: Any, state: Any) -> None:
         """Raise `UnpicklableStateError` if pickle refuses a state, `UnloadableStateError` if it cannot be unpickled."""
-        with Call(self.step, "pickle"):
+        with ValueCalls(self.step, PICKLE, "key", [key]):
             try:
                 dumps(state)
             except BaseException as error:
@@ -348,7 +358,7 @@ class Keyed(Operator):
         except struct.error as error:
             raise DecodingError(f"the state of keys cannot be read: {error}") from error
         at = _HEAD.size
-        with Call(self.step, "unpickle"):
+        with Call(self.step, UNPICKLE):
             try:
                 keys = decode_column(data[at : at + named], rows)
                 at += named
@@ -357,15 +367,17 @@ class Keyed(Operator):
                 raise UnloadableRecordError(self.step, "", "", "", str(error)) from error
         if type(self).unpacked is not Keyed.unpacked:
             states = list(map(self.unpacked, keys, states))
-        if self.changes is not None:
-            self.changes.arrive(keys)
-        self.store.put(keys, states)
-        extra = data[at + saved :]
-        if extra:
-            timers, ended, changed = pickle.loads(extra)
-            self.timers.enter(timers)
-            self.ended.update(ended)
-            self.touch(changed)
+        with KeyCalls(self.step, keys) as looking:
+            looking.try_keys(self.states)
+            if self.changes is not None:
+                self.changes.arrive(keys)
+            self.store.put(keys, states)
+            extra = data[at + saved :]
+            if extra:
+                timers, ended, changed = pickle.loads(extra)
+                self.timers.enter(timers)
+                self.ended.update(ended)
+                self.touch(changed)
         return keys
 
     def packed(self, key: Any, state: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.calls import RecordCalls
-from railgun.flow.errors import NotAResultError, StepError
+from railgun.flow.errors import NotAResultError, StepError, TimerError
 from railgun.flow.functions import ASYNCHRONOUS, check_result
 from railgun.flow.operators.consumers import Consumers
 from railgun.flow.telling import name_of as name_of
@@ -106,21 +106,19 @@ class Operator:
     ) -> tuple[list[Any], list[int]]:
         """The function's results, and the rows (ascending) it raised for, which have no result.
 
-        `list.extend` keeps what it got before an exception, so the first row that fails is known without a
-        Python loop over the others. `values`: what the function is called with, if not the batch's values; `user`:
+        `values`: what the function is called with, if not the batch's values; `user`:
         the user's function, which is blamed, if `function` stands around it.
         """
         left = iter(batch.values if values is None else values)
         with RecordCalls(self, user or function, batch) as call:
             results = call.results
+            append = results.append
             called = call.following(function)
             while not call.over:
                 try:
-                    results.extend(map(called, left))
-                    if call.over:
-                        break
-                    # To `extend` this was the end of the values.
-                    raise StopIteration("raised by the function itself")
+                    # To `map` a StopIteration of the function would be the end of the values.
+                    for value in left:
+                        append(called(value))
                 except BaseException as error:
                     call.raised(error)
         if results:
@@ -129,7 +127,7 @@ class Operator:
         return results, call.failed_rows
 
     def raised(
-        self, function: Callable[..., Any], batch: RowBatch, row: int, error: BaseException
+        self, function: Callable[..., Any] | str, batch: RowBatch, row: int, error: BaseException
     ) -> None:
         """A user's function raised for this row: to the dead letters with it, or stop."""
         key = None if batch.keys is None else batch.keys[row]
@@ -137,19 +135,29 @@ class Operator:
         self.raised_for(function, key, batch.values[row], time, error)
 
     def raised_for(
-        self, function: Callable[..., Any], key: Any, record: Any, time: int, error: BaseException
+        self,
+        function: Callable[..., Any] | str,
+        key: Any,
+        record: Any,
+        time: int,
+        error: BaseException,
+        timer: bool = False,
     ) -> None:
-        """As `raised`, for a record that is not in a batch. A function that gives coroutines always stops the flow."""
+        """As `raised`, for a record that is not in a batch. A function that gives coroutines always stops the flow.
+
+        `timer`: the function was called for a key and a time, not for a record.
+        """
         pass_interrupt(error)
         if isinstance(error, NotAResultError):
             raise error
         setting = self.setting
         told = tell(error)
         if setting.on_error == "stop" or setting.dead_letter is None:
+            where = setting.step, function if isinstance(function, str) else name_of(function)
+            if timer:
+                raise TimerError(*where, shorten(key), str(time), told) from error
             shown_key = "" if key is None else shorten(key)
-            raise StepError(
-                setting.step, name_of(function), shown_key, shorten(record), told
-            ) from error
+            raise StepError(*where, shown_key, shorten(record), told) from error
         setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
         setting.dead_letter(DeadLetter(setting.step, key, record, time, represent(error), told))
 

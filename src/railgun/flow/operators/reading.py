@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN, late_rows
-from railgun.flow.calls import SourceCall
+from railgun.flow.calls import NO_PART, SourceCall
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting, shorten
 from railgun.flow.operators.stateless import kept
@@ -74,7 +74,7 @@ class Reading(Keyed):
             reader = self.source.open(partition, position)
         return Part(reader, position, heard=self.now)
 
-    def calling(self, what: str, partition: Any = None, position: Any = None) -> SourceCall:
+    def calling(self, what: str, partition: Any = NO_PART, position: Any = None) -> SourceCall:
         """Return the context in which a method of the source or of a reader is called; it raises a `SourceError`."""
         return SourceCall(self.step, self.source, what, partition, position)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from railgun.core.errors import pass_interrupt
 from railgun.core.frontier import LAST, MAX, MIN
-from railgun.core.sources.messages import FromTable, SessionError
+from railgun.core.sources.messages import FromTable, Relinquish, SessionError
 from railgun.core.sources.table import Table
-from railgun.flow.calls import Call
+from railgun.flow.calls import ValueCalls
 from railgun.flow.operators.operator import Setting, shorten, without
 from railgun.flow.operators.reading import BATCH, Clock, Reading
 from railgun.flow.source import Pushed
@@ -30,9 +30,6 @@ from railgun.wire.outside import EARLIEST, LATEST
 from railgun.wire.records import BatchError
 from railgun.wire.rows import RowBatch, joined
 
-FORGET: Final = (
-    10_000  # streams whose times are remembered, before those are looked for that are idle
-)
 MANY: Final = 1_000  # streams; with more, how far time has come is not worked out all the time
 WORTH: Final = 10  # µs to go on with what was worked out, for each stream
 
@@ -58,7 +55,7 @@ class Callers(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """How far time has come in a stream."""
+    """How far time has come in a stream, known as long as the stream is in the table; it goes where that goes."""
 
     reached: int = MIN
     heard: int = 0
@@ -77,7 +74,6 @@ class Receiving(Reading):
         self.timed_by_event = clock.time is not None or source.event_time
         self._queues: dict[int, deque[tuple[str, What, int]]] = {}  # by session, the next one first
         self._paces: dict[str, Pace] = {}
-        self._forget = FORGET
         self._reached = LAST  # how far time had come
         self._reached_until = MIN  # when that is to be worked out again
 
@@ -100,9 +96,15 @@ class Receiving(Reading):
         self._queues.pop(session, None)
         self._do(self.table.closed(session))
 
-    def granted(self, stream: str, session: int, por: int) -> None:
-        """The controller gives this worker a stream."""
+    def granted(self, stream: str, session: int, por: int, reached: int) -> None:
+        """The controller gives this worker a stream, in which time has `reached` this so far."""
+        if reached > MIN and stream not in self._paces:
+            self._begin(stream, Pace(reached))
         self._do(self.table.granted(stream, session, por))
+
+    def times_reached(self) -> dict[str, int]:
+        """Return how far time has come in the streams that are here."""
+        return {stream: pace.reached for stream, pace in self._paces.items()}
 
     def rejected(self, stream: str, session: int) -> None:
         """Another worker has it."""
@@ -117,8 +119,11 @@ class Receiving(Reading):
         self._do(self.table.settled(snapshot, committed))
 
     def _do(self, commands: list[FromTable]) -> None:
-        if self.callers is not None:
-            for command in commands:
+        for command in commands:
+            if isinstance(command, Relinquish):
+                pace = self._paces.pop(command.stream, Pace())
+                command = replace(command, reached=pace.reached)
+            if self.callers is not None:
                 self.callers.carry_out(command)
 
     # ------------------------------------------------------------ reading
@@ -199,9 +204,13 @@ class Receiving(Reading):
         bad: list[int] = []  # rows that cannot be decoded
         count = len(pushed.payloads)
         rest, fault = pushed, None
+
+        def done() -> int:
+            return len(items) + len(bad)
+
         while len(items) + len(bad) < count:
-            error: BaseException = StopIteration("raised by the function itself")
-            with Call(self.step, self.pushed.items):
+            error: BaseException = ValueError("it has given no item for the message")
+            with ValueCalls(self.step, self.pushed.items, "message", pushed.payloads, done):
                 try:
                     self.pushed.items(stream, rest, items)
                     if len(items) + len(bad) == count:
@@ -240,13 +249,16 @@ class Receiving(Reading):
         bad: list[int] = []
         left = iter(items)
         end = None
+
+        def done() -> int:
+            return len(times) + len(bad)
+
         while len(times) + len(bad) < len(items):
-            error: BaseException = StopIteration("raised by the function itself")
-            with Call(self.step, function):
+            with ValueCalls(self.step, function, "record", items, done):
                 try:
-                    times.extend(map(self._time_of, left))
-                    if len(times) + len(bad) == len(items):
-                        break
+                    for item in left:
+                        times.append(self._time_of(item))
+                    break
                 except BaseException as raised:
                     pass_interrupt(raised)
                     error = raised
@@ -278,18 +290,17 @@ class Receiving(Reading):
 
     def _keep_pace(self, stream: str, batch: RowBatch) -> None:
         """Mark the late records of a batch of a stream, and note how far time has come in it."""
-        pace = self._paces.get(stream)
-        woke = pace is None or not self._is_awake(pace)
-        if pace is None:
-            if len(self._paces) >= self._forget:
-                self._paces = {s: p for s, p in self._paces.items() if self._is_awake(p)}
-                self._forget = max(FORGET, 2 * len(self._paces))
-            pace = self._paces[stream] = Pace()
+        pace = self._paces.get(stream, Pace())
         pace.reached = self.judge(batch, pace.reached)
-        pace.heard = self.now
-        if woke:
+        self._begin(stream, pace)
+
+    def _begin(self, stream: str, pace: Pace) -> None:
+        """Let a stream hold time back, as one that has brought something just now does."""
+        if stream not in self._paces or not self._is_awake(pace):
             self.woke = True
             self._reached = min(self._reached, pace.reached)
+        self._paces[stream] = pace
+        pace.heard = self.now
 
     def _is_awake(self, pace: Pace) -> bool:
         return pace.heard > self.now - self.clock.idle_after

@@ -1,54 +1,44 @@
 """Results that share objects with the state: kept apart, so that a later change of the state does not change them.
 
 A function that ends in `return state, state` emits its state itself. The next record of the key changes it, and with
-it every result that was emitted and not yet encoded: they all show the last state. Rules:
+it every result that was emitted and not yet encoded: they would all show the last state. So would results that share a
+part with the state, or look at its memory, or are a list that the function fills again each time. Rules:
 
-1. The first `CHECKED` results of a step are looked at. If one shares a mutable object with the state, the step is
-   *sharing*, and from this one on its results are copied as they are made. So what is emitted is what was returned.
-2. Objects may be hidden where nobody finds them. So these results are also *watched*: one that has changed at the end
-   of its batch is put back to what it was when it was returned, and the step is sharing.
-3. What a generator yields is looked at when it is yielded: it may change the state before it yields again.
+1. What is emitted is a copy of what was returned, made when it was returned, and so for each result that could change:
+   nobody can tell from some calls of a function what it will return in others. Results that cannot change (numbers,
+   text, tuples of these) cost the look at a type; of the others, plain ones are copied quickly (`copying`).
+2. What a generator yields is copied when it is yielded: it may change the state before it yields again.
+3. A result that cannot be copied (a lock, an open file) passes as it is if it shares nothing with the state, as far as
+   can be seen. If it does, it is as if the function had raised for this record.
 4. Sharing is no mistake in itself: a function may make a new state each time and return that. So the flow goes on.
-5. Later one result of each batch is looked at. A step that turns out to be sharing only then fails the flow by name, if
-   the same key had several results in this batch: it cannot be told any more what the earlier ones were.
-6. Where results must not be copied but checked (`FlowTester`), each is compared with what it was when it was returned,
+5. Where results must not be copied but checked (`FlowTester`), each is compared with what it was when it was returned,
    also later; one that has changed is an error that says how to mend the function. The steps that follow get copies,
    for they may change what they are given.
-
-Steps with states that cannot change (numbers, text) pay for the look at a type, once a batch.
 """
 
 from __future__ import annotations
 
 import copyreg
-import datetime
-import decimal
 import enum
-import fractions
 import pickle
-import types
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
 
-from railgun.core.errors import pass_interrupt
+from railgun.core.errors import pass_interrupt, represent
 from railgun.flow.errors import StepError
+from railgun.flow.operators.copying import ATOMS, ODD, plain_copy
 from railgun.flow.telling import name_of, shorten
 from railgun.wire.pickling import dumps
 
-CHECKED: Final = 1_000
+REMEMBERED: Final = 1_000
+"""Results that are compared with what they were, where they are checked."""
 MOST_PARTS: Final = 4_000
 """Objects within a value that are looked at."""
-_ATOMS: Final = frozenset({
-    int, float, complex, bool, str, bytes, type(None), range, type, types.FunctionType,
-    types.BuiltinFunctionType, types.ModuleType, datetime.datetime, datetime.date, datetime.time,
-    datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
-})  # fmt: skip
 
 
 class SharedStateError(StepError):
@@ -74,7 +64,7 @@ class Watched:
     @staticmethod
     def of(value: Any) -> Watched | None:
         """Watch a value; None if it cannot change, or cannot be pickled, so that nobody can tell."""
-        if type(value) in _ATOMS:
+        if type(value) in ATOMS:
             return None
         data = _bytes(value)
         return None if data is None else Watched(value, data)
@@ -89,72 +79,14 @@ class Watched:
 
 
 class Sharing:
-    """Keeps the results of one step apart from its states."""
+    """Checks the results of one step, where they are to be checked (`strict`)."""
 
-    __slots__ = ("_keys", "_seen", "copying", "left", "strict")
+    __slots__ = ("_keys", "_seen", "strict")
 
     def __init__(self) -> None:
-        self.left = CHECKED
-        self.copying = False
         self.strict = False
-        self._seen: deque[Watched] = deque(maxlen=CHECKED)  # results
+        self._seen: deque[Watched] = deque(maxlen=REMEMBERED)  # results
         self._keys: dict[int, Any] = {}  # of results that were seen, by their identity
-
-    @property
-    def watching(self) -> bool:
-        """Whether each result is to be looked at."""
-        return not self.strict and (self.copying or self.left > 0)
-
-    def learn(self, state: Any, result: Any) -> None:
-        """Look at a call that was given or left `state`, and returned `result`."""
-        if not self.copying:
-            self.left -= 1
-            self.copying = shares(state, result)
-
-    def apart(self, state: Any, result: Any) -> Any:
-        """Return `result`, which was returned or yielded while there was `state`, or a copy if the step is sharing."""
-        self.learn(state, result)
-        if self.copying:
-            return copied(result)
-        self.note(result)
-        return result
-
-    def put_back(self, results: list[Any]) -> bool:
-        """Put results that are about to be emitted back to what they were when they were returned.
-
-        Returns whether one of them had changed, so that the step is sharing.
-        """
-        changed = {id(watched.value): watched for watched in self._seen if watched.has_changed()}
-        if changed:
-            self.copying = True
-            for row, result in enumerate(results):
-                if id(result) in changed:
-                    results[row] = changed[id(result)].before()
-        self._seen.clear()
-        return bool(changed)
-
-    def found_late(
-        self,
-        step: str,
-        function: Callable[..., Any],
-        keys: Sequence[Any],
-        results: list[Any],
-    ) -> None:
-        """Copy the results of a batch, now that its step is known to be sharing.
-
-        Raises `SharedStateError` if there are several of one key, so that the earlier ones may have changed already.
-        """
-        self.copying = True
-        later: set[Any] = set()
-        for row in range(len(results) - 1, -1, -1):
-            if keys[row] in later and any(changeable(results[row])):
-                why = "Another record of this key has come, so what was returned is not known any more. "
-                told = shorten(keys[row]), shorten(results[row]), why
-                raise SharedStateError(step, name_of(function), *told)
-            results[row] = copied(results[row])
-            later.add(keys[row])
-
-    # ------------------------------------------------------------ watching
 
     def note(self, result: Any) -> None:
         """Remember what a result is when it is returned."""
@@ -179,18 +111,24 @@ class Sharing:
                 raise SharedStateError(step, name_of(function), *told)
 
 
-def copied(value: Any) -> Any:
-    """Return a copy that shares nothing that can change."""
-    return value if type(value) in _ATOMS else deepcopy(value)
+def apart(state: Any, result: Any) -> Any:
+    """Return a copy of `result`, which was returned or yielded while there was `state`.
 
-
-def own_copy(value: Any) -> Any:
-    """Return a copy that shares nothing that can change, or the value itself if it cannot be copied."""
+    Raises `TypeError` if it shares an object with the state and cannot be copied.
+    """
+    made = plain_copy(result)
+    if made is not ODD:
+        return made
     try:
-        return copied(value)
+        return deepcopy(result)
     except BaseException as error:
         pass_interrupt(error)
-        return value
+        if shares(state, result):
+            raise TypeError(
+                "the result shares an object with the state, so a copy of it would have to be emitted, and it cannot "
+                f"be copied: {represent(error)}. Return something else than the state or a part of it"
+            ) from error
+        return result
 
 
 def shares(state: Any, result: Any) -> bool:
@@ -205,7 +143,7 @@ def shares(state: Any, result: Any) -> bool:
     >>> shares(array[1:], {"view": array[:2]}), shares(array, array.copy())
     (True, False)
     """
-    if type(state) in _ATOMS or type(result) in _ATOMS:
+    if type(state) in ATOMS or type(result) in ATOMS:
         return False
     inside = {id(part) for part in changeable(state)}
     return bool(inside) and any(id(part) in inside for part in changeable(result))
@@ -218,7 +156,7 @@ def changeable(value: Any) -> Iterator[Any]:
     room = MOST_PARTS
     while waiting:
         part = waiting.popleft()
-        if type(part) in _ATOMS or isinstance(part, enum.Enum | type):
+        if type(part) in ATOMS or isinstance(part, enum.Enum | type):
             continue
         part = _owner(part)
         if id(part) in seen:

@@ -25,11 +25,12 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
-from railgun.flow.calls import RecordCalls, TimerCalls
+from railgun.flow.calls import KeyCalls, RecordCalls, TimerCalls
 from railgun.flow.functions import ASYNCHRONOUS, check_result
+from railgun.flow.operators.copying import ATOMS
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
-from railgun.flow.operators.sharing import copied
+from railgun.flow.operators.sharing import apart
 from railgun.flow.operators.stateless import kept, spread
 from railgun.state.store import blocks
 from railgun.wire.rows import RowBatch
@@ -72,16 +73,16 @@ class StatefulMap(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Call the function for every row, with its key's state."""
         assert batch.keys is not None
-        self.touch(batch.keys)
-        self.store.fetch(batch.keys)
+        self.touch(batch.keys, batch.values)
+        self.fetch(batch.keys)
         function, initial, states = self.function, self.initial, self.states
         get = states.get
         rows = zip(batch.keys, batch.values, strict=True)
-        called = self._call_apart if self.sharing.watching else function
+        checked = self.sharing.strict
         state: Any = None
-        with RecordCalls(self, function, batch) as call:
+        with RecordCalls(self, function, batch, other=initial) as call:
             append = self.taking(call.results)
-            called = call.following(called)
+            called, initial = call.following(function), call.beside(initial)
             while not call.over:
                 try:
                     for key, value in rows:
@@ -89,22 +90,20 @@ class StatefulMap(Keyed):
                         if state is _NONE_YET:
                             state = initial()
                         state, result = called(state, value)
+                        if type(result) not in ATOMS and not checked:
+                            result = apart(state, result)
                         if state is FORGET:
                             states.pop(key, None)
                         else:
                             states[key] = state
                         append(result)
                 except BaseException as error:
-                    call.raised(error, initial if state is _NONE_YET else None)
+                    call.raised(error)
             left = kept(batch, call.failed_rows)
             if call.results:
                 last = get(_keys(left)[-1])
                 self.check_results(function, _keys(left), call.results, last, call.results[-1])
         self.emit(left.with_values(call.results))
-
-    def _call_apart(self, state: Any, item: Any) -> tuple[Any, Any]:
-        state, result = self.function(state, item)
-        return state, self.sharing.apart(state, result)
 
 
 class Reduce(Keyed):
@@ -117,45 +116,40 @@ class Reduce(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Fold every row into its key's value."""
         assert batch.keys is not None
-        self.touch(batch.keys)
-        self.store.fetch(batch.keys)
+        self.touch(batch.keys, batch.values)
+        self.fetch(batch.keys)
         function, states = self.function, self.states
         rows = zip(batch.keys, batch.values, strict=True)
         before = states.get(batch.keys[-1])
-        called: Callable[[Any, Any], Any] = function
-        first: Callable[[Any], Any] | None = None
+        checked, plain = self.sharing.strict, int
         with RecordCalls(self, function, batch) as call:
             append = self.taking(call.results)
-            if (
-                self.sharing.watching
-            ):  # the function may change what it is given, also a key's first item
-                called, first = self._call_watched, copied
-                append = _appending_copies(call.results)
-            called = call.following(called)
+            called = call.following(function)
             while not call.over:
                 try:
                     for key, value in rows:
                         try:
                             so_far = states[key]
                         except KeyError:
-                            if first is not None:
-                                value = first(value)
+                            # The function may change what it is given; the first item is also another step's.
+                            if type(value) not in ATOMS and not checked:
+                                value = apart(None, value)
                         else:
                             value = called(so_far, value)
+                        result = value
+                        if type(value) is not plain and not checked:
+                            if type(value) in ATOMS:
+                                plain = type(value)  # most often the next one is, too
+                            else:
+                                result = apart(value, value)
                         states[key] = value
-                        append(value)
+                        append(result)
                 except BaseException as error:
                     call.raised(error)
             left = kept(batch, call.failed_rows)
             if call.results:
                 self.check_results(function, _keys(left), call.results, before, call.results[-1])
         self.emit(left.with_values(call.results))
-
-    def _call_watched(self, so_far: Any, item: Any) -> Any:
-        """Call the function, and find out whether it makes something new or changes what it is given."""
-        value = self.function(so_far, item)
-        self.sharing.learn(so_far, value)
-        return value
 
 
 class Context(Generic[K, S]):
@@ -230,8 +224,8 @@ class StatefulSteps(Keyed):
     def push(self, batch: RowBatch) -> None:
         """Call `on_item` for every row."""
         assert batch.keys is not None
-        self.touch(batch.keys)
-        self.store.fetch(batch.keys)
+        self.touch(batch.keys, batch.values)
+        self.fetch(batch.keys)
         context, states, on_item, initial = (
             self.context, self.states, self.logic.on_item, self.logic.initial,
         )  # fmt: skip
@@ -240,11 +234,11 @@ class StatefulSteps(Keyed):
         frontiers = self._frontiers(batch)
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
+        apart_each = self._each_apart
         state: Any = None
-        with RecordCalls(self, on_item, batch) as call:
+        with RecordCalls(self, on_item, batch, other=initial) as call:
             append = call.results.append
-            on_item = call.following(on_item)
+            on_item, initial = call.following(on_item), call.beside(initial)
             while not call.over:
                 try:
                     for key, value, time in rows:
@@ -256,17 +250,13 @@ class StatefulSteps(Keyed):
                             state = initial()
                         context.state = state
                         made = on_item(value, context)
-                        # A list is copied: it may be one that changes with the next item, the state for example.
-                        if made is None:
-                            made = ()
-                        elif type(made) is not tuple or listed is not list:
-                            if type(made) in ASYNCHRONOUS:
-                                check_result(self.step, on_item, made, ASYNCHRONOUS)
-                            made = listed(made)
+                        if type(made) in ASYNCHRONOUS:
+                            check_result(self.step, on_item, made, ASYNCHRONOUS)
+                        made = () if made is None else apart_each(made)
                         self._keep(key)
                         append(made)
                 except BaseException as error:
-                    call.raised(error, initial if state is _NONE_YET else None)
+                    call.raised(error)
                     if context.key not in states:
                         self.timers.forget(context.key)  # as if the key had not been seen
             left = kept(batch, call.failed_rows)
@@ -292,17 +282,14 @@ class StatefulSteps(Keyed):
         return map(max, floors, repeat(frontier) if late is None else late)
 
     def _each_apart(self, made: Iterable[Any]) -> list[Any]:
-        """Return the results of a call, one by one as they are made, as copies if they share anything with the state.
-
-        What is emitted with a state that is forgotten is nobody else's.
-        """
+        """Return the results of a call, each as a copy of what it is when it is made."""
         results: list[Any] = []
         sharing, context = self.sharing, self.context
         for result in made:
             if sharing.strict:
                 sharing.note(result)
-            elif context.state is not FORGET:
-                result = sharing.apart(context.state, result)
+            elif type(result) not in ATOMS:
+                result = apart(context.state, result)
             results.append(result)
         return results
 
@@ -347,7 +334,7 @@ class StatefulSteps(Keyed):
         if frontier == LAST:
             return  # as above: they move with their keys, and what is left fires at the end
         if self.timers or frontier == MAX:
-            self.store.fetch(keys)
+            self.fetch(keys)
         if frontier == MAX:
             left_of = self.timers.left_of
             self._call(self.logic.on_timer, ((key, at) for key in keys for at in left_of(key)))
@@ -368,14 +355,15 @@ class StatefulSteps(Keyed):
     def end_keys(self, latest: int = MIN) -> None:
         """Call `on_end` for every key, once."""
         for keys in self.store.census():
-            self.store.fetch(keys)
+            self.fetch(keys)
             self._end(keys, latest)
 
     def _end(self, keys: Iterable[Any], latest: int) -> None:
-        ending = [key for key in keys if key in self.states and key not in self.ended]
-        self.touch(ending)
-        self.timers.leave(ending)
-        self.ended.update(ending)
+        with KeyCalls(self.step):
+            ending = [key for key in keys if key in self.states and key not in self.ended]
+            self.touch(ending)
+            self.timers.leave(ending)
+            self.ended.update(ending)
         # A worker that came late may see the end before it was told any time: what it emits is not to be late.
         time = max(self.context.frontier, latest, 0)
         self._call(self.logic.on_end, ((key, time) for key in ending))
@@ -392,16 +380,16 @@ class StatefulSteps(Keyed):
         `soon` tells the keys that are likely to follow, so that they are fetched together; None: all are fetched.
         """
         with TimerCalls(self.step, function, self.context) as call:
-            self._call_all(call.following(function), calls, soon)
+            self._call_all(call, call.following(function), calls, soon)
 
     def _call_all(
         self,
+        call: TimerCalls,
         function: Callable[[Context[Any, Any]], Iterable[Any] | None],
         calls: Iterable[tuple[Any, int]],
         soon: Callable[[], list[Any]] | None,
     ) -> None:
         context, states, frontier = self.context, self.states, self.context.frontier
-        listed = self._each_apart if self.sharing.watching or self.sharing.strict else list
         fetched: set[Any] = set()
         keys: list[Any] = []
         values: list[Any] = []
@@ -409,19 +397,21 @@ class StatefulSteps(Keyed):
         for key, at in calls:
             if soon is not None and key not in fetched:
                 piece = [key, *soon()]
-                self.store.fetch(piece)
+                self.fetch(piece)
                 fetched = set(piece)
             state = states.get(key, _NONE_YET)
             if state is _NONE_YET:
                 continue
             context.key, context.time, context.state, context.port = key, at, state, 0
             context.frontier = max(frontier, at, self.floors.get(key, MIN))
+            if not call.begun:
+                call.begin()
             try:
                 returned = function(context)
                 check_result(self.step, function, returned, ASYNCHRONOUS)
-                made = listed(returned or ())
+                made = self._each_apart(returned or ())
             except BaseException as error:
-                self.raised_for(function, key, None, at, error)
+                self.raised_for(function, key, None, at, error, timer=True)
                 continue
             finally:
                 context.frontier = frontier
@@ -445,10 +435,6 @@ class StatefulSteps(Keyed):
 def _keys(batch: RowBatch) -> Sequence[Any]:
     assert batch.keys is not None
     return batch.keys
-
-
-def _appending_copies(results: list[Any]) -> Callable[[Any], None]:
-    return lambda result: results.append(copied(result))
 
 
 def _timed(keys: list[Any], values: list[Any], times: list[int]) -> RowBatch:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.core.errors import pass_interrupt
-from railgun.core.hashing import key_hash
-from railgun.flow.calls import Call
+from railgun.core.errors import KeyCodeError, pass_interrupt
+from railgun.core.hashing import Hashes, hash_keys, key_hash
+from railgun.flow.calls import RecordCalls, ValueCalls, begun_before
 from railgun.flow.functions import ASYNCHRONOUS, UNFINISHED, check_result
-from railgun.flow.operators.operator import Operator, Setting, without
+from railgun.flow.operators.operator import Operator, Setting, name_of, without
 from railgun.wire.rows import RowBatch, joined
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once
@@ -89,7 +89,7 @@ class MapBatches(Operator):
 
     def push(self, batch: RowBatch) -> None:
         """Apply the function to all rows at once."""
-        with Call(self.step, self.function):
+        with RecordCalls(self, self.function, batch, at_once=True):
             try:
                 made = self.function(batch.values.copy())
                 check_result(self.step, self.function, made, ASYNCHRONOUS)
@@ -194,6 +194,7 @@ class KeyBy(Operator):
         self.value = value
         self.port = port
         self.deliver = deliver
+        self._hashing = f"__stable_key__ or __hash__ of keys of {name_of(key)}"
         self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, of items
         self._rows = 0
 
@@ -223,39 +224,47 @@ class KeyBy(Operator):
             keys = [key for some, _, _ in waiting for key in some]
             values = [value for _, some, _ in waiting for value in some]
             left = joined([batch for _, _, batch in waiting])
-        with Call(self.step, self.key):
+        walked = iter(keys)
+        done = begun_before(walked, len(keys))
+        with ValueCalls(self.step, self._hashing, "record", left.values, done) as call:
+            call.try_each(key_hash, keys)
+            times, port, origin, late = left.times, self.port, left.origin, left.late
             try:
-                batch = RowBatch.keyed(keys, values, left.times, self.port)
-                batch.origin, batch.late = left.origin, left.late
+                hashes = hash_keys(keys, walked)
+                batch = RowBatch(values, times, keys, hashes, port, origin, late)
             except BaseException as error:  # also what a `__stable_key__` may raise
                 pass_interrupt(error)
                 before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
-                batch = self._hashable(keys, values, left, before)
+                items = RowBatch(left.values, times, before)
+                rows, hashes = self._hashable(keys, items, call)
+                none = np.zeros(len(keys), dtype=np.uint64)
+                batch = RowBatch(values, times, keys, none, port, origin, late).take(rows)
+                batch.hashes = hashes
         if len(batch):
             self.deliver(batch)
         return True
 
     def _hashable(
-        self, keys: list[Any], values: list[Any], left: RowBatch, before: list[Any]
-    ) -> RowBatch:
-        """The rows whose keys have a stable hash; for the others it is as if the function had raised.
+        self, keys: list[Any], items: RowBatch, call: ValueCalls
+    ) -> tuple[NDArray[np.intp], Hashes]:
+        """The rows whose keys have a stable hash, and the hashes; for the others it is as if the function had raised.
 
-        `before`: the keys the items had so far.
+        `items`: the rows with the keys they had so far.
         """
-        items = RowBatch(left.values, left.times, before)
-        rows = []
+        tried: list[bool] = []  # whether there is a hash
+        hashes: list[int] = []
+        call.done = tried.__len__
         for row, key in enumerate(keys):
             try:
-                key_hash(key)
-                rows.append(row)
+                hashes.append(key_hash(key))
+                tried.append(True)
+            except KeyCodeError as error:
+                self.raised(error.method, items, row, error.__cause__ or error)
+                tried.append(False)
             except BaseException as error:
                 self.raised(self.key, items, row, error)
-        none = np.zeros(len(keys), dtype=np.uint64)
-        whole = RowBatch(values, left.times, keys, none, self.port, left.origin, left.late)
-        part = whole.take(np.array(rows, dtype=np.intp))
-        made = RowBatch.keyed(part.keys or [], part.values, part.times, self.port)
-        made.origin, made.late = part.origin, part.late
-        return made
+                tried.append(False)
+        return np.flatnonzero(tried), np.array(hashes, dtype=np.uint64)
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:

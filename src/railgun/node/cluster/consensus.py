@@ -14,7 +14,8 @@ Rules:
    there is time. Numbers of reads begin anywhere: an answer to a node that was killed must not be taken for one to its
    successor.
 5. A write that fails is the end: nothing is said to be persisted, all who wait are told, and so is the owner, once
-   (`failed`). So it is if the machine raises. The node starts again from its disk, or does not.
+   (`failed`). So it is if the machine raises. The node starts again from its disk, or does not. If the disk has only
+   refused the write, `probe` tells when it takes one again.
 6. After so many entries that were applied the log is made shorter, between two writes: the state is taken in the loop,
    and written by the thread. If there is no room for that, it is tried again later.
 7. What a peer says wrongly is left out, and logged. What `send` cannot send is lost: Raft can live with that.
@@ -206,6 +207,10 @@ class Consensus:
                 LogFailedError(f"{told}: this node takes no part any more. Replace it."), told
             )
         self._missing = missing
+
+    async def probe(self) -> None:
+        """Find out whether the log can be written, after a write was refused; if not, raise as that write did."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._wal.probe)
 
     async def close(self) -> None:
         """Take no more part. What is being written is written; who waits is told."""
@@ -497,7 +502,9 @@ class Consensus:
             with contextlib.suppress(
                 RuntimeError
             ):  # the loop is closed: nobody is there to be told
-                loop.call_soon_threadsafe(finished, future.exception())
+                # What was abandoned before it began is over, too: whoever closes waits for it.
+                error = None if future.cancelled() else future.exception()
+                loop.call_soon_threadsafe(finished, error)
 
         self._thread.submit(work).add_done_callback(back)
 

@@ -76,6 +76,8 @@ class Fresh(NamedTuple):
     end: int
     epoch: int
     batches: Sequence[Bytes]
+    is_unit: bool = False
+    """Whether the batches are one unit, of several."""
 
 
 @dataclass(slots=True)

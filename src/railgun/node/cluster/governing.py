@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.cluster.nodes import MASTER
 from railgun.core.cluster.options import check_asked
-from railgun.core.errors import RailgunError
+from railgun.core.errors import RailgunError, said
 from railgun.core.raft.messages import ChangeError, NotLeaderError
 from railgun.node import admin
 from railgun.node.cluster import identity
@@ -194,13 +194,14 @@ class Governing:
             try:
                 if consensus.leads:
                     return await self.called(member.me, name, given)
-                if consensus.leader is None or consensus.leader == member.me:
+                leader = member.leader
+                if leader is None or leader == member.me:
                     raise NoLeaderError("nobody leads the cluster now")
                 left = max(0.1, deadline - time.monotonic())
-                return await member.links.call(consensus.leader, name, given, left)
+                return await member.links.call(leader, name, given, left)
             except (NoLeaderError, NotLeaderError, PeerError) as error:
                 if member.has_no_quorum:
-                    told = f"there is no quorum: {error}. So nothing was changed"
+                    told = f"there is no quorum: {said(error)}. So nothing was changed"
                     raise NoMasterError(told, no_quorum=True) from error
                 code = getattr(error, "code", "")
                 passing = code in ("NO_LEADER", "NOT_LEADER", "UNREACHABLE")

@@ -25,7 +25,7 @@ from railgun.core.cluster.options import check_options
 from railgun.core.errors import RailgunError, said
 from railgun.node.cluster import identity
 from railgun.node.cluster.links import Address, PeerError
-from railgun.node.errors import NoSpaceError
+from railgun.node.errors import StorageError, is_refusal
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
@@ -192,8 +192,9 @@ class Joining:
             member.who = who
             try:
                 told = member.begin()
-            except NoSpaceError as error:
-                member.cannot_begin(error)
+            except StorageError as error:
+                if is_refusal(error):
+                    member.fail(error)
                 raise
             for line in told:
                 _LOG.warning("%s", line)

@@ -130,6 +130,7 @@ class Leasing:
             return {"removed": True}
         now = time.monotonic()
         self.steering.heard(node, report, now)
+        self._member.sidelined.takes_part(node)
         metadata = self._member.metadata
         if node in self._leaving or self.steering.refuses(
             metadata, consensus.members, me, node, now

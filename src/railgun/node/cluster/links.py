@@ -307,7 +307,8 @@ class Links:
                 _LOG.warning("node %s at %s:%d refuses us: %s", id, *peer.address, told)
             peer.called.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(peer.called.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await peer.called.wait()
             pause = min(2 * pause, AGAIN[1])
 
     async def _dial(self, id: str, peer: _Peer, lane: Lane) -> asyncio.Future[None]:

@@ -8,8 +8,8 @@ Rules:
    is refused when a publish would be (`NO_MASTER`), at once without a quorum.
 3. A node acts as a master while it has a lease; the leader grants them, and steers (`leasing`).
 4. If nobody leads for a while, the others may have moved: whoever discovery finds is asked who they are.
-5. What this node serves itself, and what is passed on, is said by `serves`. A stream it has not heard of is not refused
-   before the leader was asked how far it is.
+5. What this node serves itself, and what is passed on, is said by `serves`; by `sidelined`, while it takes no part.
+   A stream it has not heard of is not refused before the leader was asked how far it is.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from railgun.node.cluster.links import Address, Identity, Lane, Links, PeerError
 from railgun.node.cluster.overview import Overview
 from railgun.node.cluster.reconciling import Reconciling
 from railgun.node.cluster.regions import Regions
+from railgun.node.cluster.sidelined import Sidelined
 from railgun.node.disk import Disk
-from railgun.node.errors import NoMasterError, NoSpaceError, NoStreamError
+from railgun.node.errors import NoMasterError, NoStreamError, StorageError, is_refusal
 from railgun.node.node import LEAST_ROOM, Mode, Node
 from railgun.node.persistent import Persistent
 from railgun.node.routing import MASTER_WAIT, Here, Nobody, Place, There
@@ -53,9 +54,9 @@ from railgun.wire.raft import decode_message, encode_message
 PATIENCE: Final = 10.0  # seconds that a proposal may take
 STEER: Final = 0.1
 AGAIN: Final = 0.05
-ROOM: Final = 1.0  # seconds between two looks whether there is room again
 LOST_SIGHT: Final = 2.0  # seconds without a leader before others are looked for
 POSITIONS: Final = 5.0  # seconds between two reports of how far groups are
+END_S: Final = 1.0  # seconds for a master to tell where a stream ends
 SURE: Final = 0.05  # seconds for which it is known that there is no stream of a name
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class Member:
         self.reconciling = Reconciling(self)
         self.overview = Overview(self)
         self.governing = Governing(self)
+        self.sidelined = Sidelined(self)
         self.discovery: Discovery | None = None
         self.joining: Joining
         self.hint = ""
@@ -141,7 +143,12 @@ class Member:
         self.discovery = discovery_of(config.discovery) if config.discovery else None
         self.joining = Joining(self)
         if self.who.state != identity.ALONE:
-            told += self.begin()
+            try:
+                told += self.begin()
+            except StorageError as error:
+                if not is_refusal(error):
+                    raise
+                self.fail(error)
         else:
             self._spawn(self.joining.find_cluster())
         if self.discovery is not None:
@@ -153,20 +160,19 @@ class Member:
         return told
 
     def begin(self) -> list[str]:
-        """This node belongs to a cluster: take part."""
+        """This node belongs to a cluster: take part. What it knew before stays known until it is told more."""
         who = self.who
-        self.metadata = Metadata()  # it is told again
         election = self.election
         settings = Settings(election=election, heartbeat=election / 8, lease=election * 0.7)
-        self.consensus = Consensus(
+        consensus = Consensus(
             *(self.me, self.disk, "cluster/raft", _Applied(self), self._send_raft),
             settings=settings,
             seed=secrets.randbits(32),
             changed=self.leasing.led,
-            failed=self._fail,
+            failed=self.fail,
         )
-        told = self.consensus.open(Members(tuple(who.voters)) if who.voters else None)
-        if who.state == identity.MEMBER and not self.consensus.known:
+        told = consensus.open(Members(tuple(who.voters)) if who.voters else None)
+        if who.state == identity.MEMBER and not consensus.known:
             raise identity.LostIdentityError(
                 f"{self.disk.where('cluster/raft')} is gone: this node may have voted, and does not know any more. "
                 "Let it join as a new one, with an empty directory, and remove the old one (railgun cluster remove)"
@@ -175,9 +181,17 @@ class Member:
             who.state = identity.MEMBER
             identity.save(self.disk, who)
         self.links.identity.cluster = who.cluster
-        self.consensus.start()
+        self.consensus = consensus
+        consensus.start()
         self.dirty()
         return told
+
+    @property
+    def leader(self) -> str | None:
+        """Return who leads, if that is known; while this node takes no part, as the others say."""
+        if self.failed is not None:
+            return self.sidelined.leader
+        return None if self.consensus is None else self.consensus.leader
 
     @property
     def election(self) -> float:
@@ -213,50 +227,36 @@ class Member:
                 _LOG.warning("this node cannot be announced: %s", error)
             await asyncio.sleep(1.0)
 
-    def _fail(self, error: RailgunError) -> None:
+    def fail(self, error: RailgunError) -> None:
+        """Take no part any more, because of `error`: others serve in its place (`sidelined`)."""
         self.failed = error
         _LOG.critical("this node takes no part in its cluster any more: %s", error)
         for region in self.regions:
             region.lease = 0.0
         self.notify()
-        if isinstance(error, NoSpaceError):
-            self._spawn(self._begin_again())
-
-    def cannot_begin(self, error: RailgunError) -> None:
-        """It is written down what this node belongs to, and it cannot take part; when there is room, it does."""
-        self._fail(error)
+        self._spawn(self.sidelined.until_it_can_write())
 
     def was_removed(self) -> None:
         """The leader does not know this node any more."""
         if self.failed is None:
-            self._fail(
+            self.fail(
                 RemovedError(
                     "it was removed. Stop it; to have it back, start it as a new one, with an empty directory"
                 )
             )
-
-    async def _begin_again(self) -> None:
-        """There was no room for the log of Raft. What was not written was never said: go on from what is there."""
-        while self.failed is not None:
-            await asyncio.sleep(ROOM)
-            try:
-                if self.consensus is not None:
-                    await self.consensus.close()
-                self.begin()
-            except NoSpaceError:
-                continue
-            except RailgunError as error:
-                self.failed = error
-                _LOG.critical("this node takes no part in its cluster any more: %s", error)
-                return
-            self.failed = None
-            _LOG.warning("there is room again: this node takes part")
 
     # ------------------------------------------------------------ what is agreed on
 
     def dirty(self) -> None:
         """There is something to be made so."""
         self.reconciling.dirty()
+
+    def learn(self, metadata: Metadata) -> None:
+        """Know what was agreed on, unless more is known already: a log that is read again tells the past."""
+        if metadata.index >= self.metadata.index:
+            self.metadata = metadata
+        self.dirty()
+        self.notify()  # who waits for an entry need not wait until it is made so
 
     def notify(self) -> None:
         """Something has changed that others may wait for."""
@@ -308,7 +308,7 @@ class Member:
                 applied: dict[str, Any] = await consensus.propose(json.dumps(given).encode())
                 return applied
         left = max(0.1, deadline - self.loop.time())
-        leader = consensus.leader or self.hint
+        leader = self.leader or self.hint
         if leader and leader != self.me and self.links.is_up(leader):
             try:
                 return dict(await self.links.call(leader, "propose", {"command": given}, left))
@@ -345,7 +345,9 @@ class Member:
     @property
     def trouble(self) -> str:
         """Why this node cannot be anybody's master, if so."""
-        found = next((region.trouble for region in self.regions if region.trouble), "")
+        found = self.node.displaced or next(
+            (one.trouble for one in self.regions if one.trouble), ""
+        )
         return found or self.reconciling.undone or (LEAVING if self.governing.leaving else "")
 
     def _look_for_room(self) -> None:
@@ -366,11 +368,15 @@ class Member:
                 continue
             try:
                 consensus.check_files()
-                alone = 0.0 if consensus.leader else alone + 0.5
+                alone = 0.0 if self.leader else alone + 0.5
+                if self.failed is None and self.leader is not None:
+                    self.sidelined.forget()
+                elif self.failed is None and alone >= LOST_SIGHT:
+                    await self.sidelined.hear_news()
                 if alone >= LOST_SIGHT and self.discovery is not None:
                     self.reconciling.addresses = await self.joining.whereabouts()
                     self.dirty()
-                if consensus.leader or alone >= LOST_SIGHT:
+                if self.leader or alone >= LOST_SIGHT:
                     await self._tell_news()
                 beat += 0.5
                 if beat >= POSITIONS:
@@ -458,7 +464,10 @@ class Member:
                     raise NotYetError("this node is not a member of a cluster yet")
                 return await consensus.propose(json.dumps(arguments["command"]).encode())
             case "leader":
-                return self.consensus.leader if self.consensus is not None else None
+                return self.leader
+            case "news":
+                failed = str(arguments.get("failed", ""))
+                return self.sidelined.news(sender, int(arguments["index"]), failed)
             case "streams":
                 return [self.node.describe(name) for name in self.led_streams()]
             case "whoami" | "form" | "join":
@@ -521,8 +530,8 @@ class Member:
             await self.wait_for_change(0.05)
         return {"deleted": told["deleted"]}
 
-    async def make_graves(self, stream: str, name: str, settings: StreamSettings) -> None:
-        """Make the dead letters of a stream, in its region; returns when they are there."""
+    async def make_beside(self, stream: str, name: str, settings: StreamSettings) -> None:
+        """Make a stream that keeps something for another one, in its region; returns when it is there."""
         info = self.metadata.streams.get(stream)
         if info is None:
             raise NoStreamError(f"there is no stream {stream!r}")
@@ -532,7 +541,7 @@ class Member:
         while name not in self.node.streams and self.loop.time() < deadline:
             await self.wait_for_change(0.1)
         if name not in self.node.streams:
-            raise NoMasterError(f"the dead letters of {stream!r} are not there yet")
+            raise NoMasterError(f"{name!r} is not there yet")
 
     async def every(self) -> list[dict[str, Any]]:
         """All streams of the cluster, as their masters describe them."""
@@ -577,20 +586,25 @@ class Member:
 
     def serves(self, stream: str, write: bool) -> Place:
         """Who serves a stream."""
-        if write and self.failed is not None:
-            told = f"this node takes no part in its cluster: {said(self.failed)}"
-            return Nobody(NoMasterError(told), hopeless=True)
-        place = self._place(stream, write)
-        if isinstance(place, Nobody) and self.has_no_quorum:
+        if self.failed is not None and not self._is_ephemeral(stream):
+            place = self.sidelined.place(stream, write)
+        else:
+            place = self._place(stream, write)
+        in_vain = isinstance(place, Nobody) or (write and isinstance(place, There))
+        if in_vain and self.has_no_quorum:  # no master has a lease either
             told = "there is no quorum: nobody leads, as far as this node knows"
             return Nobody(NoMasterError(told), hopeless=True)
         return place
 
+    def _is_ephemeral(self, stream: str) -> bool:
+        info = self.metadata.streams.get(stream)
+        return info is not None and info.settings.get("kind") == "ephemeral"
+
     @property
     def has_no_quorum(self) -> bool:
-        """Whether this node has known no leader for longer than anybody waits for a master."""
-        is_member = self.who.state != identity.ALONE and self.failed is None
-        if self.consensus is not None and self.consensus.leader is not None:
+        """Return whether no node within reach has known a leader for longer than anybody waits for a master."""
+        is_member = self.who.state != identity.ALONE and not isinstance(self.failed, RemovedError)
+        if self.leader is not None or self.sidelined.leader is not None:
             return False
         return is_member and self.overview.leaderless_for > self._master_wait
 
@@ -607,7 +621,7 @@ class Member:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
             return self._unknown(stream)
         here = self.node.streams.get(stream)
-        if info.settings.get("kind") == "ephemeral":
+        if self._is_ephemeral(stream):
             return Here() if here is not None else Nobody(NoMasterError("it is being made here"))
         there = self.metadata.regions[info.region]
         copy = self.regions.get(info.region).streams.get(info.id)
@@ -653,6 +667,20 @@ class Member:
             self._asking.discard(stream)
             self.notify()
 
+    async def end(self, stream: str) -> int | None:
+        """Ask the master where a stream ends; None: it does not answer, is none any more, or has another stream."""
+        here = self.node.streams.get(stream)
+        try:
+            place = self.serves(stream, write=True)
+            if here is None or not isinstance(place, There):
+                return None
+            asked = {"call": "describe", "arguments": {"name": stream}}
+            told = await self.links.call(place.node, "admin", asked, END_S)
+        except RailgunError:
+            return None
+        is_same = told.get("identity") == self.node.identity_of(here)
+        return int(told["end"]) if is_same and "from_copy" not in told else None
+
     async def wait(self, stream: str, write: bool) -> None:
         """Until the answer may be another one."""
         await self.wait_for_change(1.0)
@@ -667,6 +695,7 @@ class _Applied:
 
     def __init__(self, member: Member) -> None:
         self._member = member
+        self._metadata = Metadata()  # which may be older than what the member knows
 
     def apply(self, index: int, data: bytes) -> Any:
         """An entry."""
@@ -674,16 +703,15 @@ class _Applied:
             command = json.loads(data)
         except ValueError:
             command = None
-        result = self._member.metadata.apply(index, command)
-        self._member.dirty()
-        self._member.notify()  # who waits for the entry need not wait until it is made so
+        result = self._metadata.apply(index, command)
+        self._member.learn(self._metadata)
         return {"index": index, "result": result}
 
     def snapshot(self) -> bytes:
         """All that was applied."""
-        return json.dumps(self._member.metadata.dump()).encode()
+        return json.dumps(self._metadata.dump()).encode()
 
     def restore(self, index: int, data: bytes) -> None:
         """Be what a snapshot says."""
-        self._member.metadata = Metadata.load(json.loads(data)) if data else Metadata()
-        self._member.dirty()
+        self._metadata = Metadata.load(json.loads(data)) if data else Metadata()
+        self._member.learn(self._metadata)

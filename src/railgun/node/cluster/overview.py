@@ -5,32 +5,42 @@ Rules:
 1. Each node tells what only it knows (`here`): the leader for how long others are silent, masters how far their
    replicas are, everybody how their disks and files are. Any node puts that together: it asks all others at once, and
    waits for none longer than `PATIENCE`. Of a node that does not answer in time it knows what the leader told last with
-   a lease: its trouble, and what it cannot write.
+   a lease (its trouble, and what it cannot write), and what the node itself told last of why it takes no part
+   (`sidelined`).
 2. `status` asks nobody: what this node knows, for figures and health. The same form, with less in it.
-3. A replica is behind since the moment at which its master had something that it has not got yet. So one that follows
+3. A node that was started without a leader does not know what was agreed on. It tells of the streams that it has copies
+   of, and says that they may be old: what is not known is never told as not being there.
+4. A replica is behind since the moment at which its master had something that it has not got yet. So one that follows
    closely under load is not behind, though it never has all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.core.cluster.alarms import LONG, derive, is_settled
 from railgun.core.cluster.nodes import NodeInfo
+from railgun.core.errors import RailgunError
 from railgun.node.cluster import identity
 from railgun.node.cluster.errors import RemovedError
 from railgun.node.cluster.links import PeerError
 from railgun.node.cluster.regions import Region
+from railgun.node.errors import NoMasterError
+from railgun.node.node import Stream
 from railgun.node.persistent import Persistent
+from railgun.node.routing import MASTER_WAIT
 from railgun.node.settings import SECOND
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
 
 PATIENCE: Final = 1.0
+AGAIN: Final = 0.1
+OLD: Final = "told by this node's copy: it may be old, or deleted elsewhere"
 Told = dict[str, Any]
 
 
@@ -49,7 +59,7 @@ class Overview:
     def look(self) -> None:
         """Remember since when things are as they are. Called now and then."""
         member, now = self._member, time.monotonic()
-        led = member.consensus is not None and member.consensus.leader is not None
+        led = member.leader is not None
         self._leaderless = None if led else self._leaderless or now
         regions = member.metadata.regions
         waits = {name: one.epoch for name, one in regions.items() if not one.is_active}
@@ -98,7 +108,7 @@ class Overview:
         consensus = member.consensus
         return {
             "node": member.me,
-            "leader": consensus.leader if consensus is not None else None,
+            "leader": member.leader,
             "term": consensus.term if consensus is not None else 0,
             "applied": consensus.applied if consensus is not None else 0,
             "silence": self._silence(),
@@ -145,14 +155,28 @@ class Overview:
 
     def _left_alone(self) -> list[str]:
         """Streams in the directory that nobody serves, because they are not of this cluster."""
-        metadata = self._member.metadata
+        member, metadata = self._member, self._member.metadata
         known = {one.id for one in metadata.streams.values()} | metadata.deleted
         strange = [
             name
-            for name, stream in self._member.node.streams.items()
+            for name, stream in member.node.streams.items()
             if metadata.cluster and stream.id not in known
         ]
-        return sorted({*self._member.node.left_alone, *strange})
+        return sorted({*member.node.left_alone, *strange} - self._kept().keys())
+
+    def _kept(self) -> dict[str, Stream]:
+        """Return the streams that this node has from before it was started, while nobody tells whether they still are.
+
+        Streams are numbered by the entries of Raft that made them: this node has not heard of the later ones yet.
+        """
+        member, metadata = self._member, self._member.metadata
+        if member.leader is not None or member.who.state == identity.ALONE:
+            return {}
+        return {
+            name: stream
+            for name, stream in member.node.streams.items()
+            if name not in metadata.streams and stream.id > metadata.index
+        }
 
     def _damaged(self) -> dict[str, str]:
         found = {}
@@ -189,7 +213,7 @@ class Overview:
         metadata, consensus = member.metadata, member.consensus
         is_member = member.who.state != identity.ALONE and consensus is not None
         members = consensus.members if consensus is not None else None
-        leader = consensus.leader if consensus is not None else None
+        leader = member.leader
         status: Told = {
             "cluster": member.who.cluster,
             "state": "member" if is_member else "alone",
@@ -205,7 +229,8 @@ class Overview:
             "learners": list(members.learners) if members is not None else [],
             "nodes": self.nodes(told),
             "regions": [self._region(name, told) for name in sorted(metadata.regions)],
-            "streams": len(metadata.streams),
+            "streams": len(metadata.streams) + len(self._kept()),
+            "is_known": bool(metadata.cluster),
             "settings": dict(metadata.settings),
         }
         status["alarms"] = [asdict(one) for one in derive(status)]
@@ -216,8 +241,7 @@ class Overview:
         """The nodes, with what is known of each; `told`: what they have said."""
         member, metadata = self._member, self._member.metadata
         told = {member.me: {"silence": self._silence()}} if told is None else told
-        consensus = member.consensus
-        leader = consensus.leader if consensus is not None else None
+        leader = member.leader
         silence = told.get(leader or "", {}).get("silence")
         unwritable = {node.id: self._unwritable(node.id, told) for node in self._known_nodes()}
         found = []
@@ -231,7 +255,7 @@ class Overview:
                     "answered": bool(here) and "term" in here,
                     "silent_for": None if up else silent,
                     "leaving": node.id in metadata.wanted_gone,
-                    "failed": here.get("failed", ""),
+                    "failed": here.get("failed", member.sidelined.why_failed(node.id)),
                     "trouble": here.get("trouble", member.troubles.get(node.id, "")),
                     "unwritable": unwritable[node.id],
                     "full": here.get("full", False),
@@ -307,8 +331,17 @@ class Overview:
     # ------------------------------------------------------------ streams
 
     async def streams(self) -> list[Told]:
-        """All streams, each as its master describes it."""
-        member, metadata = self._member, self._member.metadata
+        """All streams, each as its master describes it.
+
+        Without a quorum, also those that this node has copies of and knows nothing else of; `NoMasterError` if there
+        are none: nobody tells whether there are others.
+        """
+        member = self._member
+        await self._wait_for_news()
+        metadata, kept = member.metadata, self._kept()
+        if not kept and not metadata.cluster and member.who.state != identity.ALONE:
+            told = "which streams there are is not known: there is no quorum, and this node has no copies"
+            raise NoMasterError(told, member.has_no_quorum)
         masters = {name: one.master for name, one in metadata.regions.items()}
         infos = dict(metadata.streams)
         lasting = [one for one in infos.values() if one.settings.get("kind") != "ephemeral"]
@@ -320,12 +353,38 @@ class Overview:
             if isinstance(answer, list):
                 led = {name for name, one in infos.items() if masters.get(one.region) == id}
                 found |= {one["name"]: one for one in answer if one["name"] in led}
-        for name in member.led_streams():
-            found[name] = member.node.describe(name)
-        return [
-            found[name] if name in found else self._undescribed(name, masters.get(one.region))
-            for name, one in sorted(infos.items())
-        ]
+        found |= {name: self._describe(name) for name in member.led_streams() if name in infos}
+        for name, one in infos.items():
+            if name not in found:
+                found[name] = self._undescribed(name, masters.get(one.region))
+        for name in kept.keys() - found.keys() & member.node.streams.keys():
+            found[name] = self._describe(name)
+        return [told for _, told in sorted(found.items())]
+
+    def _describe(self, name: str) -> Told:
+        """Describe a stream of which there is a copy here; it is marked as perhaps old if it is not served here now."""
+        node = self._member.node
+        told, stream = node.describe(name), node.streams[name]
+        if (
+            isinstance(stream, Persistent) and not stream.acting
+        ):  # also of a master that has lost its quorum
+            told |= {"trouble": told.get("trouble") or OLD, "from_copy": OLD}
+        return told
+
+    async def _wait_for_news(self) -> None:
+        """Hear of all that was agreed on up to now, if there is a quorum; wait not longer than for a master."""
+        member = self._member
+        deadline = time.monotonic() + MASTER_WAIT
+        while (
+            not member.metadata.cluster
+            and member.who.state != identity.ALONE
+            and not member.has_no_quorum
+            and time.monotonic() < deadline
+        ):
+            await member.wait_for_change(AGAIN)
+        if member.failed is None and member.consensus is not None and member.leader is not None:
+            with contextlib.suppress(RailgunError):
+                await member.consensus.barrier()
 
     def _undescribed(self, name: str, master: str | None) -> Told:
         """A stream of which the master says nothing now."""

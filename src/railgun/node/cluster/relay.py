@@ -17,10 +17,14 @@ Rules:
    connection ends.
 5. What waits is bounded. A client that sends more than is taken is not read, and neither is a node that sends more than
    the client takes. Answers of nodes do not depend on being read, so the two never wait for each other.
-6. A reader without a group whose position this node's copy does not have (yet) is handed to the master.
+6. A reader without a group whose position this node's copy does not have (yet) is handed to the master. One that
+   begins at the end begins at the end of the stream: the master is asked where that is, and the copy serves the reader
+   if it is as far, or is so within `CATCH_UP_S`; else the master does. Without a quorum nobody can be asked, and the
+   reader begins at the end of the copy.
 7. A node that is about to end says so (`GoingAway`), and gets no more; what it refuses (`STOPPING`) goes back to the
    client, which sends it again. When its connection ends nothing is in doubt, and the client's stays.
-8. When the client goes, its sessions elsewhere go at once, after what it has sent.
+8. When the client goes, its sessions elsewhere go at once, after what it has sent, and that it has gone (`GoingAway`).
+   A session that ends without that has ended with this node, or the connection to it: its consumers did nothing wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from railgun.core.errors import RailgunError
 from railgun.node import admin
@@ -50,6 +54,7 @@ HERE: Final = ""
 PER_FRAME: Final = 512  # bytes that a frame takes besides its own while it waits
 ANSWERS_S: Final = 1.0  # seconds in which a master that is none any more answers what it has got
 AGAIN: Final = (0.05, 0.5)  # seconds to the next try to connect: at first, and at most
+CATCH_UP_S: Final = 0.5  # seconds that a copy has to get to the end its master has told
 PUBLISH: Final = NUMBERS[p.Publish]
 SUBSCRIBE: Final = NUMBERS[p.Subscribe]
 UNSUBSCRIBE: Final = NUMBERS[p.Unsubscribe]
@@ -64,7 +69,16 @@ ON_A_CHANNEL: Final = frozenset(
     NUMBERS[kind] for kind in (p.Ack, p.Nack, p.InProgress, p.Grant, p.Unsubscribe)
 )
 _LOG: Final = logging.getLogger(__name__)
-_Key = tuple[str, bool]
+
+
+class _Key(NamedTuple):
+    """What waits in one line: all that is about a stream, and for its master or not."""
+
+    stream: str
+    write: bool
+    at_end: int = 0
+    """The channel of a reader that begins at the end, which has a line of its own: others need not wait for where that
+    is. 0: it is none."""
 
 
 class BadChannelError(RailgunError):
@@ -81,6 +95,10 @@ class _Asked:
     command: Any
     key: _Key
     deadline: float
+    end: int | None = None
+    """Where the stream ended at the master when this was asked for already; None: not known."""
+    caught_up_by: float = 0.0
+    """Until when this node's copy has time to get there."""
 
     @property
     def size(self) -> int:
@@ -135,13 +153,14 @@ class Relay:
             self._on_channel(raw)
         elif kind == PUBLISH:
             command = raw.command()
-            self._by_stream(raw, command, (command.stream, True))
+            self._by_stream(raw, command, _Key(command.stream, True))
         elif kind == SUBSCRIBE:
             command = raw.command()
             of_master = bool(command.group) or self._behind(command)
-            self._by_stream(raw, command, (command.stream, of_master))
+            at_end = raw.channel if command.start == p.END and not of_master else 0
+            self._by_stream(raw, command, _Key(command.stream, of_master, at_end))
         elif kind == ADMIN and (named := self._named(command := raw.command())) is not None:
-            self._by_stream(raw, command, (named, True))
+            self._by_stream(raw, command, _Key(named, True))
         elif kind == PONG:
             self._seen(raw.command().number)
         else:
@@ -170,8 +189,8 @@ class Relay:
             told = "this node is about to end; nothing was done: ask another one"
             self._fail(raw, command, StoppingError(told))
             return
-        if raw.kind == PUBLISH and key[0] in self._refusing:
-            self._fail(raw, command, _refusal(key[0]))
+        if raw.kind == PUBLISH and key.stream in self._refusing:
+            self._fail(raw, command, _refusal(key.stream))
             return
         if raw.kind == SUBSCRIBE and self._taken(raw.channel):
             told = f"channel {raw.channel} is taken: choose another"
@@ -224,7 +243,7 @@ class Relay:
             self._on_channel(asked.raw)
             return True
         try:
-            place = self._routing.serves(*asked.key)
+            place = self._place(asked)
         except RailgunError as error:
             self._fail(asked.raw, asked.command, error)
             return True
@@ -248,9 +267,30 @@ class Relay:
                 return False
         return True
 
+    def _place(self, asked: _Asked) -> Place:
+        """Return who serves what was asked for; raises what `Routing.serves` does."""
+        key = asked.key
+        place = self._routing.serves(key.stream, key.write)
+        here = self._session.node.streams.get(key.stream)
+        if not key.at_end or not isinstance(place, Here) or not isinstance(here, Persistent):
+            return place
+        try:
+            of_master = self._routing.serves(key.stream, True)
+        except RailgunError:  # this node is the master, and cannot write: nobody is further
+            return place
+        if isinstance(of_master, Here) or (isinstance(of_master, Nobody) and of_master.hopeless):
+            return place
+        if asked.end is None:
+            return Nobody(NoMasterError("its master has not told where it ends"))
+        if here.end >= asked.end:
+            return place
+        if self._session.forwarded or self._loop.time() < asked.caught_up_by:
+            return Nobody(NoMasterError(f"the copy is at {here.end}, and it ends at {asked.end}"))
+        return of_master
+
     def _elsewhere(self, asked: _Asked, where: str) -> bool:
         """Return whether publishes before this one went to another node, and are not answered: it waits for them."""
-        busy = self._busy.get(asked.key[0])
+        busy = self._busy.get(asked.key.stream)
         return asked.raw.kind == PUBLISH and busy is not None and busy.where != where
 
     def _here(self, asked: _Asked) -> None:
@@ -308,7 +348,7 @@ class Relay:
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left):
-                        pause = await self._change(key, pause)
+                        pause = await self._change(line[0], pause)
         if self._lines.get(key) is line:
             del self._lines[key]
 
@@ -327,16 +367,20 @@ class Relay:
         if asked.raw.kind == SUBSCRIBE and found is not None and found.upstream is None:
             del self._channels[asked.raw.channel]
 
-    async def _change(self, key: _Key, pause: float) -> float:
+    async def _change(self, asked: _Asked, pause: float) -> float:
         """Until something may be another way; how long to wait when a connection cannot be made."""
-        place = self._where(key)
-        busy = self._busy.get(key[0])
+        key = asked.key
+        place = self._where(asked)
+        if key.at_end and isinstance(place, Nobody):
+            return await self._find_end(asked, pause)
+        key_of_master = (key.stream, key.write or bool(key.at_end))
+        busy = self._busy.get(key.stream)
         there = place.node if isinstance(place, There) else HERE
         if busy is not None and busy.where != there and not isinstance(place, Nobody):
             await asyncio.sleep(AGAIN[0])  # until those before are answered
             return AGAIN[0]
         if not isinstance(place, There):
-            await self._routing.wait(*key)
+            await self._routing.wait(*key_of_master)
             return AGAIN[0]
         upstream = self._upstreams.get(place.node)
         if upstream is None or upstream.address != (place.host, place.port):
@@ -346,9 +390,9 @@ class Relay:
         if upstream.going:  # another node will be asked, or this one when it is back
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN[0]):
-                    await self._routing.wait(*key)
+                    await self._routing.wait(*key_of_master)
             return AGAIN[0]
-        changed = self._loop.create_task(self._routing.wait(*key))
+        changed = self._loop.create_task(self._routing.wait(*key_of_master))
         try:
             await asyncio.wait([changed, upstream.dialling], return_when=asyncio.FIRST_COMPLETED)
             upstream.check()
@@ -362,12 +406,27 @@ class Relay:
             changed.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await self._routing.wait(*key)
+                await self._routing.wait(*key_of_master)
         return min(2 * pause, AGAIN[1])
 
-    def _where(self, key: _Key) -> Place:
+    async def _find_end(self, asked: _Asked, pause: float) -> float:
+        """Ask the master where the stream ends, or let this node's copy get there; how long to wait the next time."""
+        stream = asked.key.stream
+        if asked.end is not None:
+            await asyncio.sleep(AGAIN[0])
+            return AGAIN[0]
+        asked.end = await self._routing.end(stream)
+        if asked.end is not None:
+            asked.caught_up_by = self._loop.time() + CATCH_UP_S
+            return AGAIN[0]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._routing.wait(stream, True)
+        return min(2 * pause, AGAIN[1])
+
+    def _where(self, asked: _Asked) -> Place:
         try:
-            return self._routing.serves(*key)
+            return self._place(asked)
         except RailgunError as error:
             return Nobody(error)
 
@@ -396,29 +455,29 @@ class Relay:
 
     def _refuse(self, every: list[_Asked]) -> None:
         for asked in every:
-            stream, write = asked.key
+            stream, write = asked.key.stream, asked.key.write or bool(asked.key.at_end)
             if self._is_told_here(asked):
                 self._session.take(asked.raw.frame())
                 continue
             why = _refusal(stream, write)
             with contextlib.suppress(RailgunError):
-                place = self._routing.serves(stream, write)
+                place = self._place(asked)
                 if isinstance(place, Nobody):
                     why = _refusal(stream, write, place.why, place.hopeless)
             self._fail(asked.raw, asked.command, why)
-        for stream in {asked.key[0] for asked in every if asked.raw.kind == PUBLISH}:
+        for stream in {asked.key.stream for asked in every if asked.raw.kind == PUBLISH}:
             self._refuse_more(stream)
 
     def _is_told_here(self, asked: _Asked) -> bool:
         """Return whether this node can answer, though it is not the master: by its copy, as it answers readers."""
         if asked.raw.kind != ADMIN or asked.command.call not in admin.OF_COPY:
             return False
-        return not self._session.forwarded and asked.key[0] in self._session.node.streams
+        return not self._session.forwarded and asked.key.stream in self._session.node.streams
 
     def was_refused(self, stream: str) -> None:
         """Let no publish overtake one that had been taken, and was refused: it is sent again."""
         self._refuse_more(stream)
-        behind = self._lines.get((stream, True))
+        behind = self._lines.get(_Key(stream, True))
         if behind:  # what waits came after what was refused
             self._give_up(behind)
 
@@ -511,8 +570,8 @@ class Relay:
         for `ANSWERS_S` nobody knows what becomes of them, and the client is cut off.
         """
         for number, channel in list(self._channels.items()):
-            stream, write = channel.key
-            if channel.upstream is None or not write or not gone(stream):
+            stream = channel.key.stream
+            if channel.upstream is None or not channel.key.write or not gone(stream):
                 continue
             if not self._still(stream, channel.upstream.node):
                 elsewhere = NoMasterError(f"{stream!r} has another master: subscribe again")
@@ -536,11 +595,13 @@ class Relay:
     def _still(self, stream: str, where: str) -> bool:
         if where == HERE:
             return False
-        place = self._where((stream, True))
-        return isinstance(place, There) and place.node == where
+        with contextlib.suppress(RailgunError):
+            place = self._routing.serves(stream, True)
+            return isinstance(place, There) and place.node == where
+        return False
 
-    def ended(self) -> None:
-        """The client is gone, or is to go."""
+    def ended(self, gone: bool) -> None:
+        """End what it has elsewhere. `gone`: the client has gone, which the other nodes are told; else it is to go."""
         self._over = True
         for task in self._tasks:
             task.cancel()
@@ -549,6 +610,8 @@ class Relay:
         self._lines.clear()
         self._channels.clear()
         for upstream in self._upstreams.values():
+            if gone:
+                upstream.client_gone()
             upstream.close()
         self._upstreams.clear()
 

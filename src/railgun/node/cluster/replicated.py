@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from railgun.core.delivery import Saved
-from railgun.core.errors import ProtocolError, RailgunError
+from railgun.core.errors import ProtocolError, RailgunError, said
 from railgun.core.replication import messages as m
 from railgun.core.replication.master import Master, Phase
 from railgun.core.replication.replica import Replica
@@ -47,18 +46,20 @@ from railgun.node.errors import (
     DeposedError,
     LogFailedError,
     NoMasterError,
-    NoSpaceError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     StorageError,
+    is_refusal,
+    refusal,
+    trouble_in,
 )
 from railgun.node.grouplog import pack_change, unpack_records
-from railgun.node.groups import CopyNote, fold, resolve
+from railgun.node.groups import CopyNote, Kept, fold, resolve
 from railgun.node.persistent import Persistent
 from railgun.node.segment import extend
 from railgun.wire.commands import Blob
 from railgun.wire.proto import cluster_pb2 as n
-from railgun.wire.records import BatchError, Bytes, head, intact
+from railgun.wire.records import CONTINUES, BatchError, Bytes, head, intact
 
 STUCK_S: Final = 1.0
 """Seconds for which nothing becomes safe before those who wait are told that too few replicas can write."""
@@ -84,7 +85,7 @@ class _Held:
     @property
     def may_be_taken_elsewhere(self) -> bool:
         """Whether another node may have more luck with it: it is the disk that refuses."""
-        return self.in_doubt or type(self.error) in (StorageError, NoSpaceError)
+        return self.in_doubt or is_refusal(self.error)
 
     def tell(self, error: RailgunError) -> None:
         """Tell the publisher that it was not stored as it should be."""
@@ -150,7 +151,10 @@ class Replicated:
     @property
     def trouble_error(self) -> RailgunError:
         """The trouble, as an error: nothing was stored."""
-        return self.stream.trouble or StorageError(self.trouble)
+        trouble = self.stream.trouble or StorageError(self.trouble)
+        if isinstance(trouble, StorageError) and is_refusal(trouble):
+            return refusal(trouble)
+        return trouble
 
     async def open(self) -> None:
         """See what there is; mend what is damaged."""
@@ -168,7 +172,7 @@ class Replicated:
         """When nothing is under way, the copy is what the log is."""
         self._trouble = str(self.stream.log.failed or "")
         self._unchanged = False
-        self.copy = Copy.of(self._standing(), self._known_safe)
+        self.copy = Copy.of(self._standing(), self._known_safe, self.stream.log.whole_end)
 
     def _standing(self) -> Standing:
         log = self.stream.log
@@ -343,9 +347,8 @@ class Replicated:
                 held.tell(error)
             return
         first, last = head(batches[0]), head(batches[-1])
-        self._fresh.append(Fresh(first.base, last.end, first.epoch, batches))
-        if self._stuck_since is None:
-            self._stuck_since = self._loop.time()
+        is_unit = bool(first.flags & CONTINUES)
+        self._stored_more(Fresh(first.base, last.end, first.epoch, batches, is_unit))
         if safe is not None:
             self._accepting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
@@ -356,6 +359,31 @@ class Replicated:
             self._patient.append((last.end, done))
         else:
             self._waiting.append((last.end, done))
+
+    async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
+        """Let a function append a unit to the log, in the turn of its one writer, and push it to the replicas."""
+        master = self.master
+        if not self.acting or master is None or self._held:
+            raise self._no_master()
+        stamp = Stamp(master.epoch, self.stream.stored_now())
+        try:
+            base, end = await self.stream.perform(self.stream.log, lambda: write(stamp))
+        except RailgunError as error:
+            self._look_for_trouble(error)
+            self.around.changed()
+            if is_refusal(error) and self.master is not None:
+                self.around.give_way()
+            raise
+        if self.master is None:
+            raise DeposedError("this node is no master any more: it may be stored or not")
+        self._stored_more(Fresh(base, end, stamp.epoch, (), is_unit=True))
+        return base, end
+
+    def _stored_more(self, fresh: Fresh) -> None:
+        """Note what is on disk here, and push it to the replicas with all else of this turn."""
+        self._fresh.append(fresh)
+        if self._stuck_since is None:
+            self._stuck_since = self._loop.time()
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -395,7 +423,7 @@ class Replicated:
         voting = self.master.sets[0]
         unable = [node for node in voting if node in why]
         able = sum(node in there and node not in why for node in voting)
-        reasons = "; ".join(f"{self.around.called(node)}: {why[node]}" for node in unable)
+        reasons = "; ".join(f"{self.around.called(node)}: {said(why[node])}" for node in unable)
         told = f"{able} of {len(voting)} replicas of {self.stream.name!r} can write. {reasons}"
         has_quorum = not unable or 2 * able > len(voting)
         now, since = self._loop.time(), self._stuck_since
@@ -418,8 +446,8 @@ class Replicated:
         told, error = (
             list(waiting),
             NotEnoughReplicasAfterAppendError(
-                f"{why}. It is in the master's log, and on fewer disks than was asked for: it may stay or be lost. "
-                "Publish it again with its ID"
+                f"{why}. What was published is in the master's log, and on fewer disks than was asked for: it may stay "
+                "or be lost. Publish it again with its ID"
             ),
         )
         waiting.clear()
@@ -515,8 +543,10 @@ class Replicated:
         if master is None or not fresh:
             return
         commands: list[m.Command] = []
+        units = [(one.base, one.end) for one in fresh if one.is_unit]
         for base, end, epoch in _joined(fresh):
-            commands += master.appended(base, epoch, end)
+            within = [unit for unit in units if base <= unit[0] < end]
+            commands += master.appended(base, epoch, end, within)
         if self._feeder is not None:
             self._feeder.feed_all(fresh)
         self._do(commands)
@@ -553,10 +583,11 @@ class Replicated:
         master, replica = self.master, self.replica
         match command:
             case n.Push() if replica is not None and not self._failing:
-                batches, runs = _came(blob)
+                batches, runs, whole = _came(blob)
                 # What others have already, it gets because it lags behind.
                 cold = bool(runs) and runs[-1][1] <= command.safe
-                self._do(replica.pushed(words.push_heard(command, runs)), batches, cold=cold)
+                told = replica.pushed(words.push_heard(command, runs))
+                self._do(told, batches, cold=cold, whole=whole)
             case n.PushGroups() if replica is not None and not self._failing:
                 push = words.push_groups_heard(command)
                 self._do(replica.pushed_groups(push), records=unpack_records(bytes(blob)))
@@ -571,9 +602,9 @@ class Replicated:
             case n.FetchGroups() if replica is not None and command.session == replica.session:
                 self.around.spawn(self._give_groups(sender, replica, command))
             case n.Fetched() if master is not None:
-                batches, runs = _came(blob)
-                told = m.Fetched(command.session, command.base, runs)
-                self._do(master.fetched(sender, told), batches=batches)
+                batches, runs, whole = _came(blob)
+                fetched = m.Fetched(command.session, command.base, runs)
+                self._do(master.fetched(sender, fetched), batches=batches, whole=whole)
             case n.FetchedGroups() if master is not None:
                 told_groups = m.FetchedGroups(
                     command.session, LOST if command.trouble else command.epoch, command.number
@@ -618,18 +649,22 @@ class Replicated:
         batches: Sequence[Bytes] = (),
         records: Sequence[tuple[str, bytes | None]] = (),
         cold: bool = False,
+        whole: int = 0,
     ) -> None:
+        """Do what a machine says, with what came for it: batches (the last unit in them ends at `whole`), records."""
         log = self.stream.log
         for command in commands:
             match command:
                 case m.Say(to, message):
                     self.around.send(to, words.said(self.id, message))
                 case m.Write(_, runs):
-                    wrote = partial(self._wrote, runs[-1][1])
+                    wrote = partial(self._wrote, runs[-1][1], whole)
                     self._committer.submit(log, batches, wrote, cold=cold)
                 case m.Cut(offset):
                     _LOG.warning("stream %r: cut off at %d", self.stream.name, offset)
-                    self._change(partial(log.cut, offset))
+                    self._change(partial(log.cut, offset), then=self._has_cut)
+                case m.CutHalf():
+                    self._change(lambda: log.cut(log.whole_end), then=self._has_cut_half)
                 case m.Anew(base):
                     self._change(partial(log.reset, base), base)
                 case m.Trim(first):
@@ -664,10 +699,28 @@ class Replicated:
         else:
             give()
 
-    def _change(self, work: Callable[[], object], safe: int = 0) -> None:
-        """Change the log; then all before `safe` was safe."""
+    def _change(
+        self,
+        work: Callable[[], object],
+        safe: int = 0,
+        then: Callable[[Master | Replica, int, int], list[m.Command]] | None = None,
+    ) -> None:
+        """Change the log; then all before `safe` was safe. `then`: is told where the log, and its whole units, end."""
+        machine, ends = self.master or self.replica, [0, 0]
+
+        def change() -> None:
+            work()
+            ends[:] = self.stream.log.end, self.stream.log.whole_end
+
+        def changed(error: RailgunError | None) -> None:
+            self._changed(safe, error)
+            still = machine is not None and machine in (self.master, self.replica)
+            if error is None and then is not None and still and not self._failing:
+                assert machine is not None
+                self._do(then(machine, *ends))
+
         self._changes += 1
-        self._committer.perform(self.stream.log, work, partial(self._changed, safe))
+        self._committer.perform(self.stream.log, change, changed)
 
     def _changed(self, safe: int, error: RailgunError | None) -> None:
         self._changes -= 1
@@ -680,8 +733,16 @@ class Replicated:
             self._known_safe = max(self._known_safe, safe)
             self.stream.gone_before()
 
-    def _wrote(self, end: int, error: RailgunError | None) -> None:
-        self._on_disk(error, lambda machine: machine.wrote(end))
+    @staticmethod
+    def _has_cut(machine: Master | Replica, end: int, whole: int) -> list[m.Command]:
+        return machine.has_cut(whole)
+
+    @staticmethod
+    def _has_cut_half(machine: Master | Replica, end: int, whole: int) -> list[m.Command]:
+        return machine.cut_half(end) if isinstance(machine, Master) else []
+
+    def _wrote(self, end: int, whole: int, error: RailgunError | None) -> None:
+        self._on_disk(error, lambda machine: machine.wrote(end, whole))
 
     def _on_disk(
         self, error: RailgunError | None, told: Callable[[Master | Replica], list[m.Command]]
@@ -704,7 +765,7 @@ class Replicated:
         if not whole:
             self._submit_groups(records, done)
             return
-        states: dict[str, Saved | CopyNote] = {name: fold.load(s) for name, s in records if s}
+        states: dict[str, Kept] = {name: fold.load(s) for name, s in records if s}
         states[""] = CopyNote(self._label, self._groups, self._known_safe)
         group_log = self.stream.group_log
         self._committer.perform(group_log, partial(group_log.replace, states), done)
@@ -796,13 +857,13 @@ class Replicated:
         """Something could not be written."""
         self._look_for_trouble(error)
         if self.master is not None and not self._trouble:
-            self._trouble = str(error)  # another one can, perhaps
+            self._trouble = trouble_in(error)  # another one can, perhaps
             self.around.changed()
             self.around.spawn(self._mend(self.master))
         if self.master is not None:
             self.around.give_way()
         if self.replica is not None:
-            self._unwritten = str(error)
+            self._unwritten = trouble_in(error)
         if self._failing or self.replica is None:
             return
         self._failing = True
@@ -894,14 +955,20 @@ def _purge(log: Any, first: int) -> None:
     log.purge(min(first, log.durable_end))
 
 
-def _came(blob: Blob) -> tuple[list[memoryview], Runs]:
-    """The batches that another node has sent, and their epochs. It has checked them: they have to be what they were."""
+def _came(blob: Blob) -> tuple[list[memoryview], Runs, int]:
+    """Return the batches that another node has sent, their epochs, and where the last unit in them ends (0: none).
+
+    It has checked them: they have to be what they were.
+    """
     batches: list[memoryview] = []
     runs: list[tuple[int, int]] = []
+    whole = 0
     for found, batch in intact(blob):
         extend(runs, found.epoch, found.end)
         batches.append(batch)
-    return batches, tuple(runs)
+        if not found.flags & CONTINUES:
+            whole = found.end
+    return batches, tuple(runs), whole
 
 
 def _joined(
@@ -909,7 +976,7 @@ def _joined(
 ) -> Iterable[tuple[int, int, int]]:
     """Base, end and epoch of what was stored, as few as may be."""
     begun: tuple[int, int, int] | None = None
-    for base, end, epoch, _ in fresh:
+    for base, end, epoch, *_ in fresh:
         if begun is not None and begun[1] == base and begun[2] == epoch:
             begun = (begun[0], end, epoch)
             continue

@@ -147,6 +147,10 @@ class Upstream:
         if was_open and not self._closed:
             self._relay.broke(self)
 
+    def client_gone(self) -> None:
+        """Say that the client itself has gone: it will not come back by another node."""
+        self.send(b"".join(encode(p.GoingAway())))
+
     def close(self) -> None:
         """End it, after what was sent."""
         self._closed = True

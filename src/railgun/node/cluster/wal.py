@@ -14,8 +14,9 @@ Rules:
    to others, so it must not come back under its name (`DamagedWalError`), and nothing is changed. In doubt are only the
    notes of the last sync before a crash, if they rot before they are read again: they look torn.
    What a later version of Railgun has written is not damage: `LaterFormatError`, and nothing is changed.
-6. A full disk: `NoSpaceError`. Of a write nothing is there then, and the driver ends all the same, for it cannot go on
-   without it; a `compact` may be tried again later. A write or a sync that fails otherwise: `LogFailedError`, for ever.
+6. A disk that refuses a write (full, a limit, read-only): `NoSpaceError` or `StorageError`. Of a write nothing is there
+   then, and the driver ends all the same, for it cannot go on without it; `probe` tells when it can. A `compact` may be
+   tried again later. A write or a sync that fails otherwise: `LogFailedError`, for ever.
 7. One writer at a time.
 """
 
@@ -32,7 +33,6 @@ from railgun.core.raft.messages import Entry, Hard, Snapshot
 from railgun.node.disk import Disk
 from railgun.node.errors import (
     ClosedError,
-    NoSpaceError,
     StorageError,
     later_format,
     storage_error,
@@ -44,6 +44,7 @@ from railgun.wire.proto import raft_pb2 as r
 _NAME: Final = "wal"
 _MAGIC: Final = b"RGW1"
 _HARD, _ENTRY, _SNAPSHOT = 1, 2, 3
+_PROBE_BYTES: Final = 4096
 
 
 class DamagedWalError(StorageError):
@@ -88,6 +89,7 @@ class Wal:
         self._snapshot: Snapshot | None = None
         self._entries: list[Entry] = []  # the same objects as in the machine's log
         self._closed = False
+        self._refused_bytes = _PROBE_BYTES  # of a new file that could not be made
 
     @classmethod
     def open(cls, disk: Disk, directory: str) -> tuple[Wal, Recovered]:
@@ -106,7 +108,7 @@ class Wal:
 
     def has_file(self) -> bool:
         """Return whether its file is still there. While it is replaced by a shorter one it may seem not to be."""
-        return self._closed or self._snapshot is None or self._notes.tail.has_name()
+        return self._closed or self._snapshot is None or self._notes.tail.is_there()
 
     def write(self, hard: Hard | None, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
         """Write what a `Ready` says, in this order."""
@@ -123,13 +125,7 @@ class Wal:
             return
         notes = [self._pack_hard(hard)] if hard != self._hard and hard is not None else []
         notes += map(self._pack_entry, entries)
-        try:
-            self._notes.append(notes)
-        except NoSpaceError as error:
-            raise NoSpaceError(
-                f"{self._notes.what}: the disk is full. What was written before is there. Make room, then start "
-                "the node again."
-            ) from error
+        self._notes.append(notes)
         self._hard = hard
         for entry in entries:
             self._put(entry)
@@ -138,6 +134,11 @@ class Wal:
         """All that was written is there for good."""
         self._check()
         self._notes.sync()
+
+    def probe(self) -> None:
+        """Find out whether as much as was refused last can be written now; if not, raise as that write did."""
+        if self._snapshot is not None:
+            self._notes.tail.probe(self._refused_bytes)
 
     def compact(self, snapshot: Snapshot) -> None:
         """A snapshot takes the place of the entries up to its index. If it cannot be written, all is as before."""
@@ -184,7 +185,9 @@ class Wal:
         notes = [self._notes.pack(_SNAPSHOT, body)]
         notes += [self._pack_hard(hard)] if hard is not None else []
         notes += map(self._pack_entry, entries)
+        self._refused_bytes = sum(map(len, notes))
         self._notes.replace(notes, sealed=True)
+        self._refused_bytes = _PROBE_BYTES
         self._hard, self._snapshot, self._entries = hard, snapshot, list(entries)
 
     def _put(self, entry: Entry) -> None:

@@ -10,8 +10,8 @@ Rules:
    through, with IDs and without; each reader without a group gets something that was published after the node froze,
    and so does each group with a member there, unless the group handed over and is still busy with older messages.
 3. In an orderly restart of one node after the other no publish ends in an error, with an ID or without.
-4. `acks=all` is passed over: it waits while a node is down. So is a publish that an impatient client (less than
-   `PATIENT_S` seconds) gave up at its deadline: a busy machine is no fault.
+4. `acks=all` is passed over: it waits while a node is down, and its publisher with it. So is a publish that an
+   impatient client (less than `PATIENT_S` seconds) gave up at its deadline: a busy machine is no fault.
 5. While the master of a stream cannot write (`unwritable_master`), no publish is told what its disk says, and each
    stream that was written before takes a publish that begins and ends meanwhile, if it lasts for `LONG_REFUSAL_S`. That
    nothing acknowledged is lost is a rule of the log.
@@ -50,13 +50,15 @@ def check_faults(records: Sequence[Record], findings: Findings) -> None:
     blows = [one for one in records if isinstance(one, Blown)]
     if meta is None or meta.nodes < 3 or not blows:
         return
-    publishes = [one for one in records if isinstance(one, Publish) and one.acks != "all"]
+    every = [one for one in records if isinstance(one, Publish)]
+    publishes = [one for one in every if one.acks != "all"]
     deliveries = [one for one in records if isinstance(one, Delivery)]
     for blow in blows:
         if not _alone(blow, blows):
             continue
         if blow.fault == "freeze" and blow.end - blow.struck >= LONG_FREEZE_S:
-            _check_freeze(blow, publishes, deliveries, findings)
+            held = {p.client for p in every if p.acks == "all" and p.begin < blow.end <= p.end}
+            _check_freeze(blow, publishes, held, deliveries, findings)
         elif blow.fault == "rolling":
             _check_restart(blow, publishes, meta.patience_s, findings)
         elif blow.fault == "unwritable_master":
@@ -123,10 +125,15 @@ def _check_restart(
 
 
 def _check_freeze(
-    blow: Blown, publishes: Sequence[Publish], deliveries: Sequence[Delivery], findings: Findings
+    blow: Blown,
+    publishes: Sequence[Publish],
+    held: set[str],
+    deliveries: Sequence[Delivery],
+    findings: Findings,
 ) -> None:
+    """Judge clients of a frozen node; `held`: those whose publish waits for all replicas until the thaw."""
     during = [one for one in publishes if blow.struck < one.begin and one.end < blow.end]
-    _check_publishers(blow, publishes, during, findings)
+    _check_publishers(blow, publishes, during, held, findings)
     awaited = {
         one.stream for one in during if one.safe and one.end < blow.end - CATCH_UP_S
     }  # streams that have something new for consumers
@@ -135,11 +142,17 @@ def _check_freeze(
 
 
 def _check_publishers(
-    blow: Blown, publishes: Sequence[Publish], during: Sequence[Publish], findings: Findings
+    blow: Blown,
+    publishes: Sequence[Publish],
+    during: Sequence[Publish],
+    held: set[str],
+    findings: Findings,
 ) -> None:
     working = {one.client for one in publishes if one.outcome == "ok" and one.end < blow.begin}
     for client in sorted(working & set(blow.clients)):
         own = [one for one in during if one.client == client]
+        if not own and client in held:
+            continue  # it had no chance to publish anything else
         where = f"{client}, connected to {', '.join(blow.nodes)} when it froze,"
         if not any(one.outcome == "ok" for one in own):
             findings.add("stranded", f"{where} published nothing before the thaw", blow, *own[:3])

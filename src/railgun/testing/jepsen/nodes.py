@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
 from pathlib import Path
 from random import Random
@@ -29,6 +28,7 @@ from railgun.client.client import Client, connect
 from railgun.core.errors import RailgunError
 from railgun.testing.jepsen.proxy import Links, Proxy
 from railgun.testing.jepsen.shim import Orders
+from railgun.testing.ports import free_ports
 
 START: Final = 30.0
 """Seconds that a node may take to listen."""
@@ -47,7 +47,7 @@ class NodeProcess:
     def __init__(self, directory: Path, name: str, number: int) -> None:
         self.name = name
         self.host, self.outside = f"127.0.0.{FIRST + number}", f"127.0.1.{FIRST + number}"
-        self.port, self.cluster_port = free_port(self.host), free_port(self.host)
+        self.port, self.cluster_port = free_ports(2, self.host)
         self.data = directory / name
         self.config = directory / f"{name}.toml"
         self.control = directory / f"{name}.orders"
@@ -234,10 +234,3 @@ def _end_of(file: IO[bytes], size: int) -> str:
     file.seek(0, os.SEEK_END)
     file.seek(max(0, file.tell() - size))
     return file.read().decode(errors="replace")
-
-
-def free_port(host: str) -> int:
-    """A port of this address that nobody uses now."""
-    with socket.socket() as made:
-        made.bind((host, 0))
-        return int(made.getsockname()[1])

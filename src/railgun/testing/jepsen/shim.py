@@ -8,8 +8,8 @@ Rules:
 3. With `full`, nothing can be written or made: `ENOSPC`. With `slow_sync` (seconds) a sync takes longer.
 4. With `fail_sync`, a sync is `EIO`, and what it should have kept is gone, though the process sees it; the next
    sync of the file says nothing of it. So do real systems.
-5. With `refuse` (an errno), files of streams cannot be written, though there is room: a limit, a quota, a disk that has
-   become read-only. All other files can.
+5. With `refuse` (an errno), files below `refuse_at` (by default those of streams) cannot be written, though there is
+   room: a limit, a quota, a disk that has become read-only. All other files can.
 6. All of this stands in a file that is looked at now and then, at most every `LOOK` seconds. Who changes it replaces
    it whole.
 """
@@ -44,7 +44,9 @@ class Orders:
     slow_sync: float = 0.0
     torn: bool = False
     refuse: int = 0
-    """The errno of every write to a file of a stream; 0: they work."""
+    """The errno of every write to a file below `refuse_at`; 0: they work."""
+    refuse_at: str = "streams/"
+    """How the paths of the files begin that cannot be written."""
     ahead: float = 0.0
     """How wrong the clock is (seconds)."""
 
@@ -223,7 +225,7 @@ class ShimDisk:
 class _ShimFile:
     def __init__(self, disk: ShimDisk, file: File, content: _Content, path: str) -> None:
         self._disk, self._file, self._content = disk, file, content
-        self._of_stream = path.startswith("streams/")
+        self._path = path
 
     def size(self) -> int:
         with self._content.lock:
@@ -231,8 +233,9 @@ class _ShimFile:
 
     def write(self, pieces: Sequence[Bytes]) -> None:
         self._disk.check_room()
-        if self._of_stream and (number := self._disk.orders.refuse):
-            raise OSError(number, os.strerror(number))
+        orders = self._disk.orders
+        if orders.refuse and self._path.startswith(orders.refuse_at):
+            raise OSError(orders.refuse, os.strerror(orders.refuse))
         content = self._content
         with content.lock:
             for piece in pieces:

@@ -56,7 +56,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., delivery: _Optional[int] = ...) -> None: ...
 
 class Publish(_message.Message):
-    __slots__ = ("request", "stream", "topic", "response", "timeout", "together", "acks")
+    __slots__ = ("request", "stream", "topic", "response", "timeout", "together", "acks", "staging")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Publish(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: str
     topic: str
@@ -71,7 +72,20 @@ class Publish(_message.Message):
     timeout: int
     together: bool
     acks: Acks
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ..., acks: _Optional[_Union[Acks, str]] = ...) -> None: ...
+    staging: Staging
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ..., acks: _Optional[_Union[Acks, str]] = ..., staging: _Optional[_Union[Staging, _Mapping]] = ...) -> None: ...
+
+class Staging(_message.Message):
+    __slots__ = ("producer", "epoch", "sequence", "at")
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    producer: int
+    epoch: int
+    sequence: int
+    at: int
+    def __init__(self, producer: _Optional[int] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("request", "base", "stored", "matched", "refused")

@@ -1,0 +1,204 @@
+"""Producers: what is staged for a stream is seen by nobody; what is committed is in it once, all of it together.
+
+>>> import asyncio, tempfile
+>>> from pathlib import Path
+>>> from railgun.client.client import connect
+>>> from railgun.testing.served import served
+>>> async def main(data):
+...     async with await connect(data=data) as client:
+...         await client.ensure("totals")
+...         producer = await client.producer("totals", "nightly", epoch=1)
+...         stage = await producer.open()
+...         await stage.put([b"12", b"30"])
+...         before = (await client.admin("describe", name="totals"))["end"]
+...         return before, await producer.commit([stage]), await producer.commit([stage])
+>>> with served(Path(tempfile.mkdtemp())) as node:
+...     asyncio.run(main(node.data))
+(0, 2, 0)
+
+Rules:
+
+1. A producer is known to the stream by its name, for as long as there is the stream, or for its `lifetime`. Who begins
+   a higher epoch fences those with a lower one: all they ask for is refused (`FENCED`).
+2. What is staged is on disk, as safe as messages with `acks="quorum"`, when `put` has returned. Pieces are sent again
+   by the client if need be; the stream keeps them in order, each once.
+3. A commit may be repeated at any time, by any process that knows what was staged (`Stage.sequence`, `Stage.count`).
+   What is neither staged nor committed is an error (`LOST_OUTPUT`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from railgun.client.checks import as_bytes, check_list, check_text
+from railgun.client.errors import StreamsError
+from railgun.wire.proto import streams_pb2 as p
+
+if TYPE_CHECKING:
+    from railgun.client.client import Client
+
+PIECE_BYTES: Final = 256 << 10
+"""How much of a transaction is staged at once."""
+AGAIN_S: Final = 0.05
+TRANSACTION_S: Final = 3600.0
+"""What a client has staged and not committed is kept for so many seconds after it was used last."""
+
+
+class Stage:
+    """What is staged under one sequence. Made by `Producer.open`."""
+
+    def __init__(self, producer: Producer, sequence: int) -> None:
+        self.sequence = sequence
+        """The number that the stream has given it."""
+        self.count = 0
+        """How many messages were put, staged or on their way."""
+        self._producer = producer
+
+    def put_soon(
+        self, payloads: Sequence[bytes | str], at: int | None = None
+    ) -> asyncio.Future[Any]:
+        """Put messages behind those that were put before; the future is done when they are safe.
+
+        `at`: put messages again that were refused for a reason that may pass, behind the first `at` of them.
+        """
+        messages = [as_bytes("payload", one) for one in check_list("payloads", payloads)]
+        if not messages:
+            raise StreamsError("BAD_REQUEST", "nothing is to be staged: put one message at least")
+        producer = self._producer
+        place = p.Staging(
+            producer=producer.number, epoch=producer.epoch, sequence=self.sequence, at=self.count
+        )
+        if at is not None:
+            place.at = at
+        else:
+            self.count += len(messages)
+        return producer.client.put_staged(producer.stream, messages, place)
+
+    async def put(self, payloads: Sequence[bytes | str]) -> None:
+        """Put messages behind those that were put before; returns when they are safe.
+
+        If those before them are still on their way to another master (`STAGE_GAP`), they are sent again for a while.
+        """
+        at, patience = self.count, self._producer.client.timeout
+        sent = self.put_soon(payloads)
+        deadline = asyncio.get_running_loop().time() + patience
+        while True:
+            try:
+                await sent
+                return
+            except StreamsError as error:
+                late = asyncio.get_running_loop().time() > deadline
+                if error.code != "STAGE_GAP" or late:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+            sent = self.put_soon(payloads, at)
+
+
+class Producer:
+    """A producer in one epoch. Made by `Client.producer`."""
+
+    def __init__(
+        self, client: Client, stream: str, name: str, epoch: int, answer: Mapping[str, Any]
+    ) -> None:
+        self.client, self.stream, self.name, self.epoch = client, stream, name, epoch
+        self.number: int = answer["number"]
+        self.identity: str = answer["identity"]
+        """Of the stream: one that was deleted and made anew is another one."""
+        self.staged: dict[int, int] = {int(n): count for n, count in answer["staged"].items()}
+        """What was staged when it began: messages, by their sequence."""
+
+    async def open(self) -> Stage:
+        """Return a new sequence to stage messages for."""
+        answer = await self._ask("open_sequence")
+        return Stage(self, answer["sequence"])
+
+    async def commit(
+        self, stages: Iterable[Stage] | Mapping[int, int], timeout: float | None = None
+    ) -> int:
+        """Let what was staged be part of the stream, all of it together; return how many messages that were now.
+
+        `stages`: or sequences, each with its number of messages. Raises `StreamsError` with the code `LOST_OUTPUT` if
+        one of them is neither staged nor committed, and `FENCED`.
+        """
+        if not isinstance(stages, Mapping):
+            stages = {one.sequence: one.count for one in stages}
+        return int((await self._commit(stages, timeout))["committed"])
+
+    async def _commit(self, counts: Mapping[int, int], timeout: float | None = None) -> Any:
+        by_name = {str(sequence): count for sequence, count in counts.items()}
+        return await self._ask("commit_sequences", timeout, counts=by_name)
+
+    async def drop(self, stages: Iterable[Stage]) -> None:
+        """Drop what was staged, and will not be committed."""
+        await self._ask("drop_sequences", sequences=[one.sequence for one in stages])
+
+    async def _ask(self, call: str, timeout: float | None = None, **more: Any) -> Any:
+        identity = {"name": self.stream, "producer": self.name, "epoch": self.epoch}
+        return await self.client.admin(call, timeout, **identity, **more)
+
+
+class Transaction:
+    """Messages that are seen all together, or not at all. Made by `Client.transaction`."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.offsets = range(0)
+        """Where the messages are, when the transaction is committed."""
+        self._producer = producer
+        self._stage: Stage | None = None
+
+    async def put(self, payload: bytes | str) -> None:
+        """Put one message behind those that were put before."""
+        await self.put_all([payload])
+
+    async def put_all(self, payloads: Sequence[bytes | str]) -> None:
+        """Put messages behind those that were put before."""
+        if self._stage is None:
+            self._stage = await self._producer.open()
+        await asyncio.gather(*(self._stage.put(some) for some in _pieces(payloads)))
+
+    async def commit(self) -> None:
+        """Let all of them be part of the stream. It is done at the end of `async with`."""
+        stage = self._stage
+        if stage is not None:
+            answer = await self._producer._commit({stage.sequence: stage.count})
+            base = answer["base"]
+            self._stage, self.offsets = None, range(base, base + stage.count)
+
+    async def abandon(self) -> None:
+        """Let none of them be; what cannot be dropped now goes when the producer is forgotten."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            with contextlib.suppress(StreamsError):
+                await self._producer.drop([stage])
+
+
+def _pieces(payloads: Sequence[bytes | str]) -> Iterable[Sequence[bytes | str]]:
+    """Messages, some at a time: as many as travel well together."""
+    at = size = 0
+    for n, payload in enumerate(payloads, 1):
+        size += len(payload)
+        if size >= PIECE_BYTES or n == len(payloads):
+            yield payloads[at:n]
+            at, size = n, 0
+
+
+async def begin(
+    client: Client,
+    stream: str,
+    name: str,
+    epoch: int,
+    keep: Iterable[int] | None = None,
+    lifetime: float | None = None,
+) -> Producer:
+    """Begin an epoch of a producer; see `Client.producer`."""
+    check_text("stream", stream)
+    check_text("name", name)
+    more: dict[str, Any] = {} if keep is None else {"keep": list(keep)}
+    if lifetime is not None and math.isfinite(lifetime):
+        more["lifetime"] = lifetime
+    answer = await client.admin("begin_producer", name=stream, producer=name, epoch=epoch, **more)
+    return Producer(client, stream, name, epoch, answer)

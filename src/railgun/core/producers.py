@@ -1,0 +1,333 @@
+"""The producers of a persistent stream: what they have staged, and what of that is committed, each once and for good.
+
+A producer writes in two steps. What it *stages* is kept apart, and nobody sees it; what it *commits* becomes part of
+the stream, all together or not at all, and however often it is asked for, once. A flow is such a producer: it stages
+what belongs to a snapshot, and commits that when the snapshot is safe.
+
+Rules:
+
+1. *Names and numbers.* A producer has a name, which it brings along, and a number, which the stream gives it. No number
+   is ever given twice.
+2. *Epochs.* A producer begins with an epoch. When it has begun with a higher one, whoever has a lower one is refused
+   (`FencedError`), for ever: it was given up for dead, and its successor is at work. What was staged in earlier epochs
+   may still be committed by the later one; all that this does not name when it begins (`keep`) is dropped.
+3. *Sequences.* What is staged belongs to a sequence, a number that the stream gives. None is given twice, whatever a
+   producer remembers or forgets, so nothing new is ever taken for something that was committed before.
+4. *Staging* is in order: each piece says how many messages of its sequence lie before it. One that is sent again is
+   known by that, and a gap is refused (`GapError`). A sequence that has been committed takes nothing more
+   (`SequenceOverError`).
+5. *Committing* some sequences is one step, in which their messages come in the order in which they were staged. Those
+   that are committed already are left out; if nothing is left, it is done. Who commits says how many messages each
+   sequence has. One that is not committed, and of which not just so many are staged, is lost, and that is an error
+   (`LostOutputError`), never silence.
+6. What was committed is remembered as ranges of sequences for as long as there is the stream. If there are more than
+   `MOST_RANGES` of them the oldest are forgotten; a commit of what was forgotten is an error, too.
+7. Producers that are not used for longer than they asked for when they began (`lifetime`) are forgotten, with what they
+   have staged; those of flows never are.
+
+A commit, and what survives a crash at any point of it:
+
+1. `commit` gives an *intent*, with the number of the commit. The producer's note (`note`) has to be safe with it.
+2. The messages are appended to the stream as one unit of batches, the last of which bears the number of the producer
+   and of the commit. When that is safe: `committed`, and the commit is answered.
+3. The note is written again, without the intent. Until that is safe, nothing of the unit is trimmed.
+
+Whoever finds a note with an intent looks in the stream for a unit with its number: it is there, and the commit is done
+(`committed`); or it is not, and never was there (`abandoned`): the sequences are staged as before.
+
+Duties of the driver:
+
+1. What changes a note (`begin`, `open` at times, `commit`, `committed`) is answered when the note is safe.
+2. `staged` is asked for each piece in the order in which pieces are appended to the staging log. If one could not be
+   appended, `not_staged` takes it and all behind it back.
+3. One thing at a time: while there is an intent, `begin` and `commit` raise `BusyError`, and are asked again. So nobody
+   drops what is being committed.
+4. After a restart or failover: `load` the notes, `found` each staged batch in its order, then settle the intents.
+5. What lies before `staged_from` in the staging log is not needed any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from railgun.core.errors import ProtocolError
+from railgun.core.producer import (
+    BusyError,
+    FencedError,
+    GapError,
+    Intent,
+    LostOutputError,
+    NoProducerError,
+    Producer,
+    SequenceOverError,
+    Staged,
+)
+
+RESERVED: Final = 1_000
+"""So many sequences are given between two notes."""
+MOST_RANGES: Final = 10_000
+"""Ranges of committed sequences that are remembered of a producer."""
+
+
+class Producers:
+    """All producers of one stream. See the rules of the module.
+
+    >>> producers = Producers()
+    >>> flow = producers.begin("flow", epoch=1, now=0)
+    >>> sequence, _ = producers.open("flow", 1, now=0)
+    >>> producers.staged(flow.number, 1, sequence, at=0, count=3, size=300, offset=0)
+    True
+    >>> intent = producers.commit("flow", 1, {sequence: 3}, end=100, now=0)
+    >>> intent
+    Intent(number=1, sequences=(1,), since=100)
+    >>> producers.committed("flow", intent.number)
+    >>> producers.commit("flow", 1, {sequence: 3}, end=103, now=0) is None
+    True
+    >>> producers.commit("flow", 1, {2: 5}, end=103, now=0)
+    Traceback (most recent call last):
+    railgun.core.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor committed here: ...
+    """
+
+    __slots__ = ("_last_number", "_names", "by_name")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Producer] = {}
+        self._names: dict[int, str] = {}  # by the numbers
+        self._last_number = 0
+
+    # ------------------------------------------------------------ beginning
+
+    def begin(
+        self,
+        name: str,
+        epoch: int,
+        now: int,
+        keep: Iterable[int] | None = None,
+        lifetime: int = 0,
+    ) -> Producer:
+        """Begin an epoch, or take part in it; `keep`: drop what earlier epochs have staged for other sequences.
+
+        Raises `FencedError` if a later epoch has begun, and `BusyError`.
+        """
+        producer = self.by_name.get(name)
+        if producer is None:
+            self._last_number += 1
+            producer = self._add(Producer(name, self._last_number, epoch, lifetime))
+        self._check_epoch(producer, epoch)
+        self._check_idle(producer)
+        producer.used = now
+        if epoch > producer.epoch:
+            producer.epoch, producer.since = epoch, producer.next
+        if keep is not None:
+            producer.floor = producer.since
+            producer.kept = frozenset(keep) & producer.staged.keys()
+            for sequence in list(producer.staged):
+                if not producer.is_alive(sequence):
+                    del producer.staged[sequence]
+        return producer
+
+    def _add(self, producer: Producer) -> Producer:
+        self.by_name[producer.name] = producer
+        self._names[producer.number] = producer.name
+        self._last_number = max(self._last_number, producer.number)
+        return producer
+
+    def _check_epoch(self, producer: Producer, epoch: int) -> None:
+        if epoch < producer.epoch:
+            raise FencedError(
+                f"producer {producer.name!r} has begun epoch {producer.epoch}: epoch {epoch} is over"
+            )
+
+    def _check_idle(self, producer: Producer) -> None:
+        if producer.intent is not None:
+            told = f"commit {producer.intent.number} is under way: ask again"
+            raise BusyError(f"producer {producer.name!r}: {told}")
+
+    def _find(self, name: str, epoch: int, now: int) -> Producer:
+        """Return a producer that works in this epoch."""
+        producer = self.by_name.get(name)
+        if producer is None or epoch > producer.epoch:
+            raise NoProducerError(f"producer {name!r} has not begun epoch {epoch}: begin it first")
+        self._check_epoch(producer, epoch)
+        producer.used = now
+        return producer
+
+    # ------------------------------------------------------------ staging
+
+    def open(self, name: str, epoch: int, now: int) -> tuple[int, bool]:
+        """Return a new sequence, and whether the note has to be safe before it is told."""
+        producer = self._find(name, epoch, now)
+        sequence = producer.next
+        producer.next += 1
+        if producer.next <= producer.reserved:
+            return sequence, False
+        producer.reserved = producer.next + RESERVED
+        return sequence, True
+
+    def staged(
+        self, number: int, epoch: int, sequence: int, at: int, count: int, size: int, offset: int
+    ) -> bool:
+        """Take a piece of a sequence, behind the first `at` messages of it; return False if it is there already.
+
+        `offset`: where it will be in the staging log. Raises `GapError` if something is missing before it.
+        """
+        producer = self.numbered(number)
+        if producer is None or epoch > producer.epoch:
+            raise NoProducerError(f"producer {number} has not begun epoch {epoch}: begin it first")
+        self._check_epoch(producer, epoch)
+        if not producer.since <= sequence < producer.next:
+            raise NoProducerError(
+                f"producer {producer.name!r} was not given sequence {sequence} in epoch {epoch}: open one"
+            )
+        intent = producer.intent
+        if producer.is_committed(sequence) or (intent and sequence in intent.sequences):
+            raise SequenceOverError(
+                f"producer {producer.name!r}: sequence {sequence} was committed before: open another one"
+            )
+        found = producer.staged.get(sequence)
+        have = 0 if found is None else found.count
+        if at + count <= have:
+            return False
+        if at != have:
+            raise GapError(
+                f"producer {producer.name!r}, sequence {sequence}: a piece from message {at} on cannot follow {have}"
+            )
+        self._take(producer, sequence, count, size, offset)
+        return True
+
+    def _take(self, producer: Producer, sequence: int, count: int, size: int, offset: int) -> None:
+        found = producer.staged.setdefault(sequence, Staged(offset))
+        found.count += count
+        found.size += size
+
+    def not_staged(self, number: int, sequence: int, at: int, size: int) -> None:
+        """Take back a piece that could not be appended; those behind it will be taken back, too."""
+        producer = self.numbered(number)
+        found = None if producer is None else producer.staged.get(sequence)
+        if producer is None or found is None:
+            return
+        found.count, found.size = min(found.count, at), max(0, found.size - size)
+        if not found.count:
+            del producer.staged[sequence]
+
+    # ------------------------------------------------------------ committing
+
+    def commit(
+        self, name: str, epoch: int, counts: Mapping[int, int], end: int, now: int
+    ) -> Intent | None:
+        """Decide to commit sequences, each with so many messages; None: all of them are committed.
+
+        `end`: of the stream, now. Raises `LostOutputError` and `BusyError`.
+        """
+        known = self.by_name.get(name)
+        if known is not None and all(map(known.is_committed, counts)):
+            return None  # whoever asks: it is done
+        producer = self._find(name, epoch, now)
+        self._check_idle(producer)
+        left = tuple(one for one in counts if not producer.is_committed(one))
+        for sequence in left:
+            self._check_staged(producer, sequence, counts[sequence])
+        producer.intent = Intent(producer.commits + 1, left, end)
+        return producer.intent
+
+    def _check_staged(self, producer: Producer, sequence: int, count: int) -> None:
+        found = producer.staged.get(sequence)
+        if found is None:
+            raise LostOutputError(
+                f"producer {producer.name!r}: sequence {sequence} is neither staged nor committed here: its {count} "
+                "messages are lost"
+            )
+        if found.count != count:
+            raise LostOutputError(
+                f"producer {producer.name!r}: {found.count} messages are staged for sequence {sequence}, and {count} "
+                "were: what is missing is lost"
+            )
+
+    def committed(self, name: str, number: int, base: int = 0) -> None:
+        """Note that the unit of a commit is safe in the stream, from the offset `base` on."""
+        producer, intent = self._settled(name, number)
+        producer.last = intent.sequences, base
+        for sequence in intent.sequences:
+            producer.add_committed(sequence)
+            producer.staged.pop(sequence, None)
+        producer.kept -= frozenset(intent.sequences)
+        del producer.committed[:-MOST_RANGES]
+        producer.commits = number
+
+    def base_of(self, name: str, sequences: Iterable[int]) -> int | None:
+        """Return where the last commit of a producer begins, if it was of these sequences."""
+        producer = self.by_name.get(name)
+        last = None if producer is None else producer.last
+        return last[1] if last is not None and last[0] == tuple(sequences) else None
+
+    def drop(self, name: str, epoch: int, sequences: Iterable[int], now: int) -> None:
+        """Drop what is staged for some sequences; it may come back with a restart, and goes with its producer then."""
+        producer = self._find(name, epoch, now)
+        self._check_idle(producer)
+        for sequence in sequences:
+            producer.staged.pop(sequence, None)
+
+    def abandoned(self, name: str, number: int) -> None:
+        """Note that the unit of a commit is not in the stream, and never will be."""
+        self._settled(name, number)
+
+    def _settled(self, name: str, number: int) -> tuple[Producer, Intent]:
+        producer = self.by_name[name]
+        intent, producer.intent = producer.intent, None
+        if intent is None or intent.number != number:
+            producer.intent = intent
+            raise ProtocolError(f"producer {name!r} has no commit {number} under way")
+        return producer, intent
+
+    # ------------------------------------------------------------ keeping, forgetting
+
+    @classmethod
+    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
+        """Return the producers of some notes. `last_number`: the highest that was ever given."""
+        made = cls()
+        made._last_number = last_number
+        for name, note in notes.items():
+            made._add(Producer.of(name, note))
+        return made
+
+    def found(self, number: int, sequence: int, count: int, size: int, offset: int) -> None:
+        """Note a batch that is in the staging log."""
+        producer = self.numbered(number)
+        if producer is None or not producer.is_alive(sequence) or producer.is_committed(sequence):
+            return
+        self._take(producer, sequence, count, size, offset)
+
+    def forget(self, name: str) -> Producer | None:
+        """Forget a producer, with what it has staged; None: there is none."""
+        producer = self.by_name.pop(name, None)
+        if producer is not None:
+            del self._names[producer.number]
+        return producer
+
+    def expired(self, now: int) -> list[str]:
+        """Return the names of producers that were not used for longer than they live, and commit nothing now."""
+        return [
+            one.name
+            for one in self.by_name.values()
+            if one.lifetime and not one.intent and now - one.used > one.lifetime
+        ]
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that was ever given to a producer."""
+        return self._last_number
+
+    def numbered(self, number: int) -> Producer | None:
+        """Return the producer with this number."""
+        return self.by_name.get(self._names.get(number, ""))
+
+    @property
+    def staged_size(self) -> int:
+        """Bytes of all that is staged."""
+        return sum(one.size for each in self.by_name.values() for one in each.staged.values())
+
+    def staged_from(self, end: int) -> int:
+        """Return the offset in the staging log from which on something is needed; `end`: where it ends."""
+        firsts = (one.first for each in self.by_name.values() for one in each.staged.values())
+        return min(firsts, default=end)

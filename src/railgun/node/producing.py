@@ -1,0 +1,434 @@
+"""The producers of a persistent stream at work: `core.producers` with its notes, its staging log, and units.
+
+Rules:
+
+1. What is staged lies in a stream of its own beside the stream, in the same region, so that both have one master. It is
+   made when it is needed, goes with the stream, and nobody else can read it, write to it or see it.
+2. Notes are kept with the states of groups, and are as safe as these. All is read anew, when it is needed, after a
+   restart, after a failover, and when a note could not be written.
+3. A commit copies what is staged from one log to the other, in the turn of the stream's one writer: nothing comes
+   between its batches. If that fails, what was written is cut off; if that fails too, the log has failed, and
+   what is not whole is cut off when it is opened.
+4. A commit that is in the log, and not safe, is waited for as long as this node is the master: it may be safe yet.
+5. What is staged is let go of when it is committed or dropped, some megabytes at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from railgun.core.errors import RailgunError
+from railgun.core.producer import Intent
+from railgun.core.producers import Producers
+from railgun.node.commit import Stamp
+from railgun.node.errors import NoMasterError, NotEnoughReplicasAfterAppendError
+from railgun.node.groups import ProducerNote, resolve
+from railgun.node.settings import PRODUCER
+from railgun.wire.records import COMMITS, CONTINUES, STAGED, head, mark
+
+if TYPE_CHECKING:
+    from railgun.node.persistent import Answer, Persistent
+    from railgun.wire.proto import streams_pb2 as p
+
+PIECE_BYTES: Final = 4 << 20
+"""How much is read and copied at once."""
+MOST_STAGED_BYTES: Final = 8 << 30
+"""How much may be staged for one stream."""
+LET_GO_BYTES: Final = 32 << 20
+"""How much of what is not needed any more gathers before it is purged."""
+AGAIN_S: Final = 0.2
+SETTLES: Final = 250
+_LOG: Final = logging.getLogger(__name__)
+
+
+class StagingFullError(RailgunError):
+    """As much is staged for a stream as may be."""
+
+    code: ClassVar[str] = "STAGING_FULL"
+
+
+class NotesDamagedError(RailgunError):
+    """The notes of producers were damaged: nobody knows any more what they have committed."""
+
+    code: ClassVar[str] = "NOTES_DAMAGED"
+
+
+class Producing:
+    """The producers of one stream. All but what is copied happens in the event loop."""
+
+    def __init__(
+        self, stream: Persistent, find_staging: Callable[[Persistent], Awaitable[Persistent]]
+    ) -> None:
+        self._stream = stream
+        self._find_staging = find_staging
+        self._producers: Producers | None = None
+        self._staging: Persistent | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._early: list[Callable[[RailgunError | None], None]] = []  # pieces that came meanwhile
+        self._life = 0  # changes with whatever makes what is known void
+        self._since: int | None = None  # where units may begin that notes on disk do not know of
+        self._let_go = 0  # bytes that are not needed any more
+        self._noting: list[Intent] = []  # commits that are done, and not noted as such
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, asyncio.Lock] = {}  # one commit of a producer after the other
+
+    # ------------------------------------------------------------ beginning and ending
+
+    def take_notes(self, kept: dict[str, Any]) -> None:
+        """Take the notes of producers out of what was kept: they are no groups."""
+        names = [name for name in kept if name.startswith(PRODUCER)]
+        notes = [kept.pop(name).told for name in names]
+        intents = [note["intent"] for note in notes if note.get("intent")]
+        self.stop(NoMasterError(f"the master of {self._stream.name!r} has changed: try again"))
+        self._since = min((since for *_, since in intents), default=None)
+
+    def stop(self, error: RailgunError) -> None:
+        """Forget what is known; whoever waits is told."""
+        self._life += 1
+        self._producers = self._staging = self._loading = None
+        early, self._early = self._early, []
+        self._noting.clear()
+        for piece in early:
+            piece(error)
+
+    def keeps_from(self, end: int) -> int:
+        """Return the offset from which on nothing may be trimmed: a commit there is not noted as done."""
+        found = [end, *(intent.since for intent in self._noting)]
+        found += [] if self._since is None else [self._since]
+        for producer in self._producers.by_name.values() if self._producers is not None else ():
+            if producer.intent is not None:
+                found.append(producer.intent.since)
+        return min(found)
+
+    async def _ready(self) -> Producers:
+        """Return the producers, after they were read if need be."""
+        while self._producers is None:
+            if self._loading is None:
+                self._loading = self._stream.loop.create_task(self._load(self._life))
+            await asyncio.shield(self._loading)
+        return self._producers
+
+    async def _load(self, life: int) -> None:
+        error: RailgunError | None = None
+        try:
+            await self._read(life)
+        except RailgunError as raised:
+            error = raised
+            raise
+        finally:
+            if life == self._life:
+                self._loading = None
+                early, self._early = self._early, []
+                for piece in early:
+                    piece(error)
+
+    async def _read(self, life: int) -> None:
+        stream = self._stream
+        stream.check_master()
+        if stream.groups_damaged and stream.copies is None:
+            raise NotesDamagedError(
+                f"the groups of {stream.name!r} were damaged, and with them what producers have committed: it cannot "
+                "be written exactly once any more. Make another stream"
+            )
+        staging = await self._find_staging(stream)
+        staging.check_master()
+        kept = await stream.perform(stream.group_log, stream.group_log.load)
+        notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
+        producers = Producers.load(notes, notes.pop("", {}).get("last", 0))
+        for batch in await stream.loop.run_in_executor(None, _staged_batches, staging):
+            producers.found(*batch)
+        changed = []
+        for producer in producers.by_name.values():
+            if producer.intent is not None:
+                find = partial(_find_unit, stream, producer.number, producer.intent)
+                base = await stream.loop.run_in_executor(None, find)
+                if base is not None:
+                    producers.committed(producer.name, producer.intent.number, base)
+                else:
+                    producers.abandoned(producer.name, producer.intent.number)
+                changed.append(producer.name)
+        if life != self._life:
+            raise NoMasterError(f"the master of {stream.name!r} has changed: try again")
+        stream.check_master()
+        self._producers, self._staging = producers, staging
+        await self._keep(*changed)
+        self._since = None
+
+    async def _keep(self, *names: str) -> None:
+        """Write the notes of producers; if that fails, all is read anew: nobody knows what is on disk."""
+        if not names or self._producers is None:
+            return
+        life, found = self._life, self._producers
+        changes: list[tuple[str, bytes | None]] = []
+        for name in names:
+            producer = found.by_name.get(name)
+            note = None if producer is None else ProducerNote(producer.note()).pack()
+            changes.append((PRODUCER + name, note))
+        changes.append((PRODUCER, ProducerNote({"last": found.last_number}).pack()))
+        done: asyncio.Future[None] = self._stream.loop.create_future()
+        self._stream.keep(changes, partial(resolve, done))
+        try:
+            await done
+        except RailgunError as error:
+            if life == self._life:
+                self._since = self.keeps_from(self._stream.log.end)
+                self.stop(error)
+            raise
+
+    # ------------------------------------------------------------ what producers ask for
+
+    async def begin(
+        self, name: str, epoch: int, keep: Sequence[int] | None = None, lifetime: int = 0
+    ) -> dict[str, Any]:
+        """Begin an epoch of a producer: its number, and what is staged for it (messages, by sequence)."""
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            producers = await self._ready()
+            producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
+            await self._keep(name)
+        staged = {str(sequence): one.count for sequence, one in producer.staged.items()}
+        return {"number": producer.number, "epoch": producer.epoch, "staged": staged}
+
+    async def open(self, name: str, epoch: int) -> int:
+        """Return a new sequence of a producer."""
+        producers = await self._ready()
+        sequence, has_to_note = producers.open(name, epoch, self._stream.now())
+        if has_to_note:
+            await self._keep(name)
+        return sequence
+
+    def stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
+        """Stage batches that have been looked at; `answer` is called when they are safe."""
+        if self._producers is None:
+            self._early.append(
+                lambda e: answer(e) if e else self._stage(told, batches, size, answer)
+            )
+            if self._loading is None:
+                self._loading = self._stream.loop.create_task(self._load(self._life))
+                self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        else:
+            self._stage(told, batches, size, answer)
+
+    def _stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
+        from railgun.node.persistent import Stored
+
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None:
+            answer(NoMasterError(f"the master of {self._stream.name!r} has changed: try again"))
+            return
+        count = sum(head(batch).count for batch in batches)
+        stored = Stored(told.at, count)
+        try:
+            if producers.staged_size + size > MOST_STAGED_BYTES:
+                raise StagingFullError(
+                    f"{producers.staged_size:,} bytes are staged for {self._stream.name!r}, and "
+                    f"{MOST_STAGED_BYTES:,} are the most: commit, or take snapshots more often"
+                )
+            where = (told.producer, told.epoch, told.sequence, told.at)
+            fresh = producers.staged(*where, count, size, staging.log.end)
+        except RailgunError as error:
+            answer(error)
+            return
+        if not fresh:
+            staging.when_all_safe(lambda error: answer(error or stored))
+            return
+        for batch in batches:
+            mark(batch, STAGED, told.producer, told.sequence)
+        life = self._life
+
+        def done(outcome: Stored | RailgunError) -> None:
+            if isinstance(outcome, Stored):
+                answer(stored)
+                return
+            if life == self._life:
+                producers.not_staged(told.producer, told.sequence, told.at, size)
+            answer(outcome)
+
+        staging.publish(batches, done)
+
+    async def commit(
+        self, name: str, epoch: int, counts: Mapping[int, int]
+    ) -> tuple[int, int | None]:
+        """Commit sequences, each of so many messages; how many became part of the stream now, and from where on.
+
+        Of what was committed before, that is known of the last commit only.
+        """
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            return await self._commit(name, epoch, counts)
+
+    async def _commit(
+        self, name: str, epoch: int, counts: Mapping[int, int]
+    ) -> tuple[int, int | None]:
+        producers, stream, life = await self._ready(), self._stream, self._life
+        staging = self._staging
+        assert staging is not None
+        await _all_safe(staging)
+        self._check_life(life)
+        intent = producers.commit(name, epoch, counts, stream.log.end, stream.now())
+        if intent is None:
+            return 0, producers.base_of(name, counts)
+        producer = producers.by_name[name]
+        first = min(producer.staged[one].first for one in intent.sequences)
+        size = sum(producer.staged[one].size for one in intent.sequences)
+        await self._keep(name)
+        try:
+            copy = partial(_copy_unit, stream, staging, producer.number, intent, first)
+            base, end = await stream.write_unit(copy)
+        except RailgunError:
+            if life == self._life and stream.log.failed is None:
+                producers.abandoned(name, intent.number)
+            raise
+        await self._until_safe(end)
+        self._check_life(life)
+        producers.committed(name, intent.number, base)
+        self._noting.append(intent)
+        task = stream.loop.create_task(self._note_done(name, intent, life))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._let_go += size
+        return end - base, base
+
+    async def drop(self, name: str, epoch: int, sequences: Sequence[int]) -> None:
+        """Drop what a producer has staged for some sequences."""
+        producers = await self._ready()
+        producers.drop(name, epoch, sequences, self._stream.now())
+
+    def _check_life(self, life: int) -> None:
+        if life != self._life:
+            raise NoMasterError(f"the master of {self._stream.name!r} has changed: try again")
+
+    async def _until_safe(self, end: int) -> None:
+        """Wait until a unit is safe, as long as this node is the master."""
+        stream = self._stream
+        while stream.copies is not None:
+            done: asyncio.Future[None] = stream.loop.create_future()
+            stream.copies.when_safe(end, partial(resolve, done))
+            try:
+                await done
+                return
+            except NotEnoughReplicasAfterAppendError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _note_done(self, name: str, intent: Intent, life: int) -> None:
+        """Write that a commit is done, and let go of what is not needed any more."""
+        with contextlib.suppress(RailgunError):  # it is found out when all is read anew
+            await self._keep(name)
+            if life != self._life or self._producers is None or self._staging is None:
+                return
+            self._noting.remove(intent)
+            staging, producers = self._staging, self._producers
+            if self._let_go > LET_GO_BYTES or not producers.staged_size:
+                self._let_go = 0
+                await staging.purge(min(producers.staged_from(staging.end), staging.end))
+
+    async def settle(self) -> None:
+        """Wait for a while until commits that are done are noted as such: what they hold cannot be trimmed before."""
+        for _ in range(SETTLES):
+            if not self._noting:
+                return
+            await asyncio.sleep(AGAIN_S / 10)
+
+    async def forget(self, name: str) -> bool:
+        """Forget a producer, with what it has staged; whether there was one."""
+        producers = await self._ready()
+        gone = producers.forget(name)
+        self._turns.pop(name, None)
+        await self._keep(name)
+        return gone is not None
+
+    async def expire(self) -> None:
+        """Forget producers that were not used for longer than they live."""
+        if self._producers is not None:
+            for name in self._producers.expired(self._stream.now()):
+                await self.forget(name)
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Return what there is to know of all producers."""
+        producers = await self._ready()
+        return [
+            {
+                "name": one.name,
+                "number": one.number,
+                "epoch": one.epoch,
+                "committed": sum(end - first for first, end in one.committed),
+                "staged": {str(sequence): found.count for sequence, found in one.staged.items()},
+                "staged_bytes": sum(found.size for found in one.staged.values()),
+            }
+            for one in producers.by_name.values()
+        ]
+
+
+# ---------------------------------------------------------------- the logs
+
+
+async def _all_safe(stream: Persistent) -> None:
+    """Wait until all that was given to a stream is safe."""
+    done: asyncio.Future[None] = stream.loop.create_future()
+    stream.when_all_safe(partial(resolve, done))
+    await done
+
+
+def _staged_batches(staging: Persistent) -> list[tuple[int, int, int, int, int]]:
+    """Return the producer, sequence, count, size and offset of all batches that are staged."""
+    found, at, end = [], staging.log.first, staging.end
+    while batches := staging.log.read(at, PIECE_BYTES, end) if at < end else []:
+        for batch in batches:
+            told = head(batch)
+            at = told.end
+            if told.flags & STAGED:
+                found.append((told.producer, told.number, told.count, told.size, told.base))
+    return found
+
+
+def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
+    """Return where the unit of a commit begins in the log; None: it is not there."""
+    at, end = max(intent.since, stream.log.first), stream.end
+    begin = at
+    while batches := stream.log.read(at, PIECE_BYTES, end) if at < end else []:
+        for batch in batches:
+            told = head(batch)
+            at = told.end
+            if told.flags & COMMITS and (told.producer, told.number) == (producer, intent.number):
+                return begin
+            if not told.flags & CONTINUES:
+                begin = at
+    return None
+
+
+def _copy_unit(
+    stream: Persistent, staging: Persistent, producer: int, intent: Intent, first: int, stamp: Stamp
+) -> tuple[int, int]:
+    """Append what is staged for a commit to the log of a stream, as one unit; where it begins and ends.
+
+    It is called in the turn of the log's one writer.
+    """
+    log, wanted = stream.log, set(intent.sequences)
+    begin, last = log.end, None
+    at, end = max(first, staging.log.first), staging.end
+    try:
+        while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
+            ready = []
+            for batch in batches:
+                told = head(batch)
+                at = told.end
+                if told.producer == producer and told.number in wanted:
+                    if last is not None:
+                        mark(last, CONTINUES)
+                        ready.append(last)
+                    last = bytearray(batch)
+            if ready:
+                log.stamp(ready, stamp.epoch, stamp.now)
+                log.append(ready)
+        assert last is not None, "a commit of nothing"
+        mark(last, COMMITS, producer, intent.number)
+        log.stamp([last], stamp.epoch, stamp.now)
+        log.append([last])
+        log.sync()
+    except BaseException:
+        log.undo(begin)
+        raise
+    return begin, log.end

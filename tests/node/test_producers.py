@@ -1,0 +1,312 @@
+"""Producers on real nodes: what is staged is unseen, what is committed is there once, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+from tests.node.clustered import DEADLINE as PATIENCE
+from tests.node.clustered import clustered
+from tests.node.running import Process, node, run
+
+from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
+from railgun.client.producer import Producer, Stage
+from railgun.wire.records import CONTINUES, head
+
+STREAM = "totals"
+
+
+async def staged(producer: Producer, *payloads: bytes, pieces: int = 1) -> Stage:
+    """Stage messages, each piece in a batch of its own."""
+    stage = await producer.open()
+    each = max(1, len(payloads) // pieces)
+    for at in range(0, len(payloads), each):
+        await stage.put(payloads[at : at + each])
+    return stage
+
+
+async def end_of(client: Client, stream: str = STREAM) -> int:
+    return int((await client.admin("describe", name=stream))["end"])
+
+
+async def everything(client: Client, stream: str = STREAM) -> list[bytes]:
+    """All messages of a stream."""
+    told = await client.admin("describe", name=stream)
+    found: list[bytes] = []
+    if told["first"] < told["end"]:
+        async with await client.subscribe(stream, start=told["first"]) as reader:
+            while len(found) < told["end"] - told["first"]:
+                found.append((await reader.next()).payload)
+    return found
+
+
+async def refusal(call: object) -> str:
+    """The code that a call is refused with."""
+    with pytest.raises(StreamsError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value.code
+
+
+def test_what_is_staged_is_seen_when_it_is_committed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            await client.publish(STREAM, b"before")
+            producer = await client.producer(STREAM, "flow", 1)
+            one = await staged(producer, b"a", b"b", b"c", pieces=3)
+            two = await staged(producer, b"d")
+            assert await end_of(client) == 1
+            await client.publish(STREAM, b"between")
+            assert await producer.commit([one, two]) == 4
+            assert await producer.commit([one, two]) == 0
+            assert await everything(client) == [b"before", b"between", b"a", b"b", b"c", b"d"]
+            [told] = await client.admin("producers", name=STREAM)
+            assert (told["name"], told["epoch"], told["staged"]) == ("flow", 1, {})
+
+    run(main())
+
+
+def test_a_commit_is_one_unit_in_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            stage = await staged(producer, b"a", b"b", b"c", pieces=3)
+            await producer.commit([stage])
+            assert running.server is not None
+            log = running.server.node.get_persistent(STREAM).log
+            heads = [head(batch) for batch in log.read(0)]
+            assert [bool(one.flags & CONTINUES) for one in heads] == [True, True, False]
+            assert (heads[-1].producer, heads[-1].number) == (producer.number, 1)
+
+    run(main())
+
+
+def test_nobody_sees_where_it_is_staged(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            await staged(producer, b"a")
+            hidden = f"{STREAM}.staged"
+            assert [one["name"] for one in await client.admin("list")] == [STREAM]
+            for call in (
+                client.publish(hidden, b"x"),
+                client.subscribe(hidden),
+                client.ensure(hidden),
+                client.admin("describe", name=hidden),
+                client.admin("delete", name=hidden),
+            ):
+                assert await refusal(call) == "NO_STREAM"
+            await client.admin("delete", name=STREAM)
+            assert running.server is not None
+            assert not running.server.node.streams
+
+    run(main())
+
+
+def test_restarts_forget_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            done, waiting = await staged(producer, b"a"), await staged(producer, b"b", b"c")
+            await producer.commit([done])
+            await running.again()
+            assert await producer.commit([done]) == 0
+            later = await producer.open()
+            assert later.sequence > waiting.sequence
+            assert await producer.commit([waiting]) == 2
+            assert await refusal(client.producer(STREAM, "flow", 0)) == "FENCED"
+            await client.admin("purge", name=STREAM)
+            await running.again()
+            assert await producer.commit([done, waiting]) == 0
+            assert (await everything(client), await end_of(client)) == ([], 3)
+
+    run(main())
+
+
+def test_the_next_epoch_fences_commits_and_drops(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            old = await client.producer(STREAM, "flow", 1)
+            kept, dropped = await staged(old, b"a"), await staged(old, b"b")
+            new = await client.producer(STREAM, "flow", 2, keep=[kept.sequence])
+            assert new.staged == {kept.sequence: 1}
+            assert await refusal(old.open()) == "FENCED"
+            assert await refusal(old.commit([kept])) == "FENCED"
+            assert await refusal(kept.put([b"more"])) == "FENCED"
+            assert await new.commit({kept.sequence: 1}) == 1
+            for _ in range(2):
+                assert await refusal(new.commit({dropped.sequence: 1})) == "LOST_OUTPUT"
+                await running.again()
+            assert await everything(client) == [b"a"]
+
+    run(main())
+
+
+def test_a_transaction_is_seen_all_together_or_not_at_all(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client, other = await running.client(), await running.client()
+            await client.ensure(STREAM)
+            async with client.transaction(STREAM) as transaction:
+                await transaction.put(b"a")
+                await transaction.put_all([b"b", "c"])
+                assert await end_of(other) == 0
+            assert list(transaction.offsets) == [0, 1, 2]
+            with contextlib.suppress(ZeroDivisionError):
+                async with client.transaction(STREAM) as transaction:
+                    await transaction.put(b"never")
+                    raise ZeroDivisionError
+            [told] = await client.admin("producers", name=STREAM)
+            assert told["staged"] == {}
+            async with client.transaction(STREAM):
+                pass
+            many = [b"%d" % n * 50_000 for n in range(20)]
+            assert await client.publish_many(STREAM, many, atomic=True) == list(range(3, 23))
+            assert await client.publish_many(STREAM, [], atomic=True) == []
+            code = await refusal(client.publish_many(STREAM, ["x"], ids=["i"], atomic=True))
+            assert code == "BAD_REQUEST"
+            assert await everything(client) == [b"a", b"b", b"c", *many]
+
+    run(main())
+
+
+def test_a_client_that_went_away_is_forgotten_with_what_it_has_staged(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            gone = await client.producer(STREAM, "client", 0, lifetime=60.0)
+            flow = await client.producer(STREAM, "flow", 1)
+            lost, kept = await staged(gone, b"lost"), await staged(flow, b"kept")
+            running.ahead = 120.0
+            assert running.server is not None
+            await running.server.node.get_persistent(STREAM).retain()
+            assert await refusal(gone.commit([lost])) == "NO_PRODUCER"
+            assert await flow.commit([kept]) == 1
+            again = await client.producer(STREAM, "client", 0, lifetime=60.0)
+            assert again.number > gone.number
+            assert again.staged == {}
+
+    run(main())
+
+
+def test_two_producers_know_nothing_of_each_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            eu, us = [await client.producer(STREAM, name, 1) for name in ("eu", "us")]
+            mine, theirs = await staged(eu, b"eu"), await staged(us, b"us")
+            await client.producer(STREAM, "us", 2, keep=[])
+            assert await eu.commit([mine]) == 1
+            assert await refusal(us.commit([theirs])) == "FENCED"
+            assert await everything(client) == [b"eu"]
+            assert (await client.admin("forget_producer", name=STREAM, producer="us"))["forgotten"]
+            assert await refusal(us.open()) == "NO_PRODUCER"
+
+    run(main())
+
+
+def test_bad_requests_of_producers_are_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            await client.ensure("events", kind="ephemeral")
+            producer = await client.producer(STREAM, "flow", 1)
+            stage = await staged(producer, b"a")
+            assert await refusal(client.producer("events", "flow", 1)) == "NOT_PERSISTENT"
+            assert await refusal(client.producer("none", "flow", 1)) == "NO_STREAM"
+            assert await refusal(client.producer(STREAM, "", 1)) == "BAD_REQUEST"
+            assert await refusal(client.producer(STREAM, "flow", -1)) == "BAD_REQUEST"
+            assert await refusal(producer.commit({stage.sequence: 2})) == "LOST_OUTPUT"
+            assert await refusal(producer.commit({99: 1})) == "LOST_OUTPUT"
+            assert await refusal(Stage(producer, 99).put([b"x"])) == "NO_PRODUCER"
+            assert await producer.commit([stage]) == 1
+            assert await refusal(stage.put([b"late"])) == "SEQUENCE_OVER"
+
+    run(main())
+
+
+def test_a_node_that_is_killed_at_any_time_commits_once(tmp_path: Path) -> None:
+    """What was told to be staged can be committed, and a commit that was repeated until it is done is there once."""
+
+    async def main() -> None:
+        chance, process = random.Random(5), Process(tmp_path)
+        await process.start()
+        try:
+            wanted: list[bytes] = []
+            for epoch in range(1, 6):
+                client = await connect(f"127.0.0.1:{process.port}", data=tmp_path, timeout=30.0)
+                await client.ensure(STREAM)
+                producer = await client.producer(STREAM, "flow", epoch, keep=[])
+                payloads = [b"%d.%d" % (epoch, n) for n in range(300)]
+                stage = await staged(producer, *payloads, pieces=20)
+                commit = asyncio.create_task(producer.commit([stage], timeout=60.0))
+                await asyncio.sleep(chance.random() * 0.02)
+                await process.kill()
+                await process.start()
+                await commit
+                wanted += payloads
+                assert await producer.commit([stage]) == 0
+                assert await everything(client) == wanted
+                await client.close()
+        finally:
+            await process.kill()
+
+    run(main(), deadline=120.0)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_cluster_goes_on_where_its_master_left(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            done = await staged(producer, b"a", b"b", pieces=2)
+            assert await producer.commit([done]) == 2
+            waiting = await staged(producer, *(b"%d" % n for n in range(50)), pieces=10)
+            await getattr(cluster, how)(master)
+            assert await producer.commit([done, waiting], timeout=PATIENCE) == 50
+            assert await producer.commit([done, waiting], timeout=PATIENCE) == 0
+            more = await staged(producer, b"z")
+            assert await producer.commit([more]) == 1
+            assert await everything(client) == [b"a", b"b", *(b"%d" % n for n in range(50)), b"z"]
+            with contextlib.suppress(KeyError):
+                assert [one["name"] for one in await client.admin("list")] == [STREAM]
+
+    run(main(), deadline=4 * PATIENCE)
+
+
+def test_a_commit_survives_its_master(tmp_path: Path) -> None:
+    """The master is killed while it commits: the commit is done once, by whoever leads."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, master = await cluster.serving(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            payloads = [b"%05d" % n * 200 for n in range(2_000)]
+            stage = await staged(producer, *payloads, pieces=40)
+            commit = asyncio.create_task(producer.commit([stage], timeout=PATIENCE))
+            await asyncio.sleep(0.01)
+            await cluster.kill(master)
+            await commit
+            assert await producer.commit([stage], timeout=PATIENCE) == 0
+            assert await everything(client) == payloads
+            await cluster.start(master)
+            await cluster.in_step(STREAM)
+
+    run(main(), deadline=4 * PATIENCE)
