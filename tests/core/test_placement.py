@@ -252,3 +252,22 @@ def test_a_placement_that_cannot_be_is_refused(make: Any, message: str) -> None:
 def test_a_refusal_can_be_caught_as_a_value_error_and_as_one_of_ours() -> None:
     assert issubclass(PlacementError, ValueError)
     assert issubclass(PlacementError, RailgunError)
+
+
+def test_a_worker_takes_keys_if_the_new_placement_gives_it_keys_of_others() -> None:
+    two, three = Placement.of([0, 1]), Placement.of([0, 1, 2])
+    assert three.takes(2, two)
+    assert not any(three.takes(worker, two) for worker in (0, 1))
+    assert all(two.takes(worker, three) for worker in (0, 1))
+    assert not two.takes(2, three)
+    assert not any(two.takes(worker, two) for worker in (0, 1))
+
+
+def test_a_worker_takes_a_single_key_that_is_given_to_it() -> None:
+    plain = Placement.of([0, 1])
+    other = 1 - plain.owner(7)
+    pinned = Placement.of([0, 1], keys={7: other})
+    assert pinned.takes(other, plain)
+    assert not pinned.takes(1 - other, plain)
+    assert plain.takes(1 - other, pinned)
+    assert not plain.takes(other, pinned)

@@ -113,3 +113,89 @@ def test_what_a_snapshot_holds_is_of_one_moment_though_keys_move_and_workers_lea
         tester.crash(chance.choice(tester.workers))
     tester.finish()
     assert Counter(shelf.seen) == expected(fed)
+
+
+class Roll(Shelf):
+    """Output in memory, committed for all workers at once, in the order of rescales."""
+
+    commits_together = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[int] = []
+
+    def open(self, place: Place) -> TwoPhaseWriter[Any]:
+        return Scribe(self, place)
+
+    def commit_all(self, tokens: Sequence[Any]) -> None:
+        self.commits.append(len(tokens))
+        for _, _, part in sorted(part for token in tokens for part in token):
+            self.commit(part)
+
+    def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Any]) -> None:
+        if tokens:
+            self.commit_all(tokens)
+        super().recover(flow, step, generation, [])
+
+
+class Scribe(Shelver):
+    def __init__(self, roll: Roll, place: Place) -> None:
+        super().__init__(roll, place)
+        self.rescale = 0
+        self.parts: list[list[Any]] = []
+
+    def keys_arrive(self, rescale: int) -> None:
+        self.end_part(0)
+        self.rescale = rescale
+
+    def end_part(self, snapshot: int) -> None:
+        number, part = len(self.parts), super().prepare(snapshot)
+        if part is not None:
+            self.parts.append([self.rescale, number, part])
+
+    def prepare(self, snapshot: int) -> Any:
+        self.end_part(snapshot)
+        parts, self.parts = self.parts, []
+        return parts or None
+
+
+def count(state: int, item: int) -> tuple[int, tuple[int, int]]:
+    return state + 1, (item % KEYS, state + 1)
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("seed", range(60))
+def test_results_of_a_key_stay_in_order_though_it_moves_within_a_snapshot(seed: int) -> None:
+    chance = random.Random(f"order {seed}")
+    roll = Roll()
+    flow = Flow("rolled")
+    nothing: list[int] = []
+    numbers = flow.source(Items(nothing), name="numbers")
+    counts = numbers.key_by(lambda n: n % KEYS).stateful_map(count, initial=int, name="counts")
+    counts.sink(roll, name="roll")
+    tester = FlowTester(flow, chance.randint(1, 4), feed=["numbers"], seed=seed, snapshots=True)
+    fed: Counter[int] = Counter()
+
+    def feed() -> None:
+        items = [chance.randrange(KEYS) for _ in range(chance.randint(1, 200))]
+        fed.update(items)
+        tester.feed("numbers", items, settle=False)
+        tester.run(chance.randint(0, 30))
+
+    crashes = 4  # a flow that fails more often in a short time ends
+    for _ in range(4):
+        for _ in range(chance.randint(1, 4)):
+            feed()
+            others = [n for n in range(1, 5) if n != len(tester.workers)]
+            tester.rescale(chance.choice(others), settle=False)
+            feed()
+            tester.settle()
+            if crashes and chance.random() < 0.2:
+                crashes -= 1
+                tester.crash(chance.choice(tester.workers))
+        tester.snapshot(settle=chance.random() < 0.7)
+        feed()
+    tester.finish()
+    for key in range(KEYS):
+        assert [n for k, n in roll.seen if k == key] == [*range(1, fed[key] + 1)], key
+    assert max(roll.commits) > 1  # the tokens of several workers

@@ -23,9 +23,9 @@ Rules of the sink, exactly once:
 7. A generation that begins fences the ones before it, commits what its snapshot holds, and drops what else they have
    staged. Other jobs of the same flow have other directories, and are other producers.
 8. What a snapshot of an older Railgun holds was staged another way, and is recovered by that (`connectors.older`).
-9. The order of one worker's items is kept. A key that has moved writes by two workers: its items of one snapshot may
-   change places around the move.
-
+9. One worker commits what all have staged for a snapshot, in one commit. Items of one key stay in order: when a rescale
+   brings keys to a worker, it begins another sequence, and sequences are committed in the order of the rescales
+   they began with. A worker that keys leave writes on under the sequence it has, which comes before.
 10. A sink waits as a source does (4). What was sent keeps its order: the client sends it again itself as long as roles
     change or nodes are gone. Pieces that were refused for another reason that may pass are sent again one by one, if
     none behind them was stored.
@@ -267,9 +267,20 @@ class _Patient:
         """Stage messages that were refused for a reason that may pass, however long it takes."""
         self._call(lambda: self.outcome(self.put(stage, payloads, at)))
 
-    def commit(self, stream: str, producer: str, epoch: int, tokens: Sequence[Token]) -> None:
+    def commit_staged(self, tokens: Sequence[Token]) -> None:
+        """Commit tokens, those of one producer all at once, and in the order of rescales."""
+        producers: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
+        for token in tokens:
+            producer = token["target"], token["producer"], token["epoch"]
+            producers.setdefault(producer, []).extend(map(tuple, token["parts"]))
+        for (stream, name, epoch), parts in producers.items():
+            self.commit(stream, name, epoch, sorted(parts))
+
+    def commit(
+        self, stream: str, producer: str, epoch: int, parts: Sequence[tuple[int, int, int]]
+    ) -> None:
         """Commit what was staged, however long it takes."""
-        counts = {str(token["sequence"]): token["count"] for token in tokens}
+        counts = {str(sequence): count for _, sequence, count in parts}
         told = {"name": stream, "producer": producer, "epoch": epoch, "counts": counts}
         self.admin("commit_sequences", **told)
 
@@ -613,6 +624,8 @@ class StreamSink(TwoPhaseSink[Any]):
     `settings` are those of the stream if it is made (`max_age=86400`).
     """
 
+    commits_together = True
+
     def __init__(
         self,
         name: str,
@@ -662,12 +675,16 @@ class StreamSink(TwoPhaseSink[Any]):
 
     def commit(self, token: Token) -> None:
         """Let the node make what was staged part of the stream."""
+        self.commit_all([token])
+
+    def commit_all(self, tokens: Sequence[Token]) -> None:
+        """Let the node make what all workers staged part of the stream, all at once, results of each key in order."""
         with _named(f"{self}, commit"), _SHARED.use(self.node) as client:
             node = _Patient(client, f"{self}, commit")
-            if "staged" in token:
-                commit_older(node, token, suspicious=False)
-            else:
-                node.commit(token["target"], token["producer"], token["epoch"], [token])
+            for token in tokens:
+                if "staged" in token:
+                    commit_older(node, token, suspicious=False)
+            node.commit_staged([token for token in tokens if "staged" not in token])
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
         """Commit these, and drop what else older generations have staged; for a flow without a store of its own."""
@@ -680,14 +697,14 @@ class StreamSink(TwoPhaseSink[Any]):
             node = _Patient(client, f"{self}, recovery")
             node.ensure(self.name, **self.settings)
             own = [t for t in tokens if t.get("producer") == mine and t["target"] == self.name]
-            node.begin(self.name, mine, place.generation, [token["sequence"] for token in own])
-            if own:
-                node.commit(self.name, mine, place.generation, own)
+            keep = [sequence for token in own for _, sequence, _ in token["parts"]]
+            node.begin(self.name, mine, place.generation, keep)
+            node.commit_staged([{**token, "epoch": place.generation} for token in own])
             for token in tokens:
                 if "staged" in token:
                     commit_older(node, token, suspicious=True)
-                elif token not in own:  # of another directory, or another target
-                    node.commit(token["target"], token["producer"], token["epoch"], [token])
+            # Of another directory, or another target:
+            node.commit_staged([t for t in tokens if "staged" not in t and t not in own])
 
 
 def producer_of(place: Place) -> str:
@@ -844,7 +861,11 @@ class _Staging(_Encoding):
         self._name = producer_of(place)
         with self.named():
             self._producer = self.node.begin(sink.name, self._name, place.generation)
+        self._rescale = 0  # the last one that brought keys
         self._staged: _Staged | None = None
+        self._before: list[
+            tuple[int, _Staged]
+        ] = []  # what was staged before rescales of this snapshot
 
     def pieces(self) -> _Staged:
         if self._staged is None:
@@ -854,23 +875,32 @@ class _Staging(_Encoding):
     def flush(self) -> None:
         self.send()
 
+    def keys_arrive(self, rescale: int) -> None:
+        """Begin another sequence: those of a later rescale are committed behind those of all workers before it."""
+        self.send()
+        if self._staged is not None:
+            self._before.append((self._rescale, self._staged))
+        self._rescale, self._staged = rescale, None
+
     def cut(self, snapshot: int) -> Callable[[], Token | None]:
         self.send()
-        staged, self._staged = self._staged, None
-        if staged is None:
+        parts = self._before
+        if self._staged is not None:
+            parts.append((self._rescale, self._staged))
+        self._before, self._staged = [], None
+        if not parts:
             return lambda: None
         token = {
             "target": self.sink.name,
-            "identity": self._producer.identity,
             "producer": self._name,
             "epoch": self.place.generation,
-            "sequence": staged.stage.sequence,
-            "count": staged.count,
+            "parts": [[rescale, part.stage.sequence, part.count] for rescale, part in parts],
         }
 
         def rest() -> Token:
             with self.named():
-                staged.wait()
+                for _, part in parts:
+                    part.wait()
             return token
 
         return rest

@@ -1,9 +1,9 @@
 """What goes along with the orders of the lifecycle machine and the reports of workers: snapshots and collected items.
 
 The machine knows numbers: it orders workers to start with snapshot 7, and hears that they have saved it. The *ledger*
-adds what is in it: with `Start` goes the list of files to load, with `Settled` the output of workers that have left;
-what a worker saved goes to the storekeeper, what it collected to the items. It has no sockets and no threads: the
-controller uses it, and so does the simulation of one.
+adds what is in it: with `Start` goes the list of files to load, with `Settled` the output that one worker commits
+for others; what a worker saved goes to the storekeeper, what it collected to the items. It has no sockets and no
+threads: the controller uses it, and so does the simulation of one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Ledger:
         self.feeds = Feeds(plan)
         self.collected = Collected()
         self.started = life.generation  # the last generation that was started
+        self._together = plan.commits_together
 
     def sent(self, worker: Worker, order: o.WorkerOrder) -> Iterator[o.WorkerOrder | control.Load]:
         """The machine has an order for a worker: what is to be sent, which may be gone before it arrives."""
@@ -57,7 +58,7 @@ class Ledger:
         elif isinstance(order, o.Settled) and order.committed:
             assert self.keeper is not None
             if coordinator is not None and worker == coordinator.members[0]:
-                order = replace(order, tokens=self.keeper.orphans())
+                order = replace(order, tokens=self.keeper.tokens_for_one(self._together))
         yield order
 
     def owner(self, worker: Worker) -> Owner:

@@ -435,6 +435,12 @@ class Storekeeper:
         """What workers that left prepared for the snapshot that was just committed, and nobody has published."""
         return tuple(token for left in self._in_manifest for token in left.tokens)
 
+    def tokens_for_one(self, together: Collection[str]) -> tuple[Any, ...]:
+        """Return what one worker commits for others: all tokens of these steps, and those of workers that left."""
+        assert self.manifest is not None
+        shared = [token for token in self.manifest.sinks if token.step in together]
+        return (*shared, *(token for token in self.orphans() if token.step not in together))
+
     def give_up(self, order: o.GiveUp) -> None:
         """Write down why a snapshot has failed."""
         self.tally.failures += 1

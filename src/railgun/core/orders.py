@@ -84,7 +84,8 @@ class Settled:
     snapshot: int
     committed: bool
     tokens: tuple[Any, ...] = ()
-    """What workers that left prepared for it, to be published by this one."""
+    """What this worker is to commit beside its own: what workers that left prepared, and for sinks that commit together
+    what all workers did, who leave it to this one."""
 
 
 WorkerOrder = Start | Begin | Tell | EndSources | StopSources | Stop | TakeSnapshot | Settled

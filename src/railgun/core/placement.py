@@ -118,6 +118,13 @@ class Placement:
         """The owner of each slot (a copy)."""
         return self._table.copy()
 
+    def takes(self, worker: Worker, old: Placement) -> bool:
+        """Return whether a worker gets keys here that belong to others in `old`."""
+        if ((self._table == worker) & (old._table != worker)).any():
+            return True
+        pinned = np.concatenate([self._pinned, old._pinned])
+        return bool(((self.owners(pinned) == worker) & (old.owners(pinned) != worker)).any())
+
     def resized(self, workers: Iterable[Worker]) -> Placement:
         """The same overrides over other workers; an override to a worker that leaves ends with it."""
         remaining = tuple(sorted(set(workers)))

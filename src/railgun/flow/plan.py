@@ -27,7 +27,7 @@ from railgun.flow.operators.stateful import StatefulSteps
 from railgun.flow.operators.stateless import Branch, KeyBy
 from railgun.flow.operators.ways import Meeting, Ways, mark_parting
 from railgun.flow.operators.writing import Writing
-from railgun.flow.sink import Place, Sink
+from railgun.flow.sink import Place, Sink, TwoPhaseSink
 from railgun.flow.source import Pushed, Source
 from railgun.flow.step import Step
 from railgun.state.disk import OnDisk
@@ -94,6 +94,14 @@ class Plan:
         steps = (step for stage in self.stages for step in stage.steps)
         sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
         return sinks if self.dead_letters is None else {**sinks, DEAD: self.dead_letters}
+
+    @property
+    def commits_together(self) -> frozenset[str]:
+        """The steps whose sinks commit what all workers prepared by one call."""
+        sinks = self.sinks.items()
+        return frozenset(
+            step for step, sink in sinks if isinstance(sink, TwoPhaseSink) and sink.commits_together
+        )
 
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
         """The same plan, reading from other sources."""

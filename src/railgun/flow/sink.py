@@ -86,6 +86,10 @@ Rules of the interface:
    ends it only when it comes again and again. So retry inside what can be retried.
 9. `commit` and `recover`, and `prepare` in part, are called in another thread than `write`, while records flow. A call
    that has not returned within `Settings.hang_after` is taken for a hang: its worker is ended, and the flow goes back.
+10. A sink with `commits_together` gets the tokens of all workers by one call of `commit_all`, on one worker, and shows
+    what they hold all at once. Its writers are told when a rescale brings keys of other workers (`keys_arrive`): what
+    they write from then on has to be shown after what those workers wrote before, so that results of one key stay in
+    order. The number of the rescale tells which tokens come first.
 
 Duties of whoever drives a sink:
 
@@ -104,7 +108,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -172,13 +176,27 @@ class TwoPhaseWriter(Writer[T_contra]):
         token = self.prepare(snapshot)
         return lambda: token
 
+    def keys_arrive(self, rescale: int) -> None:
+        """Note that keys of other workers come to this one; `rescale`: a number that grows with each rescale.
+
+        No key leaves this worker in the same rescale, unless workers join and leave in one.
+        """
+
 
 class TwoPhaseSink(Sink[T_contra]):
     """A place results go to exactly once, if the flow takes snapshots. Its writers are `TwoPhaseWriter`s then."""
 
+    commits_together: ClassVar[bool] = False
+    """Whether one worker commits what all workers prepared for a snapshot, by one call of `commit_all`."""
+
     @abstractmethod
     def commit(self, token: Token) -> None:
         """Let others see what was prepared. A second time, or at the same time, it has no effect."""
+
+    def commit_all(self, tokens: Sequence[Token]) -> None:
+        """Commit what all workers prepared: all of it is seen at once. Called if `commits_together`."""
+        for token in tokens:
+            self.commit(token)
 
     @abstractmethod
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:

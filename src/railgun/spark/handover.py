@@ -172,12 +172,12 @@ class HandOver:
             for name, given in self.inputs.items()
             if given.positions
         ]
-        tokens = self.made.commit(self.plan, told, positions)
-        sinks = self.plan.sinks
-        for token in tokens:
-            sink = sinks[token.step]
-            assert isinstance(sink, TwoPhaseSink)
-            sink.commit(token.token)
+        parts = self.made.commit(self.plan, told, positions)
+        for step, sink in self.plan.sinks.items():
+            tokens = [part.token for part in parts if part.step == step]
+            if tokens:
+                assert isinstance(sink, TwoPhaseSink)
+                sink.commit_all(tokens)
 
     def _save_positions(self, name: str, positions: Mapping[Hashable, Any], reached: int) -> Part:
         states = [

@@ -51,7 +51,7 @@ from railgun.snapshots.store import SnapshotStore
 from railgun.snapshots.table import read_rows
 from railgun.testing import saving_flow as sf
 from railgun.testing.disks import Crash, Step
-from railgun.testing.drawer import Disk, Drawer, PlainTable, read_plain
+from railgun.testing.drawer import Disk, Drawer, PlainTable, SharedDrawer, read_plain
 from railgun.testing.model import Violation
 from railgun.testing.world import MOMENT, Process, World
 from railgun.worker import loading, stage
@@ -149,7 +149,8 @@ class Job:
         self.united, self.summed = chance.random() < 0.4, chance.random() < 0.3
         self.parquet = chance.random() < 0.06
         self.disk = Disk(seed, without)
-        self.drawer = Drawer(Disk(seed + 1, without))
+        drawer = SharedDrawer if seed % 5 == 2 else Drawer
+        self.drawer = drawer(Disk(seed + 1, without))
         self.disks = self.disk, self.drawer.disk
         self.parts = sf.Parts(self.items, chance, chance.choice((SLOW, SLOW, (0, 1, 2), QUICK)))
         flow = sf.make_flow(self.parts, self.drawer, united=self.united, summed=self.summed)

@@ -96,6 +96,12 @@ class Drawer(TwoPhaseSink[Any]):
         return Counter(x for name in names for x in pickle.loads(self.disk.look(f"shown/{name}")))
 
 
+class SharedDrawer(Drawer):
+    """One whose tokens one worker commits, of all workers."""
+
+    commits_together = True
+
+
 class _DrawerWriter(TwoPhaseWriter[Any]):
     def __init__(self, drawer: Drawer, place: Place) -> None:
         self.drawer = drawer

@@ -198,7 +198,13 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
         Saver, "settle", "operator.changes.settle(order.committed)", "operator.changes.settle(True)"
     ),
     "Output of workers that have left is not published": _one(
-        Saver, "settle", "self._prepared += order.tokens", "pass"
+        Saver, "_share", "self._prepared += given", "pass"
+    ),
+    "Output that one worker commits for all is left to it before the snapshot is safe": _one(
+        Saver,
+        "settle",
+        "if not order.committed:\n        return",
+        "if not order.committed:\n        self._share(())\n        return",
     ),
     "Output of a snapshot that failed is not handed over by a worker that leaves": _one(
         Saver,
@@ -225,7 +231,7 @@ _SAVER: Final[Mapping[str, Rewrite]] = {
         "if False:\n            pass\n",
     ),
     "A worker tells only what it prepared for this snapshot": _one(
-        Saver, "_written", "tuple(self._prepared),", "tuple(tokens),"
+        Saver, "_written", "tuple(self._prepared)", "tuple(tokens)"
     ),
     "Tables are written while keys are left to save": _one(
         Saver, "step", "            return\n    save.writing", "    save.writing"
@@ -268,6 +274,9 @@ _STOREKEEPER: Final[Mapping[str, Rewrite]] = {
     ),
     "Output of workers that have left is told to nobody": _one(
         Storekeeper, "orphans", "for left in self._in_manifest", "for left in self._left"
+    ),
+    "Output that one worker commits for all is told to nobody": _one(
+        Storekeeper, "tokens_for_one", "if token.step in together]", "if False]"
     ),
     "Generations are used that were not written down": _one(
         Storekeeper, "_use", "self.store.use_generation(ahead)", "pass"

@@ -66,6 +66,7 @@ class Saver:
         self._save: _Save | None = None
         self._last = 0  # the number of the last snapshot that began here
         self._prepared: list[SinkPart] = []  # and not known to be published
+        self._reported: tuple[SinkPart, ...] = ()  # those that were told with the last snapshot
         self.new_table: type[TableWriter]
 
     def watch(self) -> None:
@@ -172,12 +173,13 @@ class Saver:
         if self._save is not save:
             return
         save.phases["write"] = (self.runtime.outside.clock() - save.since) / 1e6
+        self._reported = tuple(self._prepared)
         self.runtime.outside.tell(
             orders.Saved(
                 self.runtime.generation,
                 save.snapshot,
                 tuple(parts),
-                tuple(self._prepared),
+                self._reported,
                 sum(table.rows for _, table, _ in save.tables),
                 self.runtime.keys,
                 tuple(save.phases.items()),
@@ -202,7 +204,7 @@ class Saver:
             receiving.settled(order.snapshot, order.committed)
         if not order.committed:
             return
-        self._prepared += order.tokens
+        self._share(order.tokens)
         tokens = list(self._prepared)
 
         def published(_: object, error: Exception | None) -> None:
@@ -214,14 +216,28 @@ class Saver:
 
         self.runtime.outside.background(partial(self._publish, tokens), published)
 
-    def _publish(self, tokens: list[SinkPart]) -> None:
-        """In another thread."""
+    def _share(self, given: tuple[SinkPart, ...]) -> None:
+        """Leave what sinks that commit together have prepared to one worker, who is given that of all workers."""
         sinks = self._sinks()
-        for token in tokens:
-            if token.step in sinks:
-                sink = sinks[token.step]
-                with TokenCall(token.step, sink, "commit", [token.token]):
-                    check_done(sink.commit(token.token))
+        together = [step for step, sink in sinks.items() if sink.commits_together]
+        self._prepared = [
+            part
+            for part in self._prepared
+            if part.step not in together or part not in self._reported
+        ]
+        self._prepared += given
+
+    def _publish(self, parts: list[SinkPart]) -> None:
+        """Commit tokens, in another thread."""
+        for step, sink in self._sinks().items():
+            tokens = [part.token for part in parts if part.step == step]
+            if sink.commits_together and tokens:
+                with TokenCall(step, sink, "commit_all", tokens):
+                    check_done(sink.commit_all(tokens))  # type: ignore[func-returns-value]
+                continue
+            for token in tokens:
+                with TokenCall(step, sink, "commit", [token]):
+                    check_done(sink.commit(token))
 
     def recover(self, tokens: list[SinkPart]) -> None:
         """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""

@@ -94,10 +94,18 @@ class StageRunner:
                 message = event.message if isinstance(event, m.Received) else event
                 if isinstance(message, m.Frontier | m.Advanced) and message.value < LAST:
                     self.latest = max(self.latest, message.value)
+                if isinstance(event, m.Rescale):
+                    self._meet_keys(event)
                 for command in self.distributor.handle(event):
                     self._carry_out(command)
         finally:
             self._busy = False
+
+    def _meet_keys(self, rescale: m.Rescale) -> None:
+        """Tell sinks that keys of other workers will come to this one."""
+        if rescale.placement.takes(self.runtime.worker, self.distributor.placement):
+            for writing in self.operators.writing:
+                writing.keys_arrive(rescale.epoch)
 
     def _carry_out(self, command: m.Command) -> None:
         match command:

@@ -53,6 +53,12 @@ class Writing(Operator):
         """Return the context in which a method of the sink or its writer is called; it raises a `SinkError`."""
         return SinkCall(self.step, self.sink, what, items)
 
+    def keys_arrive(self, rescale: int) -> None:
+        """Tell the writer that a rescale brings keys of other workers to this one."""
+        if isinstance(self.writer, TwoPhaseWriter):
+            with self.calling("keys_arrive"):
+                check_done(self.writer.keys_arrive(rescale))  # type: ignore[func-returns-value]
+
     def prepare(self, snapshot: int) -> Token | None:
         """What was written up to now belongs to this snapshot; the token to commit it with, if it needs one."""
         return self.cut(snapshot)()
