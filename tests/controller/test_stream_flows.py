@@ -15,7 +15,7 @@ from tests.controller.tallies import committed, expected, kill, line_of, recover
 
 from railgun import Flow, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.job import Job
+from railgun.job import Job, Snapshots
 from railgun.testing.served import Served, served
 
 COUNT = 24_000
@@ -59,10 +59,18 @@ def counted(client: SyncClient) -> list[list[int]]:
         return found
 
 
+def staged(client: SyncClient) -> int:
+    """How many messages are staged for the stream."""
+    producers = client.admin("producers", name="counted")
+    return sum(count for producer in producers for count in producer["staged"].values())
+
+
 @contextlib.contextmanager
-def tallied(node: Served, tmp_path: Path, **sink: Any) -> Iterator[Job]:
+def tallied(
+    node: Served, tmp_path: Path, snapshots: Snapshots | None = None, **sink: Any
+) -> Iterator[Job]:
     by_value = [sys.modules[__name__], tallies, flows]
-    options: dict[str, Any] = {"snapshots": saved(tmp_path), "by_value": by_value}
+    options: dict[str, Any] = {"snapshots": snapshots or saved(tmp_path), "by_value": by_value}
     with flows.started(tallying(node, **sink), 2, **options) as job:
         yield job
 
@@ -93,6 +101,30 @@ def test_workers_die_the_flow_is_scaled_and_the_node_restarts(
     assert sorted(found) == expected(COUNT)
     left = [one["name"] for one in client.admin("list") if one["name"].startswith("_")]
     assert left == []
+
+
+def test_results_of_a_key_are_in_order_though_it_moves_within_one_snapshot(
+    node: Served, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("records")
+    client.ensure("counted")
+    sizes = [4, 1, 3, 2]
+    snapshots = saved(tmp_path, every=3600.0)
+    with tallied(node, tmp_path, snapshots=snapshots) as job:
+        for turn, size in enumerate(sizes):
+            fill(client, turn * 4000, turn * 4000 + 2000)
+            job.scale(size)  # while records flow
+            fill(client, turn * 4000 + 2000, turn * 4000 + 4000)
+        count = 4000 * len(sizes)
+        flows.eventually(lambda: staged(client) == count, "all is staged")
+        assert client.admin("describe", name="counted")["end"] == 0
+        assert job.stop(timeout=flows.DEADLINE)
+    found = counted(client)
+    assert sorted(found) == expected(count)
+    for key in range(tallies.KEYS):
+        assert [line for line in found if line[0] == key] == [
+            line for line in expected(count) if line[0] == key
+        ]
 
 
 def test_a_second_run_goes_on_where_the_first_one_ended(

@@ -71,6 +71,31 @@ def test_what_is_staged_is_seen_when_it_is_committed(tmp_path: Path) -> None:
     run(main())
 
 
+def test_messages_come_in_the_order_in_which_sequences_are_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer, other = [await client.producer(STREAM, name, 1) for name in ("flow", "other")]
+            stages = [await producer.open() for _ in range(3)]
+            elsewhere = await other.open()
+            for n in range(4):  # pieces of all of them lie between one another
+                for at, stage in enumerate(stages):
+                    await stage.put([b"%d.%d" % (at, n), b"%d.%d+" % (at, n)])
+                await elsewhere.put([b"other %d" % n])
+            await producer.commit([stages[2], stages[0], stages[1]])
+            await other.commit([elsewhere])
+            wanted = [
+                b"%d.%d%s" % (at, n, more)
+                for at in (2, 0, 1)
+                for n in range(4)
+                for more in (b"", b"+")
+            ]
+            assert await everything(client) == [*wanted, *(b"other %d" % n for n in range(4))]
+
+    run(main())
+
+
 def test_a_commit_is_one_unit_in_the_log(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:

@@ -16,10 +16,10 @@ Rules:
 4. *Staging* is in order: each piece says how many messages of its sequence lie before it. One that is sent again is
    known by that, and a gap is refused (`GapError`). A sequence that has been committed takes nothing more
    (`SequenceOverError`).
-5. *Committing* some sequences is one step, in which their messages come in the order in which they were staged. Those
-   that are committed already are left out; if nothing is left, it is done. Who commits says how many messages each
-   sequence has. One that is not committed, and of which not just so many are staged, is lost, and that is an error
-   (`LostOutputError`), never silence.
+5. *Committing* some sequences is one step, in which their messages come in the order in which the sequences are named,
+   and those of each in the order in which they were staged. Sequences that are committed already are left out; if
+   nothing is left, it is done. Who commits says how many messages each sequence has. One that is not committed, and of
+   which not just so many are staged, is lost, and that is an error (`LostOutputError`), never silence.
 6. What was committed is remembered as ranges of sequences for as long as there is the stream. If there are more than
    `MOST_RANGES` of them the oldest are forgotten; a commit of what was forgotten is an error, too.
 7. Producers that are not used for longer than they asked for when they began (`lifetime`) are forgotten, with what they

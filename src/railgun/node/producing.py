@@ -275,8 +275,10 @@ class Producing:
         first = min(producer.staged[one].first for one in intent.sequences)
         size = sum(producer.staged[one].size for one in intent.sequences)
         await self._keep(name)
+        find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
         try:
-            copy = partial(_copy_unit, stream, staging, producer.number, intent, first)
+            ranges = await stream.loop.run_in_executor(None, find)
+            copy = partial(_copy_unit, stream, staging, producer.number, intent.number, ranges)
             base, end = await stream.write_unit(copy)
         except RailgunError:
             if life == self._life and stream.log.failed is None:
@@ -399,32 +401,55 @@ def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
     return None
 
 
+def _find_ranges(
+    staging: Persistent, producer: int, sequences: Sequence[int], first: int
+) -> list[tuple[int, int]]:
+    """Return where the batches of some sequences lie in the staging log, in the order of the sequences."""
+    ranges: dict[int, list[tuple[int, int]]] = {sequence: [] for sequence in sequences}
+    at, end = max(first, staging.log.first), staging.end
+    while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
+        for batch in batches:
+            header = head(batch)
+            at = header.end
+            if header.producer != producer or header.number not in ranges:
+                continue
+            own, begin = ranges[header.number], header.base
+            if own and own[-1][1] == begin:
+                begin = own.pop()[0]
+            own.append((begin, header.end))
+    return [one for sequence in sequences for one in ranges[sequence]]
+
+
 def _copy_unit(
-    stream: Persistent, staging: Persistent, producer: int, intent: Intent, first: int, stamp: Stamp
+    stream: Persistent,
+    staging: Persistent,
+    producer: int,
+    commit: int,
+    ranges: Sequence[tuple[int, int]],
+    stamp: Stamp,
 ) -> tuple[int, int]:
-    """Append what is staged for a commit to the log of a stream, as one unit; where it begins and ends.
+    """Append ranges of the staging log to the log of a stream, as one unit; return where it begins and ends.
 
     It is called in the turn of the log's one writer.
     """
-    log, wanted = stream.log, set(intent.sequences)
-    begin, last = log.end, None
-    at, end = max(first, staging.log.first), staging.end
+    log, last = stream.log, None
+    begin = log.end
     try:
-        while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
-            ready = []
-            for batch in batches:
-                told = head(batch)
-                at = told.end
-                if told.producer == producer and told.number in wanted:
+        for start, end in ranges:
+            at = start
+            while at < end:
+                ready = []
+                for batch in staging.log.read(at, PIECE_BYTES, end):
+                    at = head(batch).end
                     if last is not None:
                         mark(last, CONTINUES)
                         ready.append(last)
                     last = bytearray(batch)
-            if ready:
-                log.stamp(ready, stamp.epoch, stamp.now)
-                log.append(ready)
+                if ready:
+                    log.stamp(ready, stamp.epoch, stamp.now)
+                    log.append(ready)
         assert last is not None, "a commit of nothing"
-        mark(last, COMMITS, producer, intent.number)
+        mark(last, COMMITS, producer, commit)
         log.stamp([last], stamp.epoch, stamp.now)
         log.append([last])
         log.sync()

@@ -324,7 +324,8 @@ class World(Plain):
         producer = self.producers.by_name[NAME]
         assert producer.intent is not None
         number, sequences = producer.intent.number, producer.intent.sequences
-        values = [v for n, s, v in self.staging if n == producer.number and s in sequences]
+        mine = [(sequence, v) for n, sequence, v in self.staging if n == producer.number]
+        values = [v for named in sequences for sequence, v in mine if sequence == named]
         unit = [Message(value) for value in values]
         unit[-1] = Message(values[-1], producer.number, number)
         self.lines["stream"] += unit
