@@ -113,7 +113,7 @@ def test_results_of_a_key_are_in_order_though_it_moves_within_one_snapshot(
     with tallied(node, tmp_path, snapshots=snapshots) as job:
         for turn, size in enumerate(sizes):
             fill(client, turn * 4000, turn * 4000 + 2000)
-            job.scale(size)  # while records flow
+            job.scale(size, wait=True)
             fill(client, turn * 4000 + 2000, turn * 4000 + 4000)
         count = 4000 * len(sizes)
         flows.eventually(lambda: staged(client) == count, "all is staged")
