@@ -282,6 +282,19 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
         "redelivered",
         shared(done(1, 2), got("b", 1, 3.0, "other", group="g", number=2)),
     ),
+    "it arrived after a confirmed ack": (
+        "redelivered",
+        shared(done(0, 2), got("a", 0, 9.0, group="g", arrived=2.6)),
+    ),
+    "at a member that a former master serves": (
+        "redelivered",
+        shared(done(1, 2), got("b", 1, 4.0, "other", group="g", number=1, arrived=3.0)),
+    ),
+    "the old one still gets something, and takes it later": (
+        "two_active",
+        [*three, only("a", 0, 1, "a", 1), only("a", 0, 2, "b", 2),
+         replace(only("b", 1, 9, "a", 1), arrived=3.0)],
+    ),
     "two answers were taken": (
         "answered_twice",
         [asked("ok", 1.0, answer="a!"), answered("a", 0.5), answered("b", 0.6, group="h")],
@@ -433,6 +446,15 @@ GOOD: dict[str, list[Record]] = {
     "too old to be kept": [put("a", 0), put("b", 1), kept("b", first=1)],
     "at the same time, in any order": [put("a", 1, at=0.0), put("b", 0, at=0.2), kept("b", "a")],
     "a reader begins anywhere": [*three, got("b", 1), got("c", 2), got("a", 0, who="s")],
+    "it waits at a client while another member acks it": shared(
+        done(0, 2), got("a", 0, 9.0, "other", group="g", arrived=1.9)
+    ),
+    "an exclusive member takes what came before another one was at work": [
+        *three,
+        only("a", 0, 1, "a", 1),
+        only("a", 0, 2, "b", 2),
+        replace(only("b", 1, 9, "a", 1), arrived=1.0),
+    ],
     "redelivered to the next member": [
         *three,
         only("a", 0, 1, "a", 1),
@@ -507,6 +529,17 @@ GOOD: dict[str, list[Record]] = {
 def test_it_says_nothing_of(records: list[Record]) -> None:
     findings = check(records)
     assert findings.found == [] or set(findings.counts) == {"lost_master"}
+
+
+def test_a_delivery_of_an_older_history_came_when_it_was_taken() -> None:
+    line = (
+        '{"kind": "delivery", "at": 3.0, "stream": "orders", "subscription": "r", "consumer": "r", "offset": 0, '
+        '"value": "a", "group": "g", "exclusive": false, "number": 1, "epoch": 0}'
+    )
+    taken = of_line(line)
+    assert isinstance(taken, Delivery)
+    assert taken.came == 3.0
+    assert "redelivered" in check(shared(done(0, 2), taken)).counts
 
 
 def test_what_is_under_way_may_come_late() -> None:

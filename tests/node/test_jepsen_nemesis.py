@@ -93,7 +93,7 @@ def test_partitions_close_what_they_say() -> None:
     assert list(blocked(Blow(0, 1, "kill", ("n1",)), NAMES)) == []
     held = [Blow(0, 3, "isolate", ("n1",), (), "hold"), Blow(0, 9, "isolate", ("n1",), (), "drop")]
     assert longest_hold(held) == 3
-    assert longest_hold([Blow(1.0, 7.0, "minority", ("n2",), style="cut")]) == 7
+    assert longest_hold([Blow(1.0, 7.0, "minority", ("n2",), style="cut")]) == 0
     assert longest_hold([]) == 0
 
 

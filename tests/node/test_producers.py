@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.clustered import DEADLINE as PATIENCE
-from tests.node.clustered import clustered
+from tests.node.clustered import Clustered, clustered, until
+from tests.node.refusing import shimmed
 from tests.node.running import Process, node, run
 
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.producer import Producer, Stage
+from railgun.testing.jepsen.shim import Orders
 from railgun.wire.records import CONTINUES, head
 
 STREAM = "totals"
@@ -333,5 +337,51 @@ def test_a_commit_survives_its_master(tmp_path: Path) -> None:
             assert await everything(client) == payloads
             await cluster.start(master)
             await cluster.in_step(STREAM)
+
+    run(main(), deadline=4 * PATIENCE)
+
+
+def test_a_commit_that_is_not_safe_yet_is_not_repeated(tmp_path: Path) -> None:
+    """The unit of a commit waits for replicas when the notes have to be read anew, for another producer's sake."""
+
+    async def main() -> None:
+        cluster = Clustered(tmp_path, 3)
+        controls = shimmed(cluster, tmp_path)
+        async with clustered(tmp_path, cluster=cluster):
+            client, master = await cluster.serving(STREAM)
+            first = await client.producer(STREAM, "first", 1)
+            await client.producer(STREAM, "second", 1)
+            stage = await staged(first, b"a", b"b", b"c")
+            copy = cluster.copy(master, STREAM)
+            write_unit = copy.write_unit
+            others = [control for name, control in controls.items() if name != master]
+
+            async def late(write: Any) -> tuple[int, int]:
+                """Write the unit when the note of the commit is safe, and the replicas can write no more."""
+                for control in others:
+                    control._orders = Orders(refuse=errno.EFBIG, refuse_at=f"streams/{STREAM}/")
+                return await write_unit(write)
+
+            copy.write_unit = late  # type: ignore[method-assign]
+            commit = asyncio.create_task(first.commit([stage], timeout=PATIENCE))
+            await until(lambda: copy.stream.log.end == 3, "the unit is not written")
+            copy.write_unit = write_unit  # type: ignore[method-assign]
+            assert copy.safe == 0
+            controls[master]._orders = Orders(
+                refuse=errno.EFBIG, refuse_at=f"streams/{STREAM}/groups"
+            )
+            producing = copy.stream.producing
+            assert await refusal(client.producer(STREAM, "second", 2)) == "NO_SPACE"
+            assert producing._producers is None  # they have to be read anew
+            controls[master]._orders = Orders()
+            again = asyncio.create_task(client.producer(STREAM, "second", 2))
+            await asyncio.sleep(0.5)  # they could be read meanwhile
+            for control in others:
+                control._orders = Orders()
+            await again
+            with contextlib.suppress(StreamsError):
+                await commit
+            await first.commit([stage], timeout=PATIENCE)
+            assert await everything(client) == [b"a", b"b", b"c"]
 
     run(main(), deadline=4 * PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ class Arrival:
     """A batch as it came: what its messages have in common, and how far it was taken."""
 
     __slots__ = (
-        "_payloads", "acked", "batch", "delivery", "epoch", "records", "response", "subscription", "taken",
-        "topic",
+        "_payloads", "acked", "arrived_s", "batch", "delivery", "epoch", "records", "response", "subscription",
+        "taken", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -35,8 +36,10 @@ class Arrival:
         epoch: int,
         topic: str = "",
         response: str = "",
+        arrived_s: float | None = None,
     ) -> None:
         self.subscription = subscription
+        self.arrived_s = time.monotonic() if arrived_s is None else arrived_s
         self.batch = batch
         self.records = Records(batch)
         self.delivery = delivery
@@ -66,7 +69,9 @@ class Arrival:
     def piece(self, first: int, end: int) -> Arrival:
         """The part of it with these offsets."""
         batch = memoryview(cut(self.batch, first, end))
-        return Arrival(self.subscription, batch, self.delivery, self.epoch)
+        return Arrival(
+            self.subscription, batch, self.delivery, self.epoch, arrived_s=self.arrived_s
+        )
 
 
 class Message:
@@ -98,6 +103,11 @@ class Message:
     def time(self) -> int:
         """When it was stored, in microseconds since 1970; 0 in an ephemeral stream."""
         return self.arrival.records.time if self.arrival.subscription.persistent else 0
+
+    @property
+    def arrived_s(self) -> float:
+        """When it came to this client, in seconds of `time.monotonic`; it may have waited here to be taken since."""
+        return self.arrival.arrived_s
 
     @property
     def delivery(self) -> int:

@@ -5,7 +5,8 @@ Rules:
 1. What is staged lies in a stream of its own beside the stream, in the same region, so that both have one master. It is
    made when it is needed, goes with the stream, and nobody else can read it, write to it or see it.
 2. Notes are kept with the states of groups, and are as safe as these. All is read anew, when it is needed, after a
-   restart, after a failover, and when a note could not be written.
+   restart, after a failover, and when a note could not be written. A unit that is looked for may be in the log and
+   not safe yet: so all that is in the log is waited for first.
 3. A commit copies what is staged from one log to the other, in the turn of the stream's one writer: nothing comes
    between its batches. If that fails, what was written is cut off; if that fails too, the log has failed, and
    what is not whole is cut off when it is opened.
@@ -143,6 +144,11 @@ class Producing:
         for batch in await stream.loop.run_in_executor(None, _staged_batches, staging):
             producers.found(*batch)
         changed = []
+        if any(producer.intent is not None for producer in producers.by_name.values()):
+            await stream.perform(
+                stream.log, lambda: None
+            )  # units that are being written are written then
+            await self._until_safe(stream.log.end)
         for producer in producers.by_name.values():
             if producer.intent is not None:
                 find = partial(_find_unit, stream, producer.number, producer.intent)
@@ -274,10 +280,16 @@ class Producing:
         producer = producers.by_name[name]
         first = min(producer.staged[one].first for one in intent.sequences)
         size = sum(producer.staged[one].size for one in intent.sequences)
-        await self._keep(name)
         find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
         try:
             ranges = await stream.loop.run_in_executor(None, find)
+        except RailgunError:
+            if life == self._life:
+                producers.abandoned(name, intent.number)
+            raise
+        await self._keep(name)
+        self._check_life(life)  # whoever reads the notes anew has to find the unit
+        try:
             copy = partial(_copy_unit, stream, staging, producer.number, intent.number, ranges)
             base, end = await stream.write_unit(copy)
         except RailgunError:

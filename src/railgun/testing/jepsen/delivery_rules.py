@@ -3,7 +3,7 @@
 In an exclusive group every delivery has an epoch, and epochs are the order in which things were handed out, whenever
 they arrived: sorted by it, nothing is skipped, nothing goes back that was not seen before, and an epoch has one member.
 Times tell less, because what was handed out may be under way for a while (a node between was stopped): `transit` is how
-long.
+long. They are those of the arrival at the client: what has come waits there until its program takes it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_group(
             confirmed[ack.offset] = ack
     for one in facts.deliveries:
         known = confirmed.get(one.offset)
-        if known is not None and one.at > known.end + transit:
+        if known is not None and one.came > known.end + transit:
             text = (
                 f"{one.offset} came to {one.consumer} of {facts.name} after its ack was confirmed"
             )
@@ -166,19 +166,19 @@ def _times(
         later[epoch] = (first, other)
         some = by_epoch[epoch]
         if first is not None:
-            late = max(some, key=lambda one: one.at)
-            if late.at > first.at + transit:
+            late = max(some, key=lambda one: one.came)
+            if late.came > first.came + transit:
                 text = (
                     f"{late.consumer} of {facts.name} got {late.offset} of epoch {epoch} "
                     f"after epoch {first.epoch} had begun"
                 )
                 findings.add("two_active", text, first, late)
-        earliest = min(some, key=lambda one: one.at)
-        if first is None or earliest.at < first.at:
+        earliest = min(some, key=lambda one: one.came)
+        if first is None or earliest.came < first.came:
             if first is not None and first.consumer != earliest.consumer:
                 other = first
             first = earliest
-        elif earliest.consumer != first.consumer and (other is None or earliest.at < other.at):
+        elif earliest.consumer != first.consumer and (other is None or earliest.came < other.came):
             other = earliest
     for ack in facts.acks:
         if not ack.confirmed:
@@ -191,7 +191,7 @@ def _times(
             ),
             None,
         )
-        if newer is not None and newer.at < ack.begin:
+        if newer is not None and newer.came < ack.begin:
             text = (
                 f"an ack of {ack.consumer} of {facts.name} for {ack.offset} of epoch {ack.epoch} counted, "
                 f"when {newer.consumer} was at work in epoch {newer.epoch}"

@@ -133,7 +133,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message, to one consumer. Without a group `number` and `epoch` mean nothing."""
+    """One message, to one consumer. Without a group `number` and `epoch` mean nothing.
+
+    `at` is when the program took it; `arrived` when it came to the client, where it may have waited. Histories of
+    earlier versions do not tell the latter.
+    """
 
     kind: ClassVar[str] = "delivery"
     at: float
@@ -146,6 +150,12 @@ class Delivery:
     exclusive: bool = False
     number: int = 1
     epoch: int = 0
+    arrived: float | None = None
+
+    @property
+    def came(self) -> float:
+        """When it came to the client; when it was taken, if that is all that is known."""
+        return self.at if self.arrived is None else self.arrived
 
 
 @dataclass(frozen=True, slots=True)

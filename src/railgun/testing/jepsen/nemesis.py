@@ -209,13 +209,8 @@ def blocked(blow: Blow, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def longest_hold(blows: Sequence[Blow]) -> float:
-    """Return for how long something may be under way that was sent.
-
-    That is while a node is stopped, or a link is held up or slow. Clients of a node that is cut off from the others
-    stay with it, and have what it has handed out before until they have worked on it.
-    """
-    kinds = ("pause", "freeze", "minority")
-    times = [one.seconds for one in blows if one.kind in kinds or one.style == "hold"]
+    """Return for how long something may be under way that was sent: while a node is stopped, or a link held or slow."""
+    times = [one.seconds for one in blows if one.kind in ("pause", "freeze") or one.style == "hold"]
     times += [3 * one.amount for one in blows if one.kind == "slow_links"]
     return max(times, default=0.0)
 

@@ -384,6 +384,7 @@ class _Member(_Worker):
                 exclusive=self.exclusive,
                 number=one.delivery,
                 epoch=one.epoch,
+                arrived=one.arrived_s,
             )
             for one in messages
         )
