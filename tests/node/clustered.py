@@ -88,7 +88,7 @@ class Clustered:
         for task in member._tasks:
             task.cancel()
         await member.links.close()
-        await server._listener.close()
+        server._listener.abort()
         await server.stop()
 
     def member(self, name: str) -> Member:

@@ -286,7 +286,7 @@ class Server:
             self._watch.cancel()
         if self.http is not None:
             await self.http.close()
-        await self._listener.stop()
+        self._listener.stop()
         await self._go_away()
         for session in list(self.sessions.values()):
             session.rest(for_good=True)  # whoever asks for more asks the next node

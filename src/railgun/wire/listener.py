@@ -85,18 +85,14 @@ class Listener:
     def abort(self) -> None:
         """Accept no more, and end all connections, from the next turns of the loop on; `close` waits for that."""
         self._closed = True
-        self._stop()
+        self.stop()
         for connection in list(self._connections):
             connection.abort()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Accept no more, and close the listening sockets in the next turn; connections that were accepted stay."""
         servers, self._servers = self._servers, []
         close_soon(servers)
-
-    async def stop(self) -> None:
-        """Accept no more connections, and close the listening sockets; those that were accepted stay."""
-        self._stop()
-        await stop_accepting([])
 
     async def close(self, linger_s: float = 0.0) -> None:
         """Accept no more, and end all connections: return when their sockets are closed.
@@ -104,7 +100,8 @@ class Listener:
         Connections that are closing already have `linger_s` to send what was written.
         """
         self._closed = True
-        await self.stop()
+        self.stop()
+        await stop_accepting([])  # who was accepted before is there then
         for connection in self._left():
             if not linger_s or not connection.closing:
                 connection.abort()

@@ -193,7 +193,7 @@ class _Process:
         try:
             await self.done
         finally:
-            await listener.stop()
+            listener.stop()
             for task in self._dialling:
                 task.cancel()
             for links in self.links.values():

@@ -185,7 +185,7 @@ class SinkServer:
         listener, self._listening = self._listening, None
         if listener is None:
             return
-        await listener.stop()
+        listener.stop()
         with contextlib.suppress(OSError):
             (self.data / ADDRESS).unlink()
         for session in list(self._sessions.values()):
