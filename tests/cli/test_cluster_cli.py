@@ -300,6 +300,7 @@ class Process:
             self._process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_of_processes_is_not_noticed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,6 +363,7 @@ def test_a_rolling_restart_of_processes_is_not_noticed(
             thread.join(DEADLINE)
 
 
+@pytest.mark.slow
 def test_a_minority_is_told_of_and_read_from_by_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

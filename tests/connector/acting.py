@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from railgun.connector import Connector
 from railgun.wire.commands import FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.listener import Listener
 from railgun.wire.outside import unpack
 from railgun.wire.proto import connectors_pb2 as c
 
@@ -37,18 +38,15 @@ class Worker:
         self.connections: list[Connection] = []
         self._names: dict[int, str] = {}
         self._readers: dict[Connection, FrameReader] = {}
-        self._server: asyncio.Server
+        self._listener = Listener(
+            lambda: Connection(SECRET, self._opened, self._received, self._closed)
+        )
 
     async def open(self) -> str:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(SECRET, self._opened, self._received, self._closed), "127.0.0.1", 0
-        )
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
+        return f"127.0.0.1:{await self._listener.open('127.0.0.1', 0)}"
 
-    def close(self) -> None:
-        self._server.close()
-        self.lose()
+    async def close(self) -> None:
+        await self._listener.close()
 
     def lose(self) -> None:
         """All connections are lost."""
@@ -129,7 +127,7 @@ async def worker(**settings: Any) -> AsyncIterator[tuple[Worker, str]]:
     try:
         yield made, where
     finally:
-        made.close()
+        await made.close()
 
 
 def client(where: str, **options: Any) -> Connector:

@@ -140,12 +140,10 @@ async def behind(on_error: str = "stop", **options: Any) -> AsyncIterator[Behind
     try:
         yield made
     finally:
-        made.door.close()
+        await made.door.close()
         for caller in Caller.every:
             caller.transport.abort()
         Caller.every.clear()
-        for leaving in made.door._leaving:
-            leaving.connection.abort()
         await asyncio.sleep(0)
 
 

@@ -372,7 +372,9 @@ def test_strangers_who_say_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> 
             strangers = [
                 await asyncio.open_connection(*there.address) for _ in range(connections.STRANGERS)
             ]
-            await until(lambda: len(there.door._gate._waiting) == connections.STRANGERS)
+            gate = there.door._listener.gate
+            assert gate is not None
+            await until(lambda: len(gate._waiting) == connections.STRANGERS)
             monkeypatch.setattr(connections, "SOON", 60.0)
             turned_away = await Caller().dial(there.address)
             assert turned_away.error is not None  # those who came a moment ago may finish
@@ -382,7 +384,7 @@ def test_strangers_who_say_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> 
             await strangers[0][0].read()  # to the end: it was the oldest
             for _, writer in strangers:
                 writer.close()
-            await until(lambda: all(one.settled for one in there.door._gate._waiting))
+            await until(lambda: all(one.settled for one in gate._waiting))
 
     run(main)
 
@@ -406,7 +408,7 @@ def test_a_port_that_is_taken_is_tried_again_for_a_while(monkeypatch: pytest.Mon
         assert not opening.done()
         held.close()
         assert await opening == ("127.0.0.1", port)
-        there.door.close()
+        await there.door.close()
 
     run(main)
 

@@ -46,6 +46,7 @@ def test_two_streams_come_out_as_they_went_in_and_all_is_acknowledged(tmp_path: 
     check(tmp_path / "out", {"a": 3000, "b": 2000})
 
 
+@pytest.mark.slow
 def test_through_lost_workers_and_every_rescale(tmp_path: Path) -> None:
     """Crash 1 of 2, grow, crash 2 of 3, shrink, come back under an old name: one job, all in a row."""
     streams = {f"s{number}": 1200 for number in range(6)}

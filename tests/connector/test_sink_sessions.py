@@ -350,7 +350,9 @@ def test_a_command_that_is_too_long_is_refused(sink: Served, shelf: Shelf, link:
 
 
 def test_strangers_are_let_in_in_small_numbers(sink: Served, shelf: Shelf) -> None:
-    sink.server._gate.most = 5
+    assert sink.server._listening is not None
+    assert sink.server._listening.gate is not None
+    sink.server._listening.gate.most = 5
     with contextlib.ExitStack() as strangers:
         for _ in range(5):
             made = strangers.enter_context(socket.create_connection(("127.0.0.1", sink.port)))

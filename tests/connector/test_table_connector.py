@@ -358,6 +358,7 @@ def writing(url: str, seed: int, until: threading.Event) -> Callable[[], None]:
     return write
 
 
+@pytest.mark.slow
 def test_commits_out_of_order_kills_and_strict_equality(
     flow: Fed, server: postgres.Server, connection: psycopg.Connection[Any]
 ) -> None:

@@ -325,6 +325,7 @@ def test_files_grow_and_new_ones_come(flow: Fed, tmp_path: Path) -> None:
     assert told[-1]["stopped"]
 
 
+@pytest.mark.slow
 def test_a_killed_connector_goes_on_where_the_flow_is(flow: Fed, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()

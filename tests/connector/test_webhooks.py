@@ -234,6 +234,7 @@ def test_200_is_in_the_flow_also_if_two_programs_send_a_stream(flow: Fed) -> Non
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_retries_through_kills_of_connector_and_worker(flow: Fed) -> None:
     """A caller that sends each message until it hears 200, whatever is killed meanwhile."""
     chance = Random(5)

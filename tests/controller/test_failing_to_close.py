@@ -31,6 +31,7 @@ BY_VALUE = [flows, closing, sys.modules[__name__]]
 HOWS = ["raise", "OSError", "sys.exit", "KeyboardInterrupt", "os._exit", "hang"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("saves", [False, True], ids=["without snapshots", "with snapshots"])
 def test_a_sink_that_cannot_be_closed_fails_the_flow_though_everything_is_written(

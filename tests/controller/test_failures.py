@@ -143,6 +143,7 @@ class LoadedSlowly:
 SLOW_S = 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["first use", "import", "unpickling"])
 def test_a_slow_import_or_flow_is_no_hang(when: str, tmp_path: Path) -> None:
     (tmp_path / f"{SLOW_MODULE}.py").write_text(f"import time\ntime.sleep({SLOW_S})\n")
@@ -374,6 +375,7 @@ time.sleep(10_000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stuck", "exits"])
 def test_no_process_is_left_when_the_program_is_killed_or_just_ends(
     how: str, tmp_path: Path

@@ -274,6 +274,7 @@ def test_a_snapshot_that_cannot_be_saved_is_told_and_the_flow_goes_on(tmp_path: 
         assert states[2] == "failed"
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_a_lost_worker_ends_is_told_as_failed(tmp_path: Path) -> None:
     with started(counting("lost"), snapshots=Snapshots(str(tmp_path), every=3600)) as job:
         running(job)

@@ -102,6 +102,7 @@ def memory(job: Job) -> int:
     return max(sizes, default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks at /proc")
 def test_an_overloaded_flow_stays_small_and_can_be_rescaled() -> None:
     flow = two_stages("overloaded", Generate(sized, partitions=4), slow=0.000_05)

@@ -117,6 +117,7 @@ class Moments:
         self.strike, self.wanted = strike, moment
 
 
+@pytest.mark.slow
 def test_a_worker_dies_at_every_moment_of_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,11 +88,7 @@ class Clustered:
         for task in member._tasks:
             task.cancel()
         await member.links.close()
-        for listening in (server._server, server._local):
-            if listening is not None:
-                listening.close()
-        for connection in list(server.sessions):
-            connection.transport.abort()
+        server._listener.abort()
         await server.stop()
 
     def member(self, name: str) -> Member:

@@ -30,6 +30,7 @@ from bench._peers import ENVIRONMENTS, end_with_parent
 from railgun.node.cluster.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.testing.debian import find_program
 from railgun.testing.ports import free_port
+from railgun.testing.stream_server import StreamServer
 from railgun.wire.http import HttpPort
 
 DEADLINE = 20.0
@@ -204,16 +205,15 @@ async def name_server(records: dict[tuple[str, str], list[str]]) -> AsyncIterato
                 await writer.drain()
         writer.close()
 
-    listener = await asyncio.start_server(by_tcp, "127.0.0.1", 0)
-    server.port = listener.sockets[0].getsockname()[1]
-    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _ByUdp(server), local_addr=("127.0.0.1", server.port)
-    )
-    try:
-        yield server
-    finally:
-        transport.close()
-        listener.close()
+    async with StreamServer(by_tcp) as listener:
+        server.port = listener.port
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: _ByUdp(server), local_addr=("127.0.0.1", server.port)
+        )
+        try:
+            yield server
+        finally:
+            transport.close()
 
 
 # ---------------------------------------------------------------- Consul
@@ -340,10 +340,8 @@ async def listening(app: web.Application, port: int = 0) -> AsyncIterator[HttpPo
 @contextlib.asynccontextmanager
 async def saying(data: bytes) -> AsyncIterator[int]:
     """The port of somebody who says this to everybody, whatever they say; nothing, if it is empty."""
-    held: list[asyncio.StreamWriter] = []
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        held.append(writer)
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not data:
             return
         with contextlib.suppress(OSError):
@@ -352,13 +350,8 @@ async def saying(data: bytes) -> AsyncIterator[int]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for writer in held:
-            writer.transport.abort()
+    async with StreamServer(talk) as server:
+        yield server.port
 
 
 def http(body: str, status: str = "200 OK", *more: str) -> bytes:

@@ -22,6 +22,7 @@ from railgun.node.clock import time_of_day
 from railgun.node.disk import Disk
 from railgun.node.server import Server, ServerConfig
 from railgun.node.settings import SECOND
+from railgun.testing.stream_server import StreamServer
 from railgun.wire.commands import VERSION, Frame, FrameReader
 from railgun.wire.connection import Connection
 
@@ -166,29 +167,35 @@ class Proxy:
         self.muted = False
         self.swallowed = 0
         self._to = port
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = StreamServer(self._talk)
+        self._ours: set[asyncio.StreamWriter] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._server.tasks)
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.open()
+        self.port = self._server.port
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DEADLINE)
+        await self._server.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, ours = await asyncio.open_connection("127.0.0.1", self._to)
-        self._writers += [writer, ours]
-        for source, sink, answers in ((reader, ours, False), (theirs, writer, True)):
-            task = asyncio.create_task(self._pump(source, sink, answers))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            theirs, ours = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._ours.add(ours)
+        try:
+            await asyncio.gather(self._pump(reader, ours, False), self._pump(theirs, writer, True))
+        finally:
+            self._ours.discard(ours)
+            ours.transport.abort()
+            writer.transport.abort()
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, answers: bool
@@ -203,9 +210,9 @@ class Proxy:
 
     def cut(self) -> None:
         """End all connections at once."""
-        for writer in self._writers:
+        self._server.cut()
+        for writer in self._ours:
             writer.transport.abort()
-        self._writers.clear()
 
 
 class Raw:

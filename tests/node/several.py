@@ -81,11 +81,7 @@ class Several:
         """All connections of a node end without a word, and it listens no more."""
         server = self.running[name].server
         assert server is not None
-        for listening in (server._server, server._local):
-            assert listening is not None
-            listening.close()
-        for connection in list(server.sessions):
-            connection.transport.abort()
+        server._listener.abort()
 
     async def end(self) -> None:
         """Let all go."""

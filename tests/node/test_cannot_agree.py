@@ -114,6 +114,7 @@ def test_a_reader_that_began_before_gets_what_comes_later(tmp_path: Path) -> Non
     run(main(), deadline=4 * DEADLINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
 def test_every_command_is_answered(tmp_path: Path, again: bool) -> None:
     async def main() -> None:
@@ -251,6 +252,7 @@ def test_every_node_knows_of_one_that_takes_no_part_without_asking(tmp_path: Pat
     run(main(), deadline=4 * DEADLINE)
 
 
+@pytest.mark.slow
 def test_two_nodes_that_cannot_write_keep_nobody_waiting(tmp_path: Path) -> None:
     """The third one knows all that was acknowledged, and that nobody can lead; so do the two."""
 

@@ -77,6 +77,7 @@ def test_what_was_acknowledged_survives_the_master(tmp_path: Path) -> None:
     run(main(), PATIENCE)
 
 
+@pytest.mark.slow
 def test_groups_ids_delays_and_dead_letters_survive_the_master(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

@@ -19,6 +19,7 @@ from railgun.client.sync import connect_sync
 from railgun.testing.ports import free_port
 from railgun.wire.commands import FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.listener import Listener
 from railgun.wire.proto import streams_pb2 as p
 
 
@@ -30,19 +31,14 @@ class Scripted:
         self.publishes: list[tuple[int, bytes]] = []
         self.connections: list[Connection] = []
         self._answer = answer
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._accept)
 
     async def __aenter__(self) -> Scripted:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._listener.open("127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self.connections:
-            connection.abort()
+        await self._listener.close()
 
     def _accept(self) -> Connection:
         reader = FrameReader()

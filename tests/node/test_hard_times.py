@@ -842,7 +842,7 @@ def test_a_client_closed_while_it_connects_leaves_no_connection(tmp_path: Path) 
             proxy.muted = False
             async with asyncio.timeout(DEADLINE / 2):
                 await until(lambda: not sessions(running))
-                await until(lambda: not proxy._tasks)
+                await until(lambda: not proxy.connections)
 
     run(main())
 

@@ -12,6 +12,7 @@ from tests.node.running import node, run, until
 
 from railgun.client.client import connect
 from railgun.testing.jepsen.proxy import Links, Proxy
+from railgun.testing.stream_server import StreamServer
 
 A, B = "127.0.0.11", "127.0.0.12"
 
@@ -67,15 +68,17 @@ class World:
 async def world() -> AsyncIterator[World]:
     """`b` says back what it hears; others reach it by a proxy."""
     links, echo = Links(), Echo()
-    server = await asyncio.start_server(echo.talk, B, 0)
-    to = (B, server.sockets[0].getsockname()[1])
+    server = StreamServer(echo.talk)
+    await server.open(B)
     callers = {A: "a", B: "b", "127.0.0.13": "c"}
-    async with Proxy(links, "b", ("127.0.1.12", 0), to, callers) as proxy:
-        made = World(links, proxy, echo)
-        yield made
-        for caller in made.callers:
-            caller.writer.transport.abort()
-    server.close()
+    try:
+        async with Proxy(links, "b", ("127.0.1.12", 0), (B, server.port), callers) as proxy:
+            made = World(links, proxy, echo)
+            yield made
+            for caller in made.callers:
+                caller.writer.transport.abort()
+    finally:
+        await server.close()
 
 
 def test_bytes_pass_both_ways_and_so_does_the_end() -> None:

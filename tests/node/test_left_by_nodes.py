@@ -101,6 +101,7 @@ def test_an_orderly_stop_makes_no_dead_letters(
     run(main(), PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_node_that_is_killed_makes_no_dead_letters(
     tmp_path: Path, rule: dict[str, float]
@@ -161,6 +162,7 @@ def test_a_new_master_makes_no_dead_letters(tmp_path: Path) -> None:
     run(main(), PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 @pytest.mark.parametrize("which", ["master", "between"])
 def test_a_node_of_a_cluster_that_ends_makes_no_dead_letters(

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from railgun.node.cluster.links import Identity, Lane, Links
+from railgun.testing.stream_server import StreamServer
 from railgun.wire.commands import Blob
 
 
@@ -39,16 +40,15 @@ async def _forgotten() -> list[dict[str, Any]]:
         await reader.read()  # until the other side goes
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    links = Links(Identity("one"), b"secret", Deaf())
-    try:
-        links.know({"two": server.sockets[0].getsockname()[:2]})
-        await asyncio.wait_for(called.wait(), 10)
-        links.know({})
-        for _ in range(20):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
-    finally:
-        await links.close()
-        server.close()
+    async with StreamServer(silent) as server:
+        links = Links(Identity("one"), b"secret", Deaf())
+        try:
+            links.know({"two": ("127.0.0.1", server.port)})
+            await asyncio.wait_for(called.wait(), 10)
+            links.know({})
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+        finally:
+            await links.close()
     return wrong

@@ -666,6 +666,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_ps_1_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
     chance = random.Random(9)
     source = Path(__file__).resolve().parents[2] / "src"

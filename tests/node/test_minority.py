@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from railgun.client.errors import NoNodeError, StreamsError
 from railgun.node.cluster.consensus import NoLeaderError
 from railgun.node.cluster.links import PeerError
 from railgun.testing.ports import free_port
+from railgun.testing.stream_server import StreamServer
 
 WAIT = 1.0
 
@@ -43,7 +44,7 @@ async def minority(path: Path, *, again: bool) -> AsyncIterator[tuple[Clustered,
         for name in ("n1", "n3"):
             await cluster.kill(name)
         if again:
-            await cluster.stop(left)
+            await cluster.kill(left)  # a stop waits for answers that cannot come
             await cluster.start(left)
         mine = await cluster.client(left, timeout=DEADLINE)
         await until(lambda: cluster.member(left).has_no_quorum, "it is not noticed")
@@ -141,18 +142,13 @@ def test_a_publish_is_refused_as_not_stored(tmp_path: Path, again: bool) -> None
 @asynccontextmanager
 async def frozen(count: int) -> AsyncIterator[list[str]]:
     """Addresses at which connections are accepted, and nothing is ever said: as of processes that are frozen."""
-    held: list[asyncio.StreamWriter] = []
-    servers = [
-        await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
-        for _ in range(count)
-    ]
-    try:
-        yield [f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers]
-    finally:
-        for writer in held:
-            writer.transport.abort()
-        for one in servers:
-            one.close()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as servers:
+        opened = [await servers.enter_async_context(StreamServer(silent)) for _ in range(count)]
+        yield [f"127.0.0.1:{one.port}" for one in opened]
 
 
 def test_a_client_stays_where_it_is_if_the_other_nodes_are_frozen(tmp_path: Path) -> None:
@@ -293,6 +289,7 @@ def test_the_status_says_no_quorum_and_knows_the_nodes(tmp_path: Path, again: bo
     run(main(), deadline=4 * DEADLINE)
 
 
+@pytest.mark.slow
 def test_a_new_reader_sees_nothing_that_was_not_safe(tmp_path: Path) -> None:
     """What only this node had before it was started anew was never acknowledged."""
 

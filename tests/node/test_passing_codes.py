@@ -154,6 +154,7 @@ def kinds(job: Job) -> list[str]:
     return [event.kind for event in job.events()]
 
 
+@pytest.mark.slow
 def test_a_flow_from_stream_to_stream_waits_for_a_leader_and_goes_on(tmp_path: Path) -> None:
     counts_through_an_outage(tmp_path, OUTAGE_S)
 
@@ -184,6 +185,7 @@ def counts_through_an_outage(tmp_path: Path, outage_s: float) -> None:
             assert sorted(counted(client)) == expected(COUNT)
 
 
+@pytest.mark.slow
 def test_a_flow_without_snapshots_waits_for_a_leader_and_goes_on(tmp_path: Path) -> None:
     with processes(tmp_path / "nodes") as nodes:
         asyncio.run(nodes.ready("counted"))

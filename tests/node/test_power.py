@@ -61,19 +61,8 @@ class Fragile(Running):
         if server is self.server:
             server.node.gone = True  # type: ignore[attr-defined]
             self.disk.crash()
-            both: list[Any] = [server._server, server._local]
-            for listening in both:
-                for one in listening._sockets:  # `close` would forget who is just being accepted
-                    listening.get_loop()._stop_serving(one)
-            self.abort(server)
+            server._listener.abort()
             self.down.set()
-
-    @staticmethod
-    def abort(server: Server) -> None:
-        """End all connections to it, also those that are being made."""
-        for connection in list(server._wires):
-            if hasattr(connection, "transport"):
-                connection.transport.abort()
 
     async def again(self) -> None:
         """The power is back."""
@@ -88,7 +77,7 @@ class Fragile(Running):
         for stream in server.node._persistent():
             for driver in stream.groups.values():
                 driver.ended = True
-        self.abort(server)  # those who came at the last moment
+        await server._listener.close()
         committer = server.node.committer
         committer._end()
         for thread in committer._threads:

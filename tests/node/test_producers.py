@@ -270,6 +270,7 @@ def test_bad_requests_of_producers_are_named(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_at_any_time_commits_once(tmp_path: Path) -> None:
     """What was told to be staged can be committed, and a commit that was repeated until it is done is there once."""
 

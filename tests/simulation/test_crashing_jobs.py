@@ -37,6 +37,7 @@ def test_jobs_that_crash_come_to_their_end_and_nothing_is_lost_or_done_twice(sta
         assert outcome.violation is None, outcome.story()
 
 
+@pytest.mark.slow
 def test_the_simulation_does_what_it_is_for() -> None:
     totals: Counter[str] = Counter()
     for seed in range(60):
@@ -56,6 +57,7 @@ def test_a_failure_is_told_as_a_story_with_its_seed() -> None:
     assert len(told.splitlines()) <= 22
 
 
+@pytest.mark.slow
 def test_same_seed_same_story_under_any_hash_seed() -> None:
     program = (
         "from railgun.testing.crashes import simulate;"

@@ -81,6 +81,7 @@ def test_a_fold_over_a_table(spark: SparkSession, orders: DataFrame) -> None:
     assert largest(out) == expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [1, 2, 13])
 def test_however_many_partitions_there_are(
     spark: SparkSession, orders: DataFrame, partitions: int
@@ -89,6 +90,7 @@ def test_however_many_partitions_there_are(
     assert largest(out["out"]) == expected()
 
 
+@pytest.mark.slow
 def test_flows_drawn_by_chance_give_what_they_give_live(spark: SparkSession) -> None:
     for seed in range(1000, 1005):
         flow = draw(random.Random(seed), text=True)

@@ -94,6 +94,7 @@ def ask(home: Path, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_from_the_terminal_run_scale_status_stop(tmp_path: Path) -> None:
     running = subprocess.Popen(
         command(tmp_path, "run", str(WORDCOUNT), "--workers", "2"),
@@ -136,6 +137,7 @@ def test_from_the_terminal_run_scale_status_stop(tmp_path: Path) -> None:
         assert sorted(told_counts) == list(range(1, len(told_counts) + 1)), word
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
     """Twice: the first run is killed with its driver, the second is stopped. What is written is there once."""
 

@@ -172,6 +172,7 @@ def deliver(directory: Path, name: str, orders: Sequence[Order]) -> None:
     hidden.rename(directory / "orders" / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["local", "cluster"])
 def test_the_example_runs_over_its_history_and_goes_on_live(
     where: str, shell: Shell, history: Path, tmp_path: Path, request: pytest.FixtureRequest

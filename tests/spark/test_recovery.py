@@ -25,6 +25,7 @@ def told(job: Job, kind: str) -> list[str]:
     return [event.text for event in job.events() if event.kind == kind]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_and_the_flow_goes_on_from_the_snapshot(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def test_an_archive_of_classes_is_used_if_it_is_there(tmp_path: Path) -> None:
     assert archive_options(Path("/opt/other"), environment) == [], "each runtime has its own"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_broken_archive_does_no_harm_and_is_not_mentioned(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

@@ -160,6 +160,7 @@ print(most, store)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_is_bounded_however_much_state_there_is() -> None:
     ran = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=300)

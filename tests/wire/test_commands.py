@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from railgun.wire.commands import KINDS, LARGEST, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection
+from railgun.wire.listener import Listener
 from railgun.wire.proto import cluster_pb2 as nodes
 from railgun.wire.proto import connectors_pb2 as c
 from railgun.wire.proto import raft_pb2 as raft
@@ -202,10 +203,8 @@ def test_large_frames_over_a_connection(loop: str) -> None:
             pass
 
         running = asyncio.get_running_loop()
-        server = await running.create_server(
-            lambda: Connection(b"x", came, heard, left), "127.0.0.1", 0
-        )
-        where = server.sockets[0].getsockname()[:2]
+        listener = Listener(lambda: Connection(b"x", came, heard, left))
+        where = "127.0.0.1", await listener.open("127.0.0.1", 0)
         opened = asyncio.Event()
         _, dialled = await running.create_connection(
             lambda: Connection(b"x", lambda _: opened.set(), nothing, left, {"a": "b"}), *where
@@ -216,7 +215,7 @@ def test_large_frames_over_a_connection(loop: str) -> None:
                 dialled.send(b"".join(encode(p.Ping(number=n), [blob], n)))
             await done.wait()
         dialled.abort()
-        server.close()
+        await listener.close()
         return found
 
     run = asyncio.run if loop == "asyncio" else pytest.importorskip("uvloop").run

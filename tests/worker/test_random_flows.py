@@ -199,18 +199,26 @@ def try_out(seed: int, patch: pytest.MonkeyPatch, saving: bool = False, **option
     Trial(seed, saving, **options).run()
 
 
-@pytest.mark.parametrize("seed", range(200))
+def seeds(first: int, end: int, *, quick: int) -> list[Any]:
+    """Return the seeds from `first` to `end`; all but the first `quick` ones are slow."""
+    return [
+        pytest.param(seed, marks=[pytest.mark.slow] if seed >= first + quick else [])
+        for seed in range(first, end)
+    ]
+
+
+@pytest.mark.parametrize("seed", seeds(0, 200, quick=60))
 def test_random_flow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(seed, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(0, 200, quick=60))
 def test_random_flow_with_snapshots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(seed, monkeypatch, saving=True)
 
 
 @pytest.mark.parametrize("saving", [False, True])
-@pytest.mark.parametrize("seed", range(1_000, 1_060))
+@pytest.mark.parametrize("seed", seeds(1_000, 1_060, quick=20))
 def test_random_flow_with_state_on_disk(
     seed: int, saving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from railgun.wire import control
 from railgun.wire.columns import DecodingError
 from railgun.wire.connection import Connection, Messages
 from railgun.wire.hello import HelloError
+from railgun.wire.listener import Listener
 from railgun.worker import breadcrumb
 from railgun.worker.pulse import (
     BEAT,
@@ -193,7 +194,7 @@ class Controller:
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
         self._watchers: list[Callable[[Event], None]] = []
         self._port = 0
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._answer)
         self._slots_seen = 0.0
         self._warned: set[str] = set()
         self._left_behind: dict[Worker, str] = {}  # where workers were lost on other machines
@@ -207,7 +208,6 @@ class Controller:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         _there.add(self)
-        self._connections: set[Connection] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"railgun-{self.name}-controller", daemon=True
         )
@@ -428,10 +428,7 @@ class Controller:
         self._loop.close()
 
     async def _let_go(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.transport.abort()
+        await self._listener.close()
         pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()
@@ -441,16 +438,13 @@ class Controller:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._answer, self.settings.host, 0)
+            self._port = await self._listener.open(self.settings.host, 0)
         except OSError as error:
             raise ListenError(f"cannot listen at {self.settings.host}: {error}") from error
-        self._port = self._server.sockets[0].getsockname()[1]
         loop.call_later(TICK, self._tick)
 
     def _answer(self) -> Connection:
-        connection = Connection(self._secret, self._called, self._received, self._lost)
-        self._connections.add(connection)
-        return connection
+        return Connection(self._secret, self._called, self._received, self._lost)
 
     def _tick(self) -> None:
         self._loop.call_later(self._until_due(), self._tick)
@@ -851,7 +845,6 @@ class Controller:
             move["longest_hold_ms"] = max(move["longest_hold_ms"], hold)
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
-        self._connections.discard(connection)
         if connection.tag is None:
             return
         worker, incarnation = connection.tag

@@ -21,7 +21,6 @@ import json
 import os
 import ssl
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +40,7 @@ from railgun.node.session import PULSE_S, Session, Wire
 from railgun.wire.commands import VERSION
 from railgun.wire.connection import Connection
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listener import Listener
 from railgun.wire.listening import (
     BadSecretError,
     OpenListenError,
@@ -57,6 +57,8 @@ HAND_OVER: Final = 3.0
 
 GO_AWAY_S: Final = 3.0
 """Seconds in which clients take note that a node is about to end, and get their answers."""
+LINGER_S: Final = 1.0
+"""Seconds in which clients read the last answers, before a node that ends closes their connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,11 @@ class Server:
         self.secret = b""
         self.port = 0
         self.http: Api | None = None
-        self._server: asyncio.Server | None = None
-        self._local: asyncio.AbstractServer | None = None
+        self._listener = Listener(self._accept)
+        self._local = False  # whether clients can come by the Unix socket
         self.member: Member | None = None
         self._socket = config.data.absolute() / SOCKET
         self._stopping = False
-        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
@@ -139,15 +140,12 @@ class Server:
             source = config.host if in_cluster and is_loopback(config.host) else None
             self.node.passage = Passage(self.secret, trusted, source)
             try:
-                self._server = await loop.create_server(
-                    self._accept, config.host, config.port, ssl=tls, backlog=1024
-                )
+                self.port = await self._listener.open(config.host, config.port, tls)
             except OSError as error:
                 raise PortTakenError(
                     f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
                 ) from error
-            self.port = self._server.sockets[0].getsockname()[1]
-            self._local = await self._listen_locally(loop)
+            self._local = await self._listen_locally()
             if config.http_port is not None:
                 self.http = Api(self, config.host, config.http_port, tls)
                 await self.http.start()
@@ -156,9 +154,9 @@ class Server:
         except BaseException:
             if self.member is not None:
                 await self.member.stop()
-            for listening in (self._server, self._local):
-                if listening is not None:
-                    listening.close()
+            if self.http is not None:
+                await self.http.close()
+            await self._listener.close()
             await self.node.close()
             raise
         told += filter(None, [self._tell_where()])
@@ -200,7 +198,7 @@ class Server:
             where["certificate"] = str(self.config.certificate.resolve())
         if self.http is not None:
             where["http"] = self.http.url
-        if self._local is not None:
+        if self._local:
             where["socket"] = str(self._socket)
         path = self.config.data / ADDRESS
         try:
@@ -211,22 +209,18 @@ class Server:
             return f"{path} cannot be written ({error.strerror or error}): clients have to be told --node"
         return ""
 
-    async def _listen_locally(
-        self, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.AbstractServer | None:
-        """In the directory; unless there are no such sockets here, or its name is too long for one."""
+    async def _listen_locally(self) -> bool:
+        """In the directory; not where there are no such sockets, or its name is too long for one."""
         try:
             self._socket.unlink(missing_ok=True)
-            made = await loop.create_unix_server(self._accept, str(self._socket), backlog=1024)
+            await self._listener.open_unix(str(self._socket))
             self._socket.chmod(0o600)
         except (OSError, NotImplementedError):
-            return None
-        return made
+            return False
+        return True
 
     def _accept(self) -> Wire:
-        made = Wire(self.secret, self._opened, self._received, self._closed)
-        self._wires.add(made)
-        return made
+        return Wire(self.secret, self._opened, self._received, self._closed)
 
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
@@ -292,9 +286,7 @@ class Server:
             self._watch.cancel()
         if self.http is not None:
             await self.http.close()
-        for listening in (self._server, self._local):
-            if listening is not None:
-                listening.close()
+        self._listener.stop()
         await self._go_away()
         for session in list(self.sessions.values()):
             session.rest(for_good=True)  # whoever asks for more asks the next node
@@ -311,9 +303,7 @@ class Server:
         await asyncio.sleep(0)  # what was answered goes out
         for connection in list(self.sessions):
             connection.close()
-        for wire in self._wires - self.sessions.keys():  # who is about to say hello
-            if hasattr(wire, "transport"):
-                wire.transport.abort()
+        await self._listener.close(LINGER_S)
         with contextlib.suppress(OSError):
             (self.config.data / ADDRESS).unlink()
             self._socket.unlink()

@@ -85,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._early: list[bytes] | None = None  # sent while the hello is still to be answered
         self._error: Exception | None = None
         self._patience: asyncio.TimerHandle | None = None
-        self._gone = False
+        self._gone = self._aborted = False
 
     @property
     def peer(self) -> str:
@@ -97,6 +97,16 @@ class Connection(asyncio.BufferedProtocol):
     def settled(self) -> bool:
         """Whether the hello is over, one way or the other."""
         return self._hello is None or self._gone
+
+    @property
+    def there(self) -> bool:
+        """Whether its socket is open."""
+        return hasattr(self, "transport") and not self._gone
+
+    @property
+    def closing(self) -> bool:
+        """Whether it ends after what was sent."""
+        return hasattr(self, "transport") and self.transport.is_closing()
 
     @property
     def unsent(self) -> int:
@@ -116,7 +126,8 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """End the connection now, whatever was sent; also one that is not quite there yet."""
+        """End the connection now, whatever was sent; one that is not quite there yet, as soon as it is."""
+        self._aborted = True
         if hasattr(self, "transport"):
             self.transport.abort()
 
@@ -125,6 +136,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there: say hello."""
         self.transport = cast(asyncio.Transport, transport)
+        if self._aborted:
+            self.transport.abort()
+            return
         # Nothing is ever held back: throttling is the sources' business.
         self.transport.set_write_buffer_limits(high=(1 << 31) - 1)
         found = self.transport.get_extra_info("socket")

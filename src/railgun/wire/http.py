@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import ssl
@@ -9,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+
+from railgun.wire.listener import BACKLOG, stop_accepting
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,6 +24,7 @@ class HttpPort:
     ) -> None:
         self.host, self.port = host, port
         self._tls = tls
+        self._listening: asyncio.Server | None = None
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=1.0
         )
@@ -35,15 +39,23 @@ class HttpPort:
         """Listen; `OSError` if that cannot be."""
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls).start()
+            assert self._runner.server is not None
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._runner.server, self.host, self.port, ssl=self._tls, backlog=BACKLOG
+            )
         except OSError:
             await self._runner.cleanup()
             raise
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Answer what was asked, and end."""
+        if self._listening is not None:
+            await stop_accepting(
+                [self._listening]
+            )  # before it is asked which connections there are
         await self._runner.cleanup()
+        await asyncio.sleep(0)  # closed sockets are let go of in the next turn
 
 
 def bears(request: web.Request, token: bytes, any_case: bool = False) -> bool:

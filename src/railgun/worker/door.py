@@ -49,6 +49,7 @@ from railgun.wire import control
 from railgun.wire.commands import Blob, FrameError, FrameReader, encode
 from railgun.wire.connection import STRANGERS, Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listener import Listener
 from railgun.wire.outbox import Outbox
 from railgun.wire.outside import COST, LARGEST, LONGEST_NAME, VERSION
 from railgun.wire.proto import connectors_pb2 as c
@@ -61,6 +62,9 @@ RESERVED: Final = 2 * STRANGERS + 300  # files of a process for everything but c
 MOST_STREAMS: Final = 100_000  # of a session
 MOST_HERE: Final = 200_000  # streams of all sessions
 UNREAD: Final = 8 << 20  # bytes that may wait for a connector to read them
+LINGER_S: Final = (
+    0.5  # for connectors to read why, before a worker that ends closes their connections
+)
 LEAVING: Final = 5.0  # seconds for one whose session has ended to read why
 LISTEN: Final = (
     0.1,
@@ -135,11 +139,12 @@ class Door:
         self._finishing: tuple[Caller, float] | None = (
             None  # who may complete a frame nevertheless, since when
         )
-        self._gate = Gate()
+        self._listener = Listener(
+            lambda: Connection(source.secret, self._opened, self._received, self._closed), Gate()
+        )
         self._share = share
         self._all = ALL // share
         self._most = MOST_SESSIONS
-        self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def open(self, host: str, worker: int) -> tuple[str, int]:
@@ -162,7 +167,7 @@ class Door:
                     _LOG.warning("%s: port %d is taken; trying again", self.source, port)
             tried += LISTEN[0]
             await asyncio.sleep(LISTEN[0])
-        self._server = await self.loop.create_server(self._accept, sock=listening, backlog=1024)
+        await self._listener.open_socket(listening)
         self._watch = self.loop.create_task(self._look_around())
         address: tuple[str, int] = listening.getsockname()[:2]
         return address
@@ -173,13 +178,12 @@ class Door:
             self._look_for_silent()
             self._look_for_stuck()
 
-    def close(self) -> None:
-        """Nobody comes in any more."""
+    async def close(self) -> None:
+        """Nobody comes in any more, and whoever is in goes."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._server is not None:
-            self._server.close()
         self.let_go()
+        await self._listener.close(LINGER_S)
 
     # ------------------------------------------------------------ what is behind it
 
@@ -284,11 +288,6 @@ class Door:
         return {"connectors": len(self.callers), "refused": self.refused}
 
     # ------------------------------------------------------------ connections
-
-    def _accept(self) -> asyncio.BaseProtocol:
-        return self._gate.admit(
-            Connection(self.source.secret, self._opened, self._received, self._closed)
-        )
 
     def _opened(self, connection: Connection) -> None:
         who = connection.who

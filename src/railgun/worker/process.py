@@ -43,6 +43,7 @@ from railgun.wire.columns import encode_column
 from railgun.wire.connection import Connection, Gate, Messages
 from railgun.wire.frames import FrameReader, Pressure, Taken, encode
 from railgun.wire.hello import HelloError
+from railgun.wire.listener import Listener
 from railgun.wire.pickling import adopt_classes
 from railgun.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.worker.door import Door
@@ -162,7 +163,6 @@ class _Process:
         self.threads = ThreadPoolExecutor(1, "railgun-saving")
         self._dialling: set[asyncio.Task[Any]] = set()
         self.doors: dict[str, Door] = {}  # by step
-        self.gate = Gate()
         self.host: str
         self.breadcrumb: Breadcrumb | None = None
 
@@ -172,8 +172,8 @@ class _Process:
         keep_memory()
         self.breadcrumb = Breadcrumb.make(self.spec)
         host = self.host = _own_address(self.spec.host)
-        server = await loop.create_server(self._accept, host, 0)
-        port = server.sockets[0].getsockname()[1]
+        listener = Listener(self._accept, Gate())
+        port = await listener.open(host, 0)
         who = {
             "worker": self.spec.worker, "incarnation": self.spec.incarnation,
             "pid": os.getpid(), "host": host, "port": port, "machine": socket.gethostname(),
@@ -193,7 +193,7 @@ class _Process:
         try:
             await self.done
         finally:
-            server.close()
+            listener.stop()
             for task in self._dialling:
                 task.cancel()
             for links in self.links.values():
@@ -201,7 +201,8 @@ class _Process:
             if self.runtime is not None:
                 self.runtime.close()
             for door in self.doors.values():
-                door.close()
+                await door.close()
+            await listener.close()
             self.threads.shutdown(wait=False, cancel_futures=True)
             if self.leash is not None:
                 self.leash.release()
@@ -379,10 +380,8 @@ class _Process:
         except OSError as error:
             self._lost_link(links.generation, worker, error)
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        return self.gate.admit(
-            Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
-        )
+    def _accept(self) -> Connection:
+        return Connection(self.spec.secret, self._called, self._linked_data, self._unlinked)
 
     def _called(self, connection: Connection) -> None:
         """Another worker calls."""

@@ -38,7 +38,6 @@ import os
 import signal
 import socket
 import ssl
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +56,7 @@ from railgun.snapshots.lock import FileLock
 from railgun.wire.commands import VERSION, Frame, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listener import Listener
 from railgun.wire.listening import OpenListenError, is_loopback, secret_in
 from railgun.wire.proto import sinks_pb2 as s
 from railgun.wire.proto import streams_pb2 as p
@@ -105,10 +105,8 @@ class SinkServer:
         self._given = secret
         self._listener = told or (lambda kind, data: None)
         self._lock: FileLock | None = None
-        self._server: asyncio.Server | None = None
+        self._listening: Listener | None = None
         self._sessions: dict[Connection, _Session] = {}
-        self._gate = Gate()
-        self._strangers: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._thread: ThreadPoolExecutor
         self._stopping = False
 
@@ -158,10 +156,9 @@ class SinkServer:
             if self.certificate is not None:
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(self.certificate, self.key)
+            listener = Listener(self._accept, Gate())
             try:
-                self._server = await loop.create_server(
-                    self._accept, self.host, self.port, ssl=tls, backlog=256
-                )
+                self.port = await listener.open(self.host, self.port, tls)
             except OSError as error:
                 raise SinkError(
                     "PORT_TAKEN",
@@ -170,7 +167,7 @@ class SinkServer:
         except BaseException:
             await self._leave(opened)
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listening = listener
         self._tell_where()
 
     def _tell_where(self) -> None:
@@ -185,10 +182,10 @@ class SinkServer:
     async def stop(self) -> None:
         """End in order."""
         self._stopping = True
-        if self._server is None:
+        listener, self._listening = self._listening, None
+        if listener is None:
             return
-        self._server.close()
-        self._server = None
+        listener.stop()
         with contextlib.suppress(OSError):
             (self.data / ADDRESS).unlink()
         for session in list(self._sessions.values()):
@@ -197,9 +194,7 @@ class SinkServer:
         for session in list(self._sessions.values()):
             await session.ended()
         hurry.cancel()
-        for connection in [*self._sessions, *self._strangers]:
-            if hasattr(connection, "transport"):
-                connection.transport.abort()
+        await listener.close()
         await self._leave(opened=True)
 
     async def _leave(self, opened: bool) -> None:
@@ -221,10 +216,8 @@ class SinkServer:
             context = {"message": "told() of a SinkServer has raised", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        made = Connection(self.secret, self._opened, self._received, self._closed)
-        self._strangers.add(made)
-        return self._gate.admit(made)
+    def _accept(self) -> Connection:
+        return Connection(self.secret, self._opened, self._received, self._closed)
 
     def _opened(self, connection: Connection) -> None:
         version = connection.who.get("version")
@@ -242,7 +235,6 @@ class SinkServer:
             session.received(data)
 
     def _closed(self, connection: Connection, error: Exception | None) -> None:
-        self._strangers.discard(connection)
         session = self._sessions.pop(connection, None)
         if session is not None:
             session.lost()

@@ -38,6 +38,7 @@ from railgun.core.errors import RailgunError
 from railgun.wire.commands import VERSION, Blob, FrameError, FrameReader, encode
 from railgun.wire.connection import Connection, Gate
 from railgun.wire.hello import BAD_VERSION, HelloError
+from railgun.wire.listener import Listener
 from railgun.wire.listening import is_loopback
 from railgun.wire.outbox import Outbox
 from railgun.wire.proto import cluster_pb2 as n
@@ -127,8 +128,9 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._secret, self._receiver = secret, receiver
         self._server_tls, self._client_tls = server_tls, client_tls
-        self._server: asyncio.Server | None = None
-        self._gate = Gate()
+        self._listener = Listener(
+            lambda: Connection(secret, self._welcome, self._hear, self._left), Gate()
+        )
         self._from: Address | None = None  # the address that others see, where that matters
         self._peers: dict[str, _Peer] = {}
         self._callers: set[Connection] = set()
@@ -141,15 +143,7 @@ class Links:
 
     async def listen(self, host: str, port: int) -> None:
         """Let others connect."""
-        self._server = await self._loop.create_server(
-            lambda: self._gate.admit(
-                Connection(self._secret, self._welcome, self._hear, self._left)
-            ),
-            *(host, port),
-            ssl=self._server_tls,
-            backlog=1024,
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._listener.open(host, port, self._server_tls)
         self._from = (host, 0) if is_loopback(host) and host != "localhost" else None
         self._pulse = self._loop.create_task(self._beat())
 
@@ -159,10 +153,7 @@ class Links:
         self.know({})
         if self._pulse is not None:
             self._pulse.cancel()
-        if self._server is not None:
-            self._server.close()
-        for caller in list(self._callers):
-            caller.abort()
+        await self._listener.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final, Literal
 
+from railgun.testing.stream_server import StreamServer
+
 Mode = Literal["open", "cut", "drop", "hold"]
 CHUNK: Final = 1 << 16
 WAITING: Final = 64
@@ -234,30 +236,21 @@ class Proxy:
         self.links, self.target = links, target
         self.port = listen[1]
         self._listen, self._to, self._callers = listen, to, callers or {}
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = StreamServer(self._talk)
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._accept, *self._listen)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.open(*self._listen)
+        self.port = self._server.port
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host = writer.get_extra_info("peername")[0]
         connection = _Connection(self.links, self._callers.get(host, OTHERS), self.target)
-        task = asyncio.ensure_future(connection.run(reader, writer, self._to))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.wait([task])
+        await connection.run(reader, writer, self._to)
 
     async def close(self) -> None:
         """Listen no more, and end all connections."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.close()
 
     async def __aenter__(self) -> Proxy:
         await self.start()
