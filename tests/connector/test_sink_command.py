@@ -192,3 +192,30 @@ def test_people_can_see_what_waits_and_give_it_up(
     lock = FileLock(tmp_path / "sink" / "lock")
     assert main(["sink", "list", *data]) == NO_NODE
     lock.release()
+
+
+def test_commands_show_whose_job_a_transaction_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path / "sink")]
+    part = Participant(tmp_path / "sink", Shelf())
+    part.open()
+    txn, sending, records = new(), new(), pack([b"1", b"2"])
+    part.begin(txn, "demo", "out", 1, 0, store="5f3a")
+    part.data(txn, 0, records)
+    part.prepare(txn, 7, len(records), 2)
+    part.begin(sending, "demo", "out", 1, 0, store="77aa")
+    part.close()
+    capsys.readouterr()
+    assert main(["sink", "list", "--json", *data]) == DONE
+    listed = json.loads(capsys.readouterr().out)["transactions"]
+    assert {one["id"]: one["store"] for one in listed} == {txn: "5f3a", sending: "77aa"}
+    assert main(["sink", "list", *data]) == DONE
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 records of demo, out, job 5f3a for snapshot 7" in shown
+    assert f"{sending} is being sent: demo, out, job 77aa" in shown
+    assert main(["sink", "moved", "--yes", "--json", *data]) == DONE
+    (moved,) = json.loads(capsys.readouterr().out)["transactions"]
+    assert (moved["id"], moved["store"]) == (txn, "5f3a")
+    assert main(["sink", "drop", txn, "--yes", "--json", *data]) == DONE
+    assert json.loads(capsys.readouterr().out)["dropped"]["store"] == "5f3a"

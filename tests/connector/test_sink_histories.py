@@ -39,13 +39,26 @@ class Worker:
     publishing: list[Token] = field(default_factory=list)
 
 
-class History:
-    def __init__(self, directory: Path, seed: int) -> None:
-        self.draw = Random(seed)
+class Sink:
+    """A sink that is closed and opened again, for one or more flows."""
+
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.shelf = Shelf()
         self.part = Participant(directory, self.shelf)
         self.part.open()
+
+    def reopen(self) -> None:
+        self.part.close()
+        self.part = Participant(self.directory, self.shelf)
+        self.part.open()
+
+
+class History:
+    def __init__(self, sink: Sink, seed: int, store: str = "") -> None:
+        self.draw = Random(seed)
+        self.sink = sink
+        self.store = store
         self.generation = self.numbers = 0
         self.snapshot = 1  # the first one is 2: see rule 6 of a participant, in brackets
         self.written = self.saved = 0  # items, by now and by the last manifest
@@ -66,7 +79,7 @@ class History:
         self.written, self.left = self.saved, []
         for txn, _, _ in sorted(self.manifest, key=lambda token: token[1:]):
             self.part.commit(txn)
-        for left in self.part.uncommitted("demo", "out", self.generation):
+        for left in self.part.uncommitted("demo", "out", self.generation, self.store):
             self.part.abort(left.id)
         self.workers = []
         for _ in range(self.draw.randint(1, 3)):
@@ -80,8 +93,9 @@ class History:
         if not worker.txn:
             worker.txn = f"{self.draw.getrandbits(128):032x}"
             worker.count = worker.end = 0
-            self.part.begin(worker.txn, "demo", "out", worker.generation, worker.number)
-        data = pack([b"%d" % self.written])
+            names = "demo", "out", worker.generation, worker.number
+            self.part.begin(worker.txn, *names, store=self.store)
+        data = pack([b"%s %d" % (self.store.encode(), self.written)])
         worker.end = self.part.data(worker.txn, worker.end, data)
         worker.count += 1
         self.written += 1
@@ -128,10 +142,9 @@ class History:
             if zombie.txn:
                 self.part.prepare(zombie.txn, self.snapshot, zombie.end, zombie.count)
 
-    def reopen(self) -> None:
-        self.part.close()
-        self.part = Participant(self.directory, self.shelf)
-        self.part.open()
+    @property
+    def part(self) -> Participant:
+        return self.sink.part
 
     # ------------------------------------------------------------ in any order
 
@@ -154,7 +167,7 @@ class History:
             case "crash":
                 self.begin()
             case "reopen":
-                self.reopen()
+                self.sink.reopen()
             case "disturb" if self.zombies:
                 self.disturb(self.draw.choice(self.zombies))
 
@@ -163,10 +176,10 @@ class History:
         for worker in self.workers:
             while worker.publishing:
                 self.publish(worker)
-        self.part.close()
 
     def check(self) -> None:
-        found = [int(item) for item in self.shelf.items]
+        of_each = (item.decode().split(" ") for item in self.sink.shelf.items)
+        found = [int(number) for store, number in of_each if store == self.store]
         assert sorted(found) == list(range(self.saved)), "each item, once"
         ends = sorted(set(self.intervals))
         intervals = [next(n for n, end in enumerate(ends) if item < end) for item in found]
@@ -176,7 +189,8 @@ class History:
 def test_output_is_what_went_in_whatever_happens(tmp_path: Path) -> None:
     items = too_small = 0
     for seed in [1726, *range(150)]:
-        history = History(tmp_path / str(seed), seed)
+        sink = Sink(tmp_path / str(seed))
+        history = History(sink, seed)
         try:
             for _ in range(STEPS):
                 history.step()
@@ -184,7 +198,27 @@ def test_output_is_what_went_in_whatever_happens(tmp_path: Path) -> None:
             history.check()
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
+        finally:
+            sink.part.close()
         items += history.saved
         too_small += history.too_small
     assert items > 2000
     assert too_small > 50, "the case that would be committed too early comes up"
+
+
+def test_two_jobs_of_one_flow_share_a_sink_whatever_happens_to_each(tmp_path: Path) -> None:
+    for seed in range(80):
+        sink = Sink(tmp_path / str(seed))
+        draw = Random(seed)
+        histories = [History(sink, draw.randrange(1 << 30), store) for store in ("5f3a", "77aa")]
+        try:
+            for _ in range(2 * STEPS):
+                draw.choice(histories).step()
+            for history in histories:
+                history.end()
+            for history in histories:
+                history.check()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        finally:
+            sink.part.close()

@@ -476,10 +476,10 @@ def test_the_directory_of_a_sink_of_a_later_version_is_left_alone(tmp_path: Path
     ledger.open()
     ledger.close()
     path = tmp_path / FORMAT_FILE
-    assert json.loads(path.read_bytes()) == {"format": "railgun sink", "version": 1}
-    path.write_bytes(Format("railgun sink", 2).dump())
+    assert json.loads(path.read_bytes()) == {"format": "railgun sink", "version": 2}
+    path.write_bytes(Format("railgun sink", 3).dump())
     before = everything_in(tmp_path)
-    with pytest.raises(SinkError, match="version 2") as caught:
+    with pytest.raises(SinkError, match="version 3") as caught:
         Ledger(tmp_path).open()
     assert caught.value.code == "LATER_VERSION"
     assert everything_in(tmp_path) == before

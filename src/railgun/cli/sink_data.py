@@ -17,7 +17,7 @@ from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.client.registry import Registry
 from railgun.connector.errors import SinkError
-from railgun.connector.sinks.ledger import Ledger, Txn
+from railgun.connector.sinks.ledger import Ledger, Txn, job_of
 from railgun.core.errors import said
 from railgun.snapshots.errors import LockedError
 from railgun.snapshots.lock import FileLock
@@ -35,7 +35,7 @@ def list_(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         found = list(ledger.txns.values())
         out.data(target=ledger.target, transactions=[_told(txn) for txn in found])
         for txn in found:
-            what = f"{txn.flow}, {txn.step}" if txn.state == "open" else _in_words(txn)
+            what = job_of(txn.of) if txn.state == "open" else _in_words(txn)
             state = "is damaged" if txn.damaged else _WORDS[txn.state]
             out.line(f"{txn.id} {state}: {what}", "red" if txn.damaged else "")
         if not found:
@@ -67,10 +67,13 @@ def moved(options: argparse.Namespace, out: Output, registry: Registry) -> int:
             options, out, f"let the next sink in {options.data} fill something else than {before}"
         )
         ledger.belong_to("")
-        out.data(was=before)
+        waiting = [txn for txn in ledger.txns.values() if txn.state != "open"]
+        out.data(was=before, transactions=[_told(txn) for txn in waiting])
         out.line(
             f"{options.data}: the next sink says where it all goes; so far it went to {before}"
         )
+        for txn in waiting:
+            out.line(f"{txn.id} goes there, too: {_in_words(txn)}")
     return DONE
 
 
@@ -99,10 +102,10 @@ def _opened(options: argparse.Namespace) -> Iterator[Ledger]:
 
 
 def _told(txn: Txn) -> dict[str, Any]:
-    names = "id flow step state generation snapshot worker alone count end damaged"
+    names = "id flow step store state generation snapshot worker alone count end damaged"
     return {name: getattr(txn, name) for name in names.split()}
 
 
 def _in_words(txn: Txn) -> str:
     """What a transaction holds."""
-    return f"{txn.count:,} records of {txn.flow}, {txn.step} for snapshot {txn.snapshot}"
+    return f"{txn.count:,} records of {job_of(txn.of)} for snapshot {txn.snapshot}"

@@ -15,7 +15,9 @@ Rules:
    what comes out is in the order of snapshots, and within one in the order of each worker. A key that has moved writes
    by two workers: its items of one snapshot may change places around the move.
 6. When a generation begins, its tokens are committed, in the order of their snapshots; then the sink tells what else it
-   has of this and older generations, and that is aborted.
+   has of this and older generations of this job, and that is aborted. A job is known by the identity of its snapshot
+   directory, which travels with each transaction: other jobs of the same flow have other ones. A token of an older
+   Railgun is committed as any other, and what else it has left is left alone.
 7. At least once, and in a flow without snapshots: what was written is committed with each `flush`.
 8. `open` needs no sink: it is looked for when there is something to send.
 """
@@ -110,16 +112,28 @@ class Outside(TwoPhaseSink[Any]):
             asking.ask(s.Commit(txn=txn), s.Done)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Commit these, abort what else is left of older generations."""
+        """Commit these, abort what else is left of older generations; for a flow without a store of its own."""
+        self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
+
+    def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:
+        """Commit these, abort what else older generations of this job have left."""
         known = sorted(map(_parts, tokens), key=lambda part: part[1])
         with _Asking(f"{self}, recovery", self) as asking:
             for txn, _ in known:
                 asking.ask(s.Commit(txn=txn), s.Done)
-            which = s.List(flow=flow, step=step, generation=generation)
-            while listed := asking.ask(
-                which, s.Listed
-            ).transactions:  # so many as go into an answer
-                for one in listed:
+            which = s.List(
+                flow=place.flow, step=place.step, generation=place.generation, store=place.store
+            )
+            while True:  # so many as go into an answer
+                listed = asking.ask(which, s.Listed)
+                if listed.store != place.store:
+                    raise ConnectorError(
+                        f"{self}, recovery: this sink is of an older Railgun, which cannot tell two jobs of one flow "
+                        "apart: upgrade the sink before its flows"
+                    )
+                if not listed.transactions:
+                    break
+                for one in listed.transactions:
                     asking.ask(s.Abort(txn=one.txn), s.Done)
 
 
@@ -284,7 +298,7 @@ class _Sending(_Asking):
         self.count = 0
         self._begin = s.Begin(
             txn=self.txn, flow=place.flow, step=place.step, generation=place.generation,
-            worker=place.worker, alone=alone,
+            worker=place.worker, alone=alone, store=place.store,
         )  # fmt: skip
         self._unsure: deque[tuple[int, bytes]] = deque()  # what the sink has not said it has
         self._had = 0  # bytes it has said it has

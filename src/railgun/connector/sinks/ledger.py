@@ -10,11 +10,13 @@ Rules:
 2. That a transaction was committed is noted without a sync, since the target knows it, too. So its log is needed until
    the next entry that is synced has made the note safe: a power cut may keep the removal of a file that came after the
    note, and lose the note. Without both nobody could tell it from one that is lost.
-3. What is decided waits in a queue of its flow and step. Trouble with one does not stop others.
+3. What is decided waits in a queue of its flow, step and job. Trouble with one does not stop others.
 4. A committed transaction is remembered, so that a commit may come again. Of each step the last `KEPT` are.
 5. The journal is written anew when it has become long, by whatever.
 6. The directory has a format file. One of a later version is refused, and nothing is changed.
 7. A directory belongs to a target. It does not take another one while something waits in it for the first.
+8. A job is known by the identity of its snapshot directory (`store`). Entries of an older Railgun have none. They are
+   loaded as they are, with an empty identity, which no job has.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from railgun.snapshots.formats import (
     read_format_file,
 )
 
-SINK_FORMAT: Final = Format("railgun sink", 1)
-"""Of the directory of a sink."""
+SINK_FORMAT: Final = Format("railgun sink", 2)
+"""Of the directory of a sink. Since version 2 transactions have the identity of their job's snapshot directory."""
 KEPT: Final = 50_000
 DAY: Final = 86_400.0
 _LINES: Final = 20_000  # until it is written anew; more if it has to be long
@@ -51,7 +53,7 @@ ID: Final = re.compile(r"[0-9a-f]{32}")
 _ENDING: Final = ".log"
 
 State = Literal["open", "prepared", "decided"]
-Step = tuple[str, str]  # flow, step
+Step = tuple[str, str, str]  # flow, step, identity of the job's snapshot directory
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Txn:
     worker: int
     alone: bool
     log: Log | None
+    store: str = ""
+    """The identity of the job's snapshot directory; empty: it is of a Railgun that did not tell it."""
     state: State = "open"
     snapshot: int = 0
     turn: int = 0
@@ -76,7 +80,7 @@ class Txn:
     @property
     def of(self) -> Step:
         """Whose it is."""
-        return self.flow, self.step
+        return self.flow, self.step, self.store
 
     @property
     def damaged(self) -> bool:
@@ -87,13 +91,23 @@ class Txn:
         """What to say of one that is damaged."""
         return LostError(
             "DAMAGED",
-            f"the file of transaction {self.id} ({self.flow}, {self.step}: {self.count:,} records for snapshot "
+            f"the file of transaction {self.id} ({job_of(self.of)}: {self.count:,} records for snapshot "
             f"{self.snapshot}) is gone or damaged; `railgun sink drop` gives it up",
         )
 
     def records(self) -> Records:
         """What it holds; if that is damaged, whoever reads it hears so."""
         return Absent(self.damage()) if self.damaged or self.log is None else self.log.records()
+
+
+def job_of(of: Step) -> str:
+    """Name a flow, a step and the identity of the job.
+
+    >>> job_of(("orders", "out", "5f3a")), job_of(("orders", "out", ""))
+    ('orders, out, job 5f3a', 'orders, out')
+    """
+    flow, step, store = of
+    return f"{flow}, {step}, job {store}" if store else f"{flow}, {step}"
 
 
 class Ledger:
@@ -130,11 +144,11 @@ class Ledger:
             for entry in entries:
                 self._replay(entry)
             self._read_logs()
+            if format_due:  # before entries that an older Railgun would not understand
+                self._write_format()
             self.sink = self.sink or uuid.uuid4().hex
             self._rewrite()
             self.sweep()
-            if format_due:
-                self._write_format()
         except BaseException:
             self._journal.close()
             raise
@@ -170,13 +184,13 @@ class Ledger:
                 self.txns[id] = Txn(id, log=None, state="prepared", **told)
             case {"decided": list(ids)}:
                 self._decide([self.txns[id] for id in ids if id in self.txns])
-            case {"committed": list(ids), "of": [flow, step]}:
+            case {"committed": list(ids), "of": [flow, step, *store]}:
                 for id in ids:
-                    self._remember((flow, step), id)
+                    self._remember((flow, step, "".join(store)), id)
             case {"aborted": str(id)}:
                 self.txns.pop(id, None)
-            case {"fence": [flow, step, generation]}:
-                self.fences[flow, step] = generation
+            case {"fence": [flow, step, generation, *store]}:
+                self.fences[flow, step, "".join(store)] = generation
             case {"target": str(target)}:
                 self.target = target
             case {"sink": str(sink)}:
@@ -204,12 +218,12 @@ class Ledger:
         """What the journal has to say."""
         yield {"sink": self.sink}
         yield {"target": self.target}
-        for (flow, step), generation in self.fences.items():
-            yield {"fence": [flow, step, generation]}
-        for (flow, step), ids in self._committed.items():
+        for of, generation in self.fences.items():
+            yield _fence(of, generation)
+        for of, ids in self._committed.items():
             known = list(ids)
             for at in range(0, len(known), 1000):
-                yield {"committed": known[at : at + 1000], "of": [flow, step]}
+                yield {"committed": known[at : at + 1000], "of": list(of)}
         yield from (_prepared(txn) for txn in self.txns.values() if txn.state != "open")
         for queue in self.queues.values():
             yield {"decided": [txn.id for txn in queue]}
@@ -271,7 +285,7 @@ class Ledger:
     def fence(self, of: Step, generation: int) -> None:
         """A generation has begun."""
         if self.fences.get(of) != generation:
-            self._write({"fence": [*of, generation]})
+            self._write(_fence(of, generation))
             self.fences[of] = generation
 
     def belong_to(self, target: str) -> None:
@@ -340,5 +354,21 @@ class Ledger:
 
 
 def _prepared(txn: Txn) -> dict[str, Any]:
-    names = ("flow", "step", "generation", "worker", "alone", "snapshot", "turn", "end", "count")
+    names = (
+        "flow",
+        "step",
+        "store",
+        "generation",
+        "worker",
+        "alone",
+        "snapshot",
+        "turn",
+        "end",
+        "count",
+    )
     return {"prepared": txn.id, **{name: getattr(txn, name) for name in names}}
+
+
+def _fence(of: Step, generation: int) -> dict[str, Any]:
+    flow, step, store = of
+    return {"fence": [flow, step, generation, store]}

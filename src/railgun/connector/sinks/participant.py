@@ -30,7 +30,7 @@ Rules:
    that are gone, and its caller aborts it. (Of the same generation too: if the flow's snapshots were deleted, it
    counts its generations anew.) From then on nothing of an older generation is taken, so a process that is not quite
    dead learns it soon. A lower number than before is believed, for the same reason.
-6. **Order.** A commit first commits what is prepared of the same flow, step and generation and was prepared for an
+6. **Order.** A commit first commits what is prepared of the same job, step and generation and was prepared for an
    *earlier snapshot*. So output comes in the order of snapshots, though workers publish on their own, at any time.
 
    Why that may be done: the numbers of tokens are those of snapshots. A token is committed after a manifest that holds
@@ -55,6 +55,12 @@ Rules:
    transaction. The target knows, but remembers only the last `REMEMBERED`, of all flows. So before that many are
    applied it is asked, with records that cannot be read: if it does not want to read them, it has the transaction. This
    is also how one is found whose file is gone, because it was applied.
+10. **Jobs.** Two jobs of one flow have two snapshot directories, and a transaction bears the identity of its own
+   (`store`). Queues, fences, turns and what is left over are all of one flow, step and job: nothing that one job does
+   commits, aborts or fences what is another's. A transaction of an older Railgun has no identity, and nobody knows
+   whose it is. So it is committed by its token, and otherwise left alone: a job that has an identity neither aborts it
+   nor is refused because of it (its own output comes again, and would collide in a table with keys). People may drop
+   it (`railgun sink drop`) when every job of its flow has started once.
 """
 
 from __future__ import annotations
@@ -66,7 +72,7 @@ from pathlib import Path
 from typing import Final
 
 from railgun.connector.errors import LostError, MisuseError, SinkError
-from railgun.connector.sinks.ledger import ID, Ledger, Step, Txn
+from railgun.connector.sinks.ledger import ID, Ledger, Step, Txn, job_of
 from railgun.connector.sinks.staged import Absent, Staged
 from railgun.connector.sinks.targets import REMEMBERED, Target, TargetError
 from railgun.core.errors import RailgunError
@@ -113,7 +119,7 @@ class Participant:
             try:
                 self.finish(of)
             except Exception as error:
-                told.append(f"those of {of[0]}, {of[1]} wait: {error}")
+                told.append(f"those of {job_of(of)} wait: {error}")
         return told
 
     def close(self) -> None:
@@ -124,25 +130,38 @@ class Participant:
     # ------------------------------------------------------------ bytes
 
     def begin(
-        self, id: str, flow: str, step: str, generation: int, worker: int, alone: bool = False
+        self,
+        id: str,
+        flow: str,
+        step: str,
+        generation: int,
+        worker: int,
+        alone: bool = False,
+        store: str = "",
     ) -> int:
         """A transaction begins, or goes on; how many bytes of it are here."""
-        if not ID.fullmatch(id) or max(len(flow), len(step)) > LONGEST_NAME:
+        if not ID.fullmatch(id) or max(map(len, (flow, step, store))) > LONGEST_NAME:
             raise MisuseError("BAD_TXN", f"{id[:40]!r} of {flow[:40]!r} is no transaction")
         txn = self.txns.get(id)
         if txn is not None:
-            if (txn.flow, txn.step, txn.generation) != (flow, step, generation):
-                raise MisuseError("BAD_TXN", f"transaction {id} is of {txn.flow}, {txn.step}")
+            if (*txn.of, txn.generation) != (flow, step, store, generation):
+                raise MisuseError("BAD_TXN", f"transaction {id} is of {job_of(txn.of)}")
             return txn.end
         if self.ledger.is_committed(id):
             return 0
         self._check_refused(id)
-        self._check_fence(flow, step, generation, alone)
+        self._check_fence((flow, step, store), generation, alone)
         if time.monotonic() - self._swept > _HOUR:
             self._swept = time.monotonic()
             self.ledger.sweep()
         self.ledger.begin(
-            id, flow=flow, step=step, generation=generation, worker=worker, alone=alone
+            id,
+            flow=flow,
+            step=step,
+            store=store,
+            generation=generation,
+            worker=worker,
+            alone=alone,
         )
         return 0
 
@@ -194,7 +213,7 @@ class Participant:
             raise SinkError(*self._refused[id])
 
     def _prepare(self, txn: Txn, snapshot: int, end: int, count: int) -> None:
-        self._check_fence(txn.flow, txn.step, txn.generation, txn.alone)
+        self._check_fence(txn.of, txn.generation, txn.alone)
         if txn.end != end:
             raise SinkError(
                 "SHORT",
@@ -280,13 +299,14 @@ class Participant:
         if txn is not None:
             self.ledger.drop(txn)
 
-    def uncommitted(self, flow: str, step: str, generation: int) -> list[Txn]:
-        """A generation begins: what is left over; and nothing of older ones is taken from now on."""
-        self.ledger.fence((flow, step), generation)
+    def uncommitted(self, flow: str, step: str, generation: int, store: str = "") -> list[Txn]:
+        """Fence older generations of a job, and return what it has left over of them and of this one."""
+        of = flow, step, store
+        self.ledger.fence(of, generation)
         return [
             txn
             for txn in self.txns.values()
-            if txn.of == (flow, step)
+            if txn.of == of
             and not txn.alone
             and txn.generation <= generation
             and txn.state != "decided"
@@ -295,7 +315,7 @@ class Participant:
     # ------------------------------------------------------------ parts of it
 
     def _peers(self, txn: Txn) -> list[Txn]:
-        """What is prepared of the same flow, step and generation, in the order of votes."""
+        """What is prepared of the same job, step and generation, in the order of votes."""
         if txn.alone:
             return []
         mine = (*txn.of, txn.generation)
@@ -313,17 +333,21 @@ class Participant:
         first = [*self.ledger.queues.get(txn.of, ())]
         first += sorted((p for p in self._peers(txn) if p.turn < turn), key=lambda p: p.turn)
         known = {p.id for p in first}
-        others = [p for p in waiting if p.state != "open" and p.id not in known]
+        others = [
+            p
+            for p in waiting
+            if p.state != "open" and p.id not in known and not _may_be_left_by(txn, p)
+        ]
         return tuple(
             {p.id: p.log.records() for p in some if p.log is not None and not p.damaged}
             for some in (first, others)
         )
 
-    def _check_fence(self, flow: str, step: str, generation: int, alone: bool) -> None:
-        fence = self.ledger.fences.get((flow, step), generation)
+    def _check_fence(self, of: Step, generation: int, alone: bool) -> None:
+        fence = self.ledger.fences.get(of, generation)
         if not alone and generation < fence:
             raise SinkError(
-                "STALE", f"{flow}, {step}: generation {generation} is over, and {fence} has begun"
+                "STALE", f"{job_of(of)}: generation {generation} is over, and {fence} has begun"
             )
 
     @contextlib.contextmanager
@@ -337,6 +361,11 @@ class Participant:
             raise TargetError(
                 f"{type(self.target).__name__}: {type(error).__name__}: {error}"
             ) from error
+
+
+def _may_be_left_by(txn: Txn, older: Txn) -> bool:
+    """Return whether `older` may be what the job of `txn` has left behind before it had an identity (rule 10)."""
+    return bool(txn.store) and older.state == "prepared" and older.of == (txn.flow, txn.step, "")
 
 
 def name_of(target: Target) -> str:

@@ -285,7 +285,14 @@ class SinkServer:
         part, asked = self.participant, frame.command
         match asked:
             case s.Begin():
-                of = asked.flow, asked.step, asked.generation, asked.worker, asked.alone
+                of = (
+                    asked.flow,
+                    asked.step,
+                    asked.generation,
+                    asked.worker,
+                    asked.alone,
+                    asked.store,
+                )
                 return s.Have(txn=asked.txn, end=part.begin(asked.txn, *of))
             case s.Data():
                 return s.Have(txn=asked.txn, end=part.data(asked.txn, asked.start, frame.blob))
@@ -304,15 +311,16 @@ class SinkServer:
                 part.abort(asked.txn)
                 return s.Done(txn=asked.txn)
             case s.List():
-                found = part.uncommitted(asked.flow, asked.step, asked.generation)
+                found = part.uncommitted(asked.flow, asked.step, asked.generation, asked.store)
                 return s.Listed(
+                    store=asked.store,
                     transactions=[
                         s.Uncommitted(
                             txn=txn.id, generation=txn.generation, snapshot=txn.snapshot,
                             worker=txn.worker, prepared=txn.state == "prepared", end=txn.end, count=txn.count,
                         )
                         for txn in found[:MOST_LISTED]
-                    ]
+                    ],
                 )  # fmt: skip
             case p.Ping():
                 return p.Pong(number=asked.number)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0bsinks.proto\x12\rrailgun.sinks\"c\n\x05\x42\x65gin\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0c\n\x04\x66low\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0e\n\x06worker\x18\x05 \x01(\r\x12\r\n\x05\x61lone\x18\x06 \x01(\x08\"\"\n\x04\x44\x61ta\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x04\"D\n\x07Prepare\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\"\x15\n\x06\x43ommit\x12\x0b\n\x03txn\x18\x01 \x01(\t\"\x14\n\x05\x41\x62ort\x12\x0b\n\x03txn\x18\x01 \x01(\t\"6\n\x04List\x12\x0c\n\x04\x66low\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\" \n\x04Have\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"<\n\x04Vote\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0b\n\x03yes\x18\x02 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"\x13\n\x04\x44one\x12\x0b\n\x03txn\x18\x01 \x01(\t\"~\n\x0bUncommitted\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x03\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x10\n\x08prepared\x18\x05 \x01(\x08\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\r\n\x05\x63ount\x18\x07 \x01(\x04\":\n\x06Listed\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.railgun.sinks.Uncommittedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0bsinks.proto\x12\rrailgun.sinks\"r\n\x05\x42\x65gin\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0c\n\x04\x66low\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0e\n\x06worker\x18\x05 \x01(\r\x12\r\n\x05\x61lone\x18\x06 \x01(\x08\x12\r\n\x05store\x18\x07 \x01(\t\"\"\n\x04\x44\x61ta\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x04\"D\n\x07Prepare\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\"\x15\n\x06\x43ommit\x12\x0b\n\x03txn\x18\x01 \x01(\t\"\x14\n\x05\x41\x62ort\x12\x0b\n\x03txn\x18\x01 \x01(\t\"E\n\x04List\x12\x0c\n\x04\x66low\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05store\x18\x04 \x01(\t\" \n\x04Have\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"<\n\x04Vote\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x0b\n\x03yes\x18\x02 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"\x13\n\x04\x44one\x12\x0b\n\x03txn\x18\x01 \x01(\t\"~\n\x0bUncommitted\x12\x0b\n\x03txn\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x10\n\x08snapshot\x18\x03 \x01(\x03\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x10\n\x08prepared\x18\x05 \x01(\x08\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\r\n\x05\x63ount\x18\x07 \x01(\x04\"I\n\x06Listed\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.railgun.sinks.Uncommitted\x12\r\n\x05store\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,25 +32,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sinks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BEGIN']._serialized_start=30
-  _globals['_BEGIN']._serialized_end=129
-  _globals['_DATA']._serialized_start=131
-  _globals['_DATA']._serialized_end=165
-  _globals['_PREPARE']._serialized_start=167
-  _globals['_PREPARE']._serialized_end=235
-  _globals['_COMMIT']._serialized_start=237
-  _globals['_COMMIT']._serialized_end=258
-  _globals['_ABORT']._serialized_start=260
-  _globals['_ABORT']._serialized_end=280
-  _globals['_LIST']._serialized_start=282
-  _globals['_LIST']._serialized_end=336
-  _globals['_HAVE']._serialized_start=338
-  _globals['_HAVE']._serialized_end=370
-  _globals['_VOTE']._serialized_start=372
-  _globals['_VOTE']._serialized_end=432
-  _globals['_DONE']._serialized_start=434
-  _globals['_DONE']._serialized_end=453
-  _globals['_UNCOMMITTED']._serialized_start=455
-  _globals['_UNCOMMITTED']._serialized_end=581
-  _globals['_LISTED']._serialized_start=583
-  _globals['_LISTED']._serialized_end=641
+  _globals['_BEGIN']._serialized_end=144
+  _globals['_DATA']._serialized_start=146
+  _globals['_DATA']._serialized_end=180
+  _globals['_PREPARE']._serialized_start=182
+  _globals['_PREPARE']._serialized_end=250
+  _globals['_COMMIT']._serialized_start=252
+  _globals['_COMMIT']._serialized_end=273
+  _globals['_ABORT']._serialized_start=275
+  _globals['_ABORT']._serialized_end=295
+  _globals['_LIST']._serialized_start=297
+  _globals['_LIST']._serialized_end=366
+  _globals['_HAVE']._serialized_start=368
+  _globals['_HAVE']._serialized_end=400
+  _globals['_VOTE']._serialized_start=402
+  _globals['_VOTE']._serialized_end=462
+  _globals['_DONE']._serialized_start=464
+  _globals['_DONE']._serialized_end=483
+  _globals['_UNCOMMITTED']._serialized_start=485
+  _globals['_UNCOMMITTED']._serialized_end=611
+  _globals['_LISTED']._serialized_start=613
+  _globals['_LISTED']._serialized_end=686
 # @@protoc_insertion_point(module_scope)

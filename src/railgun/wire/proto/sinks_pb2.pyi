@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Begin(_message.Message):
-    __slots__ = ("txn", "flow", "step", "generation", "worker", "alone")
+    __slots__ = ("txn", "flow", "step", "generation", "worker", "alone", "store")
     TXN_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     txn: str
     flow: str
     step: str
     generation: int
     worker: int
     alone: bool
-    def __init__(self, txn: _Optional[str] = ..., flow: _Optional[str] = ..., step: _Optional[str] = ..., generation: _Optional[int] = ..., worker: _Optional[int] = ..., alone: bool = ...) -> None: ...
+    store: str
+    def __init__(self, txn: _Optional[str] = ..., flow: _Optional[str] = ..., step: _Optional[str] = ..., generation: _Optional[int] = ..., worker: _Optional[int] = ..., alone: bool = ..., store: _Optional[str] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("txn", "start")
@@ -55,14 +57,16 @@ class Abort(_message.Message):
     def __init__(self, txn: _Optional[str] = ...) -> None: ...
 
 class List(_message.Message):
-    __slots__ = ("flow", "step", "generation")
+    __slots__ = ("flow", "step", "generation", "store")
     FLOW_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     flow: str
     step: str
     generation: int
-    def __init__(self, flow: _Optional[str] = ..., step: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    store: str
+    def __init__(self, flow: _Optional[str] = ..., step: _Optional[str] = ..., generation: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
 
 class Have(_message.Message):
     __slots__ = ("txn", "end")
@@ -109,7 +113,9 @@ class Uncommitted(_message.Message):
     def __init__(self, txn: _Optional[str] = ..., generation: _Optional[int] = ..., snapshot: _Optional[int] = ..., worker: _Optional[int] = ..., prepared: bool = ..., end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Listed(_message.Message):
-    __slots__ = ("transactions",)
+    __slots__ = ("transactions", "store")
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     transactions: _containers.RepeatedCompositeFieldContainer[Uncommitted]
-    def __init__(self, transactions: _Optional[_Iterable[_Union[Uncommitted, _Mapping]]] = ...) -> None: ...
+    store: str
+    def __init__(self, transactions: _Optional[_Iterable[_Union[Uncommitted, _Mapping]]] = ..., store: _Optional[str] = ...) -> None: ...
