@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,26 @@ def test_the_end_of_an_iterator_is_not_the_end_of_the_batch(add: Any) -> None:
     assert [letter.record for letter in ran.dead] == ["", "", ""]
     with pytest.raises(StepError, match="StopIteration"):
         through(["ab", "", "cd"], add)
+
+
+class Text(str):
+    """A text whose first letter is asked for by an attribute."""
+
+    @property
+    def first(self) -> str:
+        return next(iter(self))
+
+
+@pytest.mark.parametrize("step", ["map", "filter", "key_by"])
+def test_nor_is_it_where_a_function_of_c_is_called(step: str) -> None:
+    def add(s: Any) -> Any:
+        return getattr(s, step)(attrgetter("first"), name="step")
+
+    ran = through([Text(one) for one in ("ab", "", "cd", "", "", "ef")], add, **DEAD)
+    assert len(ran.out["out"]) == 3
+    assert [letter.record for letter in ran.dead] == ["", "", ""]
+    with pytest.raises(StepError, match=r"StopIteration"):
+        through([Text("ab"), Text(""), Text("cd")], add)
 
 
 class NoTruth:

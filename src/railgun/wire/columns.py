@@ -44,7 +44,7 @@ def encode_column(values: list[Any]) -> bytes:
     >>> decode_column(encode_column([("ada", 1), ("grace", 2)]), 2)
     [('ada', 1), ('grace', 2)]
     """
-    if values and countOf(map(type, values), str) == len(values):
+    if values and type(values[0]) is str and countOf(map(type, values), str) == len(values):
         joined = "\0".join(values)
         if joined.count("\0") == len(values) - 1:
             return b"s" + joined.encode("utf-8", "surrogatepass")

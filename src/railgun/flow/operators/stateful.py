@@ -136,12 +136,15 @@ class Reduce(Keyed):
                                 value = apart(None, value)
                         else:
                             value = called(so_far, value)
+                        if type(value) is plain:
+                            states[key] = value
+                            append(value)
+                            continue
                         result = value
-                        if type(value) is not plain and not checked:
-                            if type(value) in ATOMS:
-                                plain = type(value)  # most often the next one is, too
-                            else:
-                                result = apart(value, value)
+                        if type(value) in ATOMS:
+                            plain = type(value)  # most often the next one is, too
+                        elif not checked:
+                            result = apart(value, value)
                         states[key] = value
                         append(result)
                 except BaseException as error:
