@@ -17,10 +17,13 @@ from railgun.testing.jepsen.anomalies import ALLOWED, MEANINGS, MOST, Kind
 from railgun.testing.jepsen.checker import check, is_sound
 from railgun.testing.jepsen.history import (
     Acked,
+    Begun,
     Blown,
+    Committed,
     CutOff,
     Delivery,
     Drain,
+    End,
     Fault,
     History,
     HistoryError,
@@ -28,9 +31,11 @@ from railgun.testing.jepsen.history import (
     Meta,
     Position,
     Publish,
+    Purged,
     Record,
     Request,
     Response,
+    Staged,
     of_line,
     read,
     to_line,
@@ -142,6 +147,30 @@ def cut_off(**more: Any) -> list[Record]:
     told: dict[str, Any] = {"end": 3, "read": True, "code": "NO_MASTER", "publish_s": 0.1}
     return [CutOff("n1", S, 20.0, **told | more)]
 
+
+def begun(epoch: int, at: float, keep: Any = None, **more: Any) -> Begun:
+    """A producer begins an epoch."""
+    told: dict[str, Any] = {"outcome": "ok", "keep": keep} | more
+    return Begun("f", S, "flow", epoch, at, at + 0.5, **told)
+
+
+def staged(sequence: int, *values: str, epoch: int = 1, at: float = 0.0, **more: Any) -> Staged:
+    """Messages that it stages."""
+    told: dict[str, Any] = {"outcome": "ok"} | more
+    return Staged("f", S, "flow", epoch, sequence, list(values), at, at + 0.5, **told)
+
+
+def committed(at: float, *sequences: int, epoch: int = 1, **more: Any) -> Committed:
+    """A commit of some sequences."""
+    told: dict[str, Any] = {"outcome": "ok", "count": 1} | more
+    return Committed("f", S, "flow", epoch, list(sequences), at, at + 0.5, **told)
+
+
+def purged(before: int | None, at: float = 0.0) -> Purged:
+    return Purged(S, at, at + 0.5, before)
+
+
+two = staged(1, "a", "b")
 
 three: list[Record] = [put("a", 0), put("b", 1), put("c", 2)]
 
@@ -393,6 +422,62 @@ BAD: dict[str, tuple[Kind, list[Record]]] = {
     "a node that is cut off stores a message": ("minority_wrote", cut_off(code="")),
     "or lets a publisher wait": ("minority_wrote", cut_off(publish_s=5.1)),
     "or until its deadline": ("minority_wrote", cut_off(code="DEADLINE", publish_s=0.1)),
+    "a staged message is read": ("staged_seen", [two, got("a", 0)]),
+    "it is read before its commit": (
+        "staged_seen", [two, got("a", 0, 1.0), got("b", 1, 1.0), committed(2.0, 1)],
+    ),
+    "a transaction that was abandoned is there": ("staged_seen", [two, kept("a", "b")]),
+    "half of a commit is at a replica": (
+        "torn", [two, committed(1, 1), kept("a", "b"), kept("a", node="n2")],
+    ),
+    "something comes between": ("torn", [two, put("c", 1), committed(1, 1), kept("a", "c", "b")]),
+    "a commit is out of order": ("torn", [two, committed(1, 1), kept("b", "a")]),
+    "a node says that the stream ends within a commit": (
+        "torn", [two, committed(1, 1), End(2.0, S, "n2", 1), kept("a", "b")],
+    ),
+    "two sequences of a commit are apart": (
+        "torn", [two, staged(2, "c"), put("d", 2), committed(1, 1, 2), kept("a", "b", "d", "c")],
+    ),
+    "a commit is there twice": ("committed_twice", [two, committed(1, 1), kept("a", "b", "a", "b")]),
+    "the second one after a purge": (
+        "committed_twice",
+        [two, committed(1, 1), got("a", 0, 3), got("b", 1, 3), purged(2), committed(4, 1),
+         got("a", 2, 5), got("b", 3, 5)],
+    ),
+    "it was answered where it is not": (
+        "committed_twice", [two, committed(1, 1, base=5), kept("a", "b")],
+    ),
+    "a commit that was answered is nowhere": ("lost_commit", [two, committed(1, 1), kept()]),
+    "also if something before it was purged": (
+        "lost_commit", [two, purged(1), put("c", 1), put("d", 2), committed(1, 1, base=3), kept("c", "d", first=1)],
+    ),
+    "one of two commits is nowhere": (
+        "lost_commit", [two, staged(2, "c"), committed(1, 1), committed(2, 2), kept("a", "b")],
+    ),
+    "a straggler commits": (
+        "fenced_commit", [two, begun(2, 1.0, [1]), committed(2.0, 1), kept("a", "b")],
+    ),
+    "what the successor dropped comes up": (
+        "fenced_commit",
+        [two, begun(2, 1.0, []), committed(2.0, 1, outcome="unknown"), kept("a", "b")],
+    ),
+    "the successor commits what it dropped": (
+        "fenced_commit", [two, begun(2, 1.0, []), committed(2.0, 1, epoch=2), kept("a", "b")],
+    ),
+    "what is staged is called lost": (
+        "false_loss", [two, committed(1, 1, outcome="failed", count=0, code="LOST_OUTPUT"), kept()],
+    ),
+    "though the successor has kept it": (
+        "false_loss",
+        [two, begun(2, 1.0, [1]), committed(2, 1, epoch=2, outcome="failed", code="LOST_OUTPUT")],
+    ),
+    "a reader jumps over more than was purged": (
+        "skipped", [*three, purged(1), got("a", 0), got("c", 2)],
+    ),
+    "a purge comes too late": ("skipped", [*three, got("a", 0), got("c", 2), purged(2, 5.0)]),
+    "a group never got a commit": (
+        "never_delivered", [two, committed(1, 1), kept("a", "b"), Drain(S, "g", 5, 9, 2, 2)],
+    ),
     "a fault long before is no excuse": (
         "restart_error",
         restarted(Blown("kill", ["n1"], 1.0, 1.0, 2.0, 3.0), refused("b", 12.0)),
@@ -415,6 +500,67 @@ def test_every_kind_is_found_at_least_twice() -> None:
 
 GOOD: dict[str, list[Record]] = {
     "nothing": [],
+    "a commit is seen": [
+        two,
+        committed(1, 1, base=0),
+        got("a", 0, 2),
+        got("b", 1, 2),
+        kept("a", "b"),
+    ],
+    "a commit nobody heard of": [two, committed(1, 1, outcome="unknown"), kept("a", "b")],
+    "or that never was": [two, committed(1, 1, outcome="unknown"), kept()],
+    "a commit is repeated": [two, committed(1, 1), committed(2, 1, count=0), kept("a", "b")],
+    "a straggler hears that it is done": [
+        two,
+        committed(1, 1),
+        begun(2, 2, [1]),
+        committed(3, 1, count=0),
+        kept("a", "b"),
+    ],
+    "a straggler was quicker": [two, committed(1, 1), begun(2, 1.2, []), kept("a", "b")],
+    "a successor drops what an older snapshot does not have": [
+        two,
+        begun(2, 1.0, []),
+        committed(2, 1, outcome="failed", code="FENCED"),
+        kept(),
+    ],
+    "so it is lost for the one after it": [
+        two,
+        begun(2, 1.0, []),
+        begun(3, 2.0, [1]),
+        committed(3, 1, epoch=3, outcome="failed", code="LOST_OUTPUT"),
+        kept(),
+    ],
+    "a commit was purged": [
+        two,
+        put("c", 2),
+        committed(1, 1, base=0),
+        purged(2),
+        kept("c", first=2),
+    ],
+    "half of a commit was purged": [two, committed(1, 1), purged(1), kept("b", first=1)],
+    "nobody saw it before the purge": [
+        two,
+        put("c", 2),
+        committed(1, 1),
+        purged(2),
+        kept("c", first=2),
+    ],
+    "one node has trimmed more": [
+        *three,
+        purged(2),
+        kept("a", "b", "c"),
+        kept("c", node="n2", first=2),
+    ],
+    "a reader jumps over what was purged": [*three, purged(2), got("a", 0), got("c", 2)],
+    "or the stream keeps only the newest": [*three, purged(None), got("a", 0), got("c", 2)],
+    "two sequences of a commit": [
+        two,
+        staged(2, "c"),
+        committed(1, 1, 2),
+        kept("a", "b", "c"),
+        End(2.0, S, "n1", 3),
+    ],
     "writes go on though the master cannot write": unwritable(put("b", 1, 12.0)),
     "one is not sure, which is no word of a disk": unwritable(
         put("b", 1, 12.0), refused("c", 11.0)

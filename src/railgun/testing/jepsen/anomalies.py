@@ -11,6 +11,7 @@ Kind = Literal[
     "gap", "diverged", "skipped", "inverted", "never_delivered", "stuck", "unfinished", "two_active", "backwards",
     "redelivered", "answered_twice", "answered_late", "wrong_answer", "asked_twice",
     "stranded", "restart_error", "disk_error", "stalled", "minority_silent", "minority_wrote",
+    "staged_seen", "torn", "committed_twice", "lost_commit", "fenced_commit", "false_loss",
 ]  # fmt: skip
 MEANINGS: Final[dict[Kind, str]] = {
     "lost": "a message that was acknowledged by a quorum is not there at the end",
@@ -41,6 +42,12 @@ MEANINGS: Final[dict[Kind, str]] = {
     "stalled": "a stream took no publish while its master could not write, though other nodes could take over",
     "minority_silent": "a node that was cut off did not answer a reader from its copy",
     "minority_wrote": "a node that was cut off did not refuse a publish at once with NO_MASTER",
+    "staged_seen": "a message was seen before anybody had asked to commit it",
+    "torn": "a commit is not there wholly, in one piece and in order",
+    "committed_twice": "a message of a producer is at two offsets",
+    "lost_commit": "a commit was answered, and is not there at the end, though nobody purged it",
+    "fenced_commit": "something was committed for an epoch that was over",
+    "false_loss": "a producer was told that its output is lost, though it was staged and nobody had dropped it",
 }
 ALLOWED: Final[frozenset[Kind]] = frozenset({"lost_master"})
 """Kinds that are counted, and are no fault."""

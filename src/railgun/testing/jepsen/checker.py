@@ -27,6 +27,7 @@ from railgun.testing.jepsen.delivery_rules import (
 from railgun.testing.jepsen.fault_rules import check_faults
 from railgun.testing.jepsen.history import Meta, Record
 from railgun.testing.jepsen.log_rules import check_log, gather
+from railgun.testing.jepsen.producer_rules import check_producers
 
 
 def check(records: Sequence[Record], transit: float | None = None) -> Findings:
@@ -38,9 +39,10 @@ def check(records: Sequence[Record], transit: float | None = None) -> Findings:
     for facts in streams.values():
         check_log(facts, findings)
     groups, readers = gather_groups(records)
-    check_readers(readers, findings)
+    check_readers(readers, streams, findings)
     for group in groups.values():
         check_group(group, streams.get(group.stream), transit, findings)
+    check_producers(records, streams, findings)
     check_questions(records, findings)
     check_faults(records, findings)
     return findings

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from railgun.testing.jepsen.anomalies import Findings
 from railgun.testing.jepsen.history import (
@@ -73,16 +73,28 @@ def gather_groups(records: Sequence[Record]) -> tuple[dict[Key, GroupFacts], lis
 # ---------------------------------------------------------------- readers
 
 
-def check_readers(deliveries: Sequence[Delivery], findings: Findings) -> None:
-    """Each gets every offset from where it began, once, in order."""
+def check_readers(
+    deliveries: Sequence[Delivery], streams: Mapping[str, StreamFacts], findings: Findings
+) -> None:
+    """Each gets every offset from where it began, once, in order; but for what was purged."""
     last: dict[str, Delivery] = {}
     for one in deliveries:
         before = last.get(one.subscription)
         last[one.subscription] = one
         if before is None or one.offset == before.offset + 1:
             continue
+        if one.offset > before.offset and _may_be_purged(one, streams.get(one.stream)):
+            continue
         text = f"{one.consumer} got {one.offset} of {one.stream} after {before.offset}"
         findings.add("skipped" if one.offset > before.offset else "inverted", text, before, one)
+
+
+def _may_be_purged(one: Delivery, facts: StreamFacts | None) -> bool:
+    """Return whether all before a message may have been purged when it came."""
+    return facts is not None and any(
+        (purge.before is None or one.offset <= purge.before) and purge.begin <= one.at
+        for purge in facts.purges
+    )
 
 
 # ---------------------------------------------------------------- groups
@@ -220,6 +232,11 @@ def _drained(
         if offset is not None and value not in got and drain.start <= offset < drain.stream_end:
             text = f"{facts.name} is done, and never got {value!r} at {offset}"
             findings.add("never_delivered", text, *operations[:3], drain)
+    for value, staged in stream.staged.items():
+        offset = stream.kept.get(value)
+        if offset is not None and value not in got and drain.start <= offset < drain.stream_end:
+            text = f"{facts.name} is done, and never got {value!r} at {offset}"
+            findings.add("never_delivered", text, staged, drain)
 
 
 # ---------------------------------------------------------------- questions

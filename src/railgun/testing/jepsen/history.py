@@ -256,8 +256,85 @@ class LastRead:
         return zip(self.offsets, self.values, strict=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A producer began an epoch. `keep`: the sequences that it took over; None: it dropped nothing."""
+
+    kind: ClassVar[str] = "begun"
+    client: str
+    stream: str
+    producer: str
+    epoch: int
+    begin: float
+    end: float
+    outcome: Outcome
+    keep: list[int] | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Messages that were staged under one sequence, in this order; `ok` if all of them are safe."""
+
+    kind: ClassVar[str] = "staged"
+    client: str
+    stream: str
+    producer: str
+    epoch: int
+    sequence: int
+    values: list[str]
+    begin: float
+    end: float
+    outcome: Outcome
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit of sequences, asked for once.
+
+    `count` messages were added to the stream by it, from the offset `base` on; -1: that is not known.
+    """
+
+    kind: ClassVar[str] = "committed"
+    client: str
+    stream: str
+    producer: str
+    epoch: int
+    sequences: list[int]
+    begin: float
+    end: float
+    outcome: Outcome
+    count: int = 0
+    base: int = -1
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """All before an offset was asked to be purged; None: the stream keeps only the newest messages, at any time."""
+
+    kind: ClassVar[str] = "purged"
+    stream: str
+    begin: float
+    end: float
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a node said that a stream ends."""
+
+    kind: ClassVar[str] = "end"
+    at: float
+    stream: str
+    node: str
+    end: int
+
+
 Record = (
     Meta | Fault | Blown | CutOff | Publish | Delivery | Acked | Position | Request | Response | Drain | LastRead
+    | Begun | Staged | Committed | Purged | End
 )  # fmt: skip
 KINDS: Final[dict[str, Any]] = {
     kind.kind: kind
@@ -275,6 +352,11 @@ KINDS: Final[dict[str, Any]] = {
             Response,
             Drain,
             LastRead,
+            Begun,
+            Staged,
+            Committed,
+            Purged,
+            End,
         ),
     )
 }

@@ -11,7 +11,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from railgun.testing.jepsen.anomalies import Findings
-from railgun.testing.jepsen.history import Delivery, LastRead, Publish, Record
+from railgun.testing.jepsen.history import (
+    Committed,
+    Delivery,
+    LastRead,
+    Publish,
+    Purged,
+    Record,
+    Staged,
+)
 
 
 class StreamFacts:
@@ -25,6 +33,9 @@ class StreamFacts:
         self.places: dict[str, tuple[int, Record]] = {}
         """Where a value is, and who has seen it there first."""
         self.finals: list[LastRead] = []
+        self.staged: dict[str, Staged] = {}
+        """Values that producers have staged."""
+        self.purges: list[Purged] = []
         self.kept: dict[str, int] = {}
         """Values that are there at the end, on any node, and where."""
 
@@ -50,6 +61,9 @@ class StreamFacts:
         tries = sum(one.tries for one in operations)
         where = f"{value!r} is at {known[0]} and at {offset} of {self.stream}"
         evidence = (*map(_shown, operations), _shown(known[1]), _shown(record))
+        if value in self.staged:
+            findings.add("committed_twice", where, self.staged[value], *evidence)
+            return
         if ids:
             findings.add("duplicate_id", f"{where}, with the ID {', '.join(ids)}", *evidence)
         elif tries <= 1:
@@ -69,8 +83,19 @@ def gather(records: Sequence[Record], findings: Findings) -> dict[str, StreamFac
     for record in records:  # first, so that it is known what was published how
         if isinstance(record, Publish):
             facts(record.stream).publishes.setdefault(record.value, []).append(record)
+        elif isinstance(record, Staged):
+            facts(record.stream).staged.update(dict.fromkeys(record.values, record))
+        elif isinstance(record, Purged):
+            facts(record.stream).purges.append(record)
+    sequences = {
+        (one.stream, one.producer, one.sequence): one for one in records if isinstance(one, Staged)
+    }
     for record in records:
         match record:
+            case Committed() if record.base >= 0 and len(record.sequences) == 1:
+                staged = sequences.get((record.stream, record.producer, record.sequences[0]))
+                for n, value in enumerate(staged.values if staged is not None else ()):
+                    facts(record.stream).see(record.base + n, value, record, findings)
             case Delivery():
                 facts(record.stream).see(record.offset, record.value, record, findings)
             case Publish() if record.safe and record.offset >= 0:
@@ -103,7 +128,7 @@ def _values(facts: StreamFacts, findings: Findings) -> None:
             text = f"{value!r} is at {place[0]} of {facts.stream}, and was refused: {codes}"
             findings.add("failed_read", text, *map(_shown, operations), _shown(place[1]))
     for value, (offset, record) in facts.places.items():
-        if value not in facts.publishes:
+        if value not in facts.publishes and value not in facts.staged:
             text = f"{value!r} at {offset} of {facts.stream} was published by nobody"
             findings.add("phantom", text, _shown(record))
 
@@ -148,6 +173,12 @@ def _finals(facts: StreamFacts, findings: Findings) -> None:
         if (final.offsets, final.values) == (other.offsets, other.values):
             continue
         mine, theirs = set(final.rows), set(other.rows)
+        if facts.purges and final.offsets and other.offsets:  # one may have trimmed less yet
+            first = max(final.offsets[0], other.offsets[0])
+            mine = {row for row in mine if row[0] >= first}
+            theirs = {row for row in theirs if row[0] >= first}
+            if mine == theirs:
+                continue
         differ = sorted(mine ^ theirs)
         text = (
             f"{other.node} and {final.node} have {len(theirs)} and {len(mine)} messages of {facts.stream}, "

@@ -24,6 +24,7 @@ from typing import Final
 
 from railgun.client.errors import StreamsError
 from railgun.core.errors import RailgunError
+from railgun.testing.jepsen import flows
 from railgun.testing.jepsen.anomalies import ALLOWED, MEANINGS, Findings
 from railgun.testing.jepsen.blows import ProbingAdmin, RealStriker
 from railgun.testing.jepsen.checker import check, is_sound
@@ -168,11 +169,15 @@ async def _whole(
     workload = Workload(nodes, history, run.seed, run.load)
     await workload.prepare()
     admin.streams += STREAMS
+    if run.load.flows:
+        await flows.prepare(workload)
+        admin.streams += flows.TARGETS
     striker = RealStriker(nodes, admin, Random(run.seed), history)
     nemesis = Nemesis(blows, nodes.names, striker, admin, history, clients_at=workload.clients_at)
     nemesis.settle = run.settle
     say(f"{len(blows)} blows in {run.seconds:g} s")
     workload.start()
+    flows.start(workload)
     try:
         await _storm(run, nemesis, outcome)
         say("healed; groups get done what is left")
@@ -225,21 +230,22 @@ async def _drain(run: Run, nodes: Nodes, history: History, outcome: Outcome) -> 
     """Wait until the groups have done all; how they stood then, or when the time was up."""
     begin = time.monotonic()
     last: dict[tuple[str, str], tuple[int, int]] = {}
+    groups = [*GROUPS, *(flows.TARGET_GROUPS if run.load.flows else ())]
     names = nodes.names
     turn = 0
     while time.monotonic() < begin + run.drain:
         try:
             async with await nodes[names[turn % len(names)]].connect(3.0, direct=True) as client:
-                for stream, group in GROUPS:
+                for stream, group in groups:
                     told = await client.group(stream, group)
                     last[stream, group] = (int(told["floor"]), int(told["end"]))
         except (StreamsError, OSError):
             turn += 1
-        if len(last) == len(GROUPS) and all(floor >= end for floor, end in last.values()):
+        if len(last) == len(groups) and all(floor >= end for floor, end in last.values()):
             break
         await asyncio.sleep(0.25)
     now = time.monotonic()
-    for stream, group in GROUPS:
+    for stream, group in groups:
         if (stream, group) in last:
             history.add(Drain(stream, group, begin, now, *last[stream, group]))
         else:
@@ -254,7 +260,7 @@ async def _read_all(nodes: Nodes, name: str, history: History, outcome: Outcome)
             asyncio.timeout(READ),
             await nodes[name].connect(10.0, direct=True) as client,
         ):
-            for stream in STREAMS:
+            for stream in (*STREAMS, *(flows.TARGETS if outcome.run.load.flows else ())):
                 offsets: list[int] = []
                 values: list[str] = []
                 end = int((await client.describe(stream))["end"])

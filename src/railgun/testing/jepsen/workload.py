@@ -18,7 +18,7 @@ import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
@@ -32,6 +32,7 @@ from railgun.testing.jepsen.history import (
     Acked,
     Acks,
     Delivery,
+    End,
     History,
     Outcome,
     Position,
@@ -68,6 +69,9 @@ class Load:
     """Of each group."""
     requesters: int = 2
     responders: int = 2
+    flows: int = 1
+    """Of each target."""
+    transactors: int = 1
     patience_s: float = PATIENCE
     """Seconds for a call of a publisher."""
 
@@ -107,24 +111,27 @@ class Workload:
         load = self.load
         for stream in STREAMS:
             for number in range(load.publishers):
-                self._add(_Publisher, f"{stream}-p{number}", stream, number)
+                self.add(_Publisher, f"{stream}-p{number}", stream, number)
             for number in range(load.members):
-                self._add(_Member, f"{stream}-s{number}", stream, number, SHARED, False)
-                self._add(_Member, f"{stream}-x{number}", stream, number, ONLY, True)
+                self.add(Member, f"{stream}-s{number}", stream, number, SHARED, False)
+                self.add(Member, f"{stream}-x{number}", stream, number, ONLY, True)
             for number, name in enumerate(self.nodes.names):
-                self._add(_Reader, f"{stream}-r-{name}", stream, number)
-                self._add(_Newcomer, f"{stream}-n-{name}", stream, number)
+                self.add(Reader, f"{stream}-r-{name}", stream, number)
+                self.add(Newcomer, f"{stream}-n-{name}", stream, number)
         for number in range(load.responders):
-            self._add(_Responder, f"answer{number}", ASK, number)
+            self.add(_Responder, f"answer{number}", ASK, number)
         for number in range(load.requesters):
-            self._add(_Requester, f"asker{number}", ASK, number + 1)
-        self._add(_Watcher, "watcher", "", 0)
+            self.add(_Requester, f"asker{number}", ASK, number + 1)
+        self.add(_Watcher, "watcher", "", 0)
 
-    def _add(
-        self, kind: Callable[..., _Worker], name: str, stream: str, at: int, *more: Any
-    ) -> None:
+    def add(self, kind: Callable[..., Worker], name: str, stream: str, at: int, *more: Any) -> None:
+        """Let one more work, at the node of this number first."""
         worker = kind(self, name, stream, at, Random(self._chance.random()), *more)
-        self._tasks[name] = asyncio.create_task(worker.live(), name=name)
+        self.spawn(name, worker.live())
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do this until it ends or the run does."""
+        self._tasks[name] = asyncio.create_task(work, name=name)
 
     def clients_at(self, names: Collection[str]) -> list[str]:
         """Return the names of the workers that have a connection to one of these nodes."""
@@ -165,7 +172,7 @@ class Workload:
                     self.troubles.append(told)
 
 
-class _Worker:
+class Worker:
     """One client and what it does; made anew at another node when its own is of no use."""
 
     roams = True
@@ -201,7 +208,7 @@ class _Worker:
             try:
                 await self.work(client)
             except (StreamsError, TimeoutError, StopAsyncIteration) as error:
-                self.w.counts[f"{type(self).__name__[1:]} {code_of(error)}"] += 1
+                self.w.counts[f"{type(self).__name__.lstrip('_')} {code_of(error)}"] += 1
                 self._at += self.roams
                 await asyncio.sleep(0.05)
             finally:
@@ -218,7 +225,7 @@ class _Worker:
             return await call
 
 
-class _Publisher(_Worker):
+class _Publisher(Worker):
     """Publishes one by one, with IDs and without, and batches."""
 
     def __init__(self, *told: Any) -> None:
@@ -341,7 +348,7 @@ class _Publisher(_Worker):
         return outcome == "ok"
 
 
-class _Member(_Worker):
+class Member(Worker):
     """A member of a group."""
 
     def __init__(self, *told: Any) -> None:
@@ -349,6 +356,7 @@ class _Member(_Worker):
         super().__init__(*rest)
 
     async def work(self, client: Client) -> None:
+        """Take messages and ack most of them."""
         wait = 0.0 if self.exclusive else 3.0
         sub = await self.bounded(
             client.subscribe(
@@ -422,12 +430,13 @@ class _Member(_Worker):
             )
 
 
-class _Reader(_Worker):
+class Reader(Worker):
     """Reads what its node has, in order."""
 
     roams = False
 
     async def work(self, client: Client) -> None:
+        """Read until the client is of no use any more."""
         sub = await self.bounded(client.subscribe(self.stream))
         label = f"{self.name}#{self.lives}"
         while True:
@@ -441,18 +450,21 @@ class _Reader(_Worker):
                 )
 
 
-class _Newcomer(_Worker):
+class Newcomer(Worker):
     """Describes the stream and reads its end, again and again, as a new reader of its node: also of a minority."""
 
     roams = goes_on = False
 
     async def work(self, client: Client) -> None:
+        """Look at the stream again and again."""
         looks = 0
         while True:
             looks += 1
             label = f"{self.name}#{self.lives}.{looks}"
-            end = int((await self.bounded(client.describe(self.stream)))["end"])
-            start = max(0, end - NEWEST)
+            told = await self.bounded(client.describe(self.stream))
+            end = int(told["end"])
+            self.w.history.add(End(time.monotonic(), self.stream, self.name, end))
+            start = max(int(told["first"]), end - NEWEST)
             async with await self.bounded(client.subscribe(self.stream, start=start)) as sub:
                 following = start
                 while following < end:  # what is described can be read
@@ -467,7 +479,7 @@ class _Newcomer(_Worker):
             await asyncio.sleep(1.0)
 
 
-class _Watcher(_Worker):
+class _Watcher(Worker):
     """Looks at how far groups are."""
 
     async def work(self, client: Client) -> None:
@@ -486,7 +498,7 @@ class _Watcher(_Worker):
             await asyncio.sleep(0.3)
 
 
-class _Requester(_Worker):
+class _Requester(Worker):
     """Asks."""
 
     @property
@@ -517,7 +529,7 @@ class _Requester(_Worker):
             await asyncio.sleep(self.chance.expovariate(1 / (3 * self.w.load.pause)))
 
 
-class _Responder(_Worker):
+class _Responder(Worker):
     """Answers; sometimes too late."""
 
     async def work(self, client: Client) -> None:
