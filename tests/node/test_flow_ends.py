@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -433,3 +433,52 @@ def test_what_cannot_be_published_is_refused(node: Served, client: SyncClient) -
         writer.write([b"good", 7])
     writer.close()
     assert texts(client, "totals") == []
+
+
+def staged_by(sink: StreamSink, place: Place, snapshot: int, *items: Any) -> Any:
+    writer = sink.open(place)
+    writer.write(items)
+    token = writer.prepare(snapshot)  # type: ignore[attr-defined]
+    writer.close()
+    return json.loads(json.dumps(token))
+
+
+def test_a_snapshot_of_another_job_is_taken_though_that_one_has_gone_on(
+    node: Served, client: SyncClient
+) -> None:
+    sink = StreamSink("out", data=node.data)
+    one = Place("demo", "out", 0, 1, transactional=True, store="1111")
+    other = Place("demo", "out", 0, 1, transactional=True, store="2222")
+    token = staged_by(sink, one, 1, "a")
+    sink.recover_at(replace(one, generation=2), [token])  # it goes on, in a later generation
+    sink.recover_at(other, [token])  # --from the snapshot of the first
+    assert texts(client, "out") == ['"a"']
+    token = staged_by(sink, replace(one, generation=2), 2, "b")
+    sink.recover_at(replace(one, generation=3), [])  # it went back, and has dropped that
+    with pytest.raises(ConnectorError, match="LOST_OUTPUT"):
+        sink.recover_at(replace(other, generation=2), [token])
+    assert texts(client, "out") == ['"a"']
+
+
+def test_a_token_of_a_stream_that_was_made_anew_is_lost_output(
+    node: Served, client: SyncClient
+) -> None:
+    """The new stream gives the same sequences again: by them alone, other output would be taken for this."""
+    sink = StreamSink("out", data=node.data)
+    place = Place("demo", "out", 0, 1, transactional=True, store="1111")
+    token = staged_by(sink, place, 1, "a")
+    client.admin("delete", name="out")
+    client.ensure("out")
+    new = staged_by(sink, place, 1, "b")
+    assert new["parts"] == token["parts"]
+    attempts: list[Callable[[], None]] = [
+        lambda: sink.commit(token),
+        lambda: sink.recover_at(replace(place, generation=2), [token]),
+        lambda: sink.recover_at(replace(place, generation=2, store="2222"), [token]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ConnectorError, match="was deleted and made anew") as lost:
+            attempt()
+        assert not may_pass(lost.value)
+    sink.commit(new)
+    assert texts(client, "out") == ['"b"']

@@ -40,6 +40,7 @@ from railgun.flow.plan import DEAD
 from railgun.spark import lateness
 from railgun.spark.session import SparkSession
 from railgun.testing.subprocesses import SubprocessLauncher
+from railgun.worker.pulse import HungCallError
 
 pytestmark = pytest.mark.spark
 HERE = [
@@ -420,6 +421,57 @@ def test_a_run_that_fails_leaves_nothing_to_go_on_from(
     good = {"orders": Input(orders, positions={})}
     assert run_batch(flow, spark, good, snapshot_to=where, into_sinks=["out"]).snapshot == 2
     assert len(lines(place / "out")) == 1000
+
+
+class Hanging(Files):
+    """Files of which one method does not return until a file is there."""
+
+    def __init__(self, directory: Path, method: str, released: Path) -> None:
+        super().__init__(directory)
+        self.method, self.released = method, released
+
+    def hang(self, method: str) -> None:
+        while method == self.method and not self.released.exists():
+            time.sleep(0.01)
+
+    def commit(self, token: Any) -> None:
+        self.hang("commit")
+        super().commit(token)
+
+    def recover_at(self, place: Any, tokens: Any) -> None:
+        self.hang("recover")
+        super().recover_at(place, tokens)
+
+
+@pytest.mark.parametrize("method", ["commit", "recover"])
+def test_a_sink_that_hangs_is_named_and_holds_up_nothing_else(
+    spark: SparkSession, orders: DataFrame, place: Path, method: str
+) -> None:
+    released, where = place / "released", str(place / "snaps")
+    flow = Flow("hangs")
+    records: Stream[Any] = flow.source(Items([]), name="orders")
+    whole = records.map(lambda order: {"amount": order["amount"]}, name="amounts")
+    whole.sink(Hanging(place / "stuck", method, released), name="stuck")
+    whole.sink(Files(place / "out"), name="good")
+    given = {"orders": Input(orders, positions={})}
+    into = ["stuck", "good"]
+    try:
+        with pytest.raises((BatchError, HungCallError)) as hung:
+            run_batch(flow, spark, given, snapshot_to=where, into_sinks=into, hang_after=0.5)
+    finally:
+        released.touch()
+    text = str(hung.value)
+    assert f"it is in step 'stuck', function Hanging.{method}" in text
+    assert "in hang" in text, "its stack"
+    if method == "recover":
+        assert run_batch(flow, spark, given, snapshot_to=where, into_sinks=into).snapshot == 2
+    else:
+        assert "for the token {" in text
+        assert "snapshot 1 is saved, but not all output is visible yet" in text
+        assert len(lines(place / "out")) == 1000, "the other sink has committed"
+        with run(flow, 2, snapshots=where) as job:
+            assert job.wait(60)
+    assert len(lines(place / "out")) == len(lines(place / "stuck")) == 1000
 
 
 def test_initial_state_from_a_table(spark: SparkSession, place: Path) -> None:

@@ -19,7 +19,8 @@ Rules of the sink, exactly once:
    step; its epoch is the generation. What a worker writes between two snapshots is staged under a sequence. To
    *prepare* is to wait until all of it is safe on the node.
 6. To *commit* is to let the node make it part of the stream: at once, and once. A commit may be repeated for as long as
-   there is the stream. What is neither staged nor committed is an error (`LOST_OUTPUT`).
+   there is the stream. What is neither staged nor committed is an error (`LOST_OUTPUT`), and so is what was staged for
+   a stream that was deleted and made anew: the token has the stream's identity.
 7. A generation that begins fences the ones before it, commits what its snapshot holds, and drops what else they have
    staged. Other jobs of the same flow have other directories, and are other producers.
 8. What a snapshot of an older Railgun holds was staged another way, and is recovered by that (`connectors.older`).
@@ -55,7 +56,7 @@ from railgun.client.errors import DuplicateIdError, StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
 from railgun.client.patience import PAUSES_S, patiently
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
-from railgun.connectors.errors import ConnectorError
+from railgun.connectors.errors import ConnectorError, LostOutputError
 from railgun.connectors.files import as_json, encoded
 from railgun.connectors.older import commit_older
 from railgun.connectors.staging import MODES, Mode
@@ -267,22 +268,58 @@ class _Patient:
         """Stage messages that were refused for a reason that may pass, however long it takes."""
         self._call(lambda: self.outcome(self.put(stage, payloads, at)))
 
+    def check_identity(self, tokens: Sequence[Token]) -> None:
+        """Raise `LostOutputError` if a stream that output was staged for has been deleted and made anew since.
+
+        The new stream gives the same sequences again, to other output. Nodes that know no identities of streams are
+        believed.
+        """
+        now: dict[str, str] = {}
+        for token in tokens:
+            target, identity = token["target"], token["identity"]
+            if identity and target not in now:
+                now[target] = self.admin("describe", name=target).get("identity", "")
+            if identity and now[target] and now[target] != identity:
+                raise LostOutputError(
+                    f"{self.who}: output of a whole snapshot is lost: stream {target!r} was deleted and made anew "
+                    "since it was staged. Begin with a later snapshot, or drop the output of this sink"
+                )
+
     def commit_staged(self, tokens: Sequence[Token]) -> None:
-        """Commit tokens, those of one producer all at once, and in the order of rescales."""
-        producers: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
+        """Commit tokens, those of one producer all at once, and in the order of rescales, however long it takes."""
+        self.check_identity(tokens)
+        producers: dict[tuple[str, str, int], list[list[int]]] = {}
         for token in tokens:
             producer = token["target"], token["producer"], token["epoch"]
-            producers.setdefault(producer, []).extend(map(tuple, token["parts"]))
+            producers.setdefault(producer, []).extend(token["parts"])
         for (stream, name, epoch), parts in producers.items():
-            self.commit(stream, name, epoch, sorted(parts))
+            counts = {str(sequence): count for _, sequence, count in sorted(parts)}
+            told = {"name": stream, "producer": name, "epoch": epoch, "counts": counts}
+            self.admin("commit_sequences", **told)
 
-    def commit(
-        self, stream: str, producer: str, epoch: int, parts: Sequence[tuple[int, int, int]]
-    ) -> None:
-        """Commit what was staged, however long it takes."""
-        counts = {str(sequence): count for _, sequence, count in parts}
-        told = {"name": stream, "producer": producer, "epoch": epoch, "counts": counts}
-        self.admin("commit_sequences", **told)
+    def commit_again(self, tokens: Sequence[Token]) -> None:
+        """Commit what other producers have staged, also if a later epoch of one has begun since.
+
+        A complete snapshot has decided it. The later epoch has committed it, or was to; if it dropped it instead, that
+        is `LOST_OUTPUT`.
+        """
+        try:
+            self.commit_staged(tokens)
+        except StreamsError as error:
+            if error.code != "FENCED":
+                raise
+            streams = {token["target"] for token in tokens}
+            epochs = {
+                (stream, known["name"]): known["epoch"]
+                for stream in streams
+                for known in self.admin("producers", name=stream)
+            }
+            self.commit_staged(
+                [
+                    {**token, "epoch": epochs.get((token["target"], token["producer"]), 0)}
+                    for token in tokens
+                ]
+            )
 
     def outcome(self, future: concurrent.futures.Future[T]) -> T:
         """Wait for a publish or a call, in short calls: a worker that waits for its node is not hanging."""
@@ -696,6 +733,7 @@ class StreamSink(TwoPhaseSink[Any]):
         with _named(f"{self}, recovery"), _SHARED.use(self.node) as client:
             node = _Patient(client, f"{self}, recovery")
             node.ensure(self.name, **self.settings)
+            node.check_identity([token for token in tokens if "staged" not in token])
             own = [t for t in tokens if t.get("producer") == mine and t["target"] == self.name]
             keep = [sequence for token in own for _, sequence, _ in token["parts"]]
             node.begin(self.name, mine, place.generation, keep)
@@ -704,7 +742,7 @@ class StreamSink(TwoPhaseSink[Any]):
                 if "staged" in token:
                     commit_older(node, token, suspicious=True)
             # Of another directory, or another target:
-            node.commit_staged([t for t in tokens if "staged" not in t and t not in own])
+            node.commit_again([t for t in tokens if "staged" not in t and t not in own])
 
 
 def producer_of(place: Place) -> str:
@@ -892,6 +930,7 @@ class _Staging(_Encoding):
             return lambda: None
         token = {
             "target": self.sink.name,
+            "identity": self._producer.identity,
             "producer": self._name,
             "epoch": self.place.generation,
             "parts": [[rescale, part.stage.sequence, part.count] for rescale, part in parts],

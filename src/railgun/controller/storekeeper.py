@@ -28,7 +28,7 @@ from railgun.flow.calls import NO_PART, SourceCall, TokenCall
 from railgun.flow.errors import FlowError
 from railgun.flow.functions import check_done
 from railgun.flow.plan import Plan
-from railgun.flow.sink import TwoPhaseSink
+from railgun.flow.sink import Place, TwoPhaseSink
 from railgun.flow.step import Step
 from railgun.snapshots.choices import ALLOW_OLDER, BEGIN, DROP, FRESH, RENAME
 from railgun.snapshots.choices import drop as drop_of
@@ -284,21 +284,48 @@ class Storekeeper:
             return None
 
     def _publish(self, finished: Manifest) -> str:
-        """Whoever was to publish the output of the end may have died before: nobody else will. What is wrong, if so."""
-        sinks = self.plan.sinks
+        """Carry out in every sink what the last snapshot decided; return what is wrong, if something is.
+
+        Whoever was to do it may have died before, and nobody else will. A later generation may have begun to do it and
+        have fenced the one that prepared the output. So it is done as a generation of its own, unless there are later
+        snapshots: their output must not be thrown away.
+        """
+        newest = next(iter(self.store.manifests([])), None)
+        is_newest = newest is not None and newest.snapshot == finished.snapshot
+        place: Place | None = None
+        if self.source is self.store and is_newest:
+            generation = self.store.next_run().generation
+            place = Place(self.plan.flow, "", 0, generation, transactional=True)
+            place = replace(place, store=self.store.identity())
+        tokens: dict[str, list[Any]] = {}
+        for part in finished.sinks:
+            if part.step not in self.chosen.drop:
+                step = self.chosen.rename.get(part.step, part.step)
+                tokens.setdefault(step, []).append(part.token)
+        wrong = [self._publish_to(step, mine, place) for step, mine in tokens.items()]
+        told = "; ".join(filter(None, wrong))
+        return f". Not all of its output can be made visible, though: {told}" if told else ""
+
+    def _publish_to(self, step: str, tokens: Sequence[Any], place: Place | None) -> str:
+        """Commit these tokens, as a generation at `place` or each for itself; return what is wrong, if something is."""
+        sink = self.plan.sinks.get(step)
+        if not isinstance(sink, TwoPhaseSink):
+            return f"the flow has no sink {step!r} that could: {rename_as(step, 'NAME')}, or {drop_of(step)}"
 
         def commit_all() -> None:
-            for part in finished.sinks:
-                sink = sinks.get(part.step)
-                if isinstance(sink, TwoPhaseSink):
-                    with TokenCall(part.step, sink, "commit", [part.token]):
-                        check_done(sink.commit(part.token))
+            if place is not None:
+                with TokenCall(step, sink, "recover", tokens):
+                    check_done(sink.recover_at(replace(place, step=step), tokens))
+                return
+            for token in tokens:
+                with TokenCall(step, sink, "commit", [token]):
+                    check_done(sink.commit(token))
 
         try:
             watched(commit_all, self._hang_after_s)
         except BaseException as error:
             pass_interrupt(error)
-            return f". Not all of its output can be made visible, though: {error}"
+            return str(error)
         return ""
 
     # ------------------------------------------------------------ what workers say

@@ -42,7 +42,7 @@ from railgun.connectors.parquet import Parquet
 from railgun.flow.flow import Flow
 from railgun.flow.plan import DEAD, Plan
 from railgun.flow.shipping import ship
-from railgun.spark.handover import HandOver, told_by_tasks
+from railgun.spark.handover import HANG_AFTER_S, HandOver, told_by_tasks
 from railgun.spark.inputs import (
     Input,
     bounded,
@@ -91,6 +91,7 @@ def run_batch(
     into_sinks: Iterable[str] = (),
     partitions: int | None = None,
     by_value: Iterable[ModuleType] = (),
+    hang_after: float = HANG_AFTER_S,
 ) -> BatchResult:
     """Run a flow over DataFrames, one for each source; what each sink would get, by the name of its step.
 
@@ -102,12 +103,13 @@ def run_batch(
     `snapshot_to`: the run happens at once, and ends in a snapshot in this directory (or URL), from which
     `railgun.run(flow, snapshots=...)` goes on live (under the same `name`, if it has one). Then the inputs are no
     end: keys do not end, and timers that are not due stay set. Sinks named in `into_sinks` are written to themselves,
-    with the snapshot, exactly once if they know how to.
+    with the snapshot, exactly once if they know how to. A call of such a sink in this program that has not returned
+    for `hang_after` seconds is taken for a hang, and ends the run with an error.
     """
     prepared = Prepared.of(flow, spark, inputs, partitions, by_value)
     into = prepared.checked_into(into_sinks)
     if snapshot_to is not None:
-        return prepared.save(schemas or {}, snapshot_to, into, job=name)
+        return prepared.save(schemas or {}, snapshot_to, into, job=name, hang_after_s=hang_after)
     if into:
         raise BatchError(
             f"sink {into[0]!r} is written to with a snapshot, or else what a task that fails had written would be "
@@ -319,13 +321,15 @@ class Prepared:
         *,
         job: str | None = None,
         before: Callable[[BatchResult], None] = lambda result: None,
+        hang_after_s: float = HANG_AFTER_S,
     ) -> BatchResult:
         """Run, at once, and save what the flow goes on from; `before` is called when all but the snapshot is there."""
         known = {
             sink: schema for sink, schema in self.schemas(schemas, into).items() if sink not in into
         }
         job = job or self.flow.name
-        with HandOver.begin(self.flow, self.plan, self.inputs, url, job, into) as handing:
+        begun = HandOver.begin(self.flow, self.plan, self.inputs, url, job, into, hang_after_s)
+        with begun as handing:
             batch = self.batch(self.plan, known)
             batch = replace(batch, ends=False, save=handing.save, own_sinks=bool(into))
             df = self.frame(self.plan, batch, None, WIRE)

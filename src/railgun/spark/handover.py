@@ -10,6 +10,9 @@ Rules:
    DataFrame stood for, whoever runs the batch says them; nobody else can know.
 4. What sinks got is prepared by the tasks, named in the manifest, and committed after it. Should this process die in
    between, the live flow commits it when it begins, as it does after any failure.
+5. What sinks do in this process (`recover` before the run, `commit` after it) is watched as on workers. A call that
+   does not return for `hang_after_s` ends the run with an error that names step, method, token and stack. Other sinks
+   have their turn all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import PySparkException
@@ -31,9 +34,13 @@ from railgun.connectors.directory import Directory
 from railgun.connectors.streams import Streams
 from railgun.controller.saved import absolute
 from railgun.controller.storekeeper import steps_of
+from railgun.core.errors import pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
+from railgun.flow.calls import TokenCall
+from railgun.flow.committing import commit_calls
 from railgun.flow.flow import Flow
+from railgun.flow.functions import check_done
 from railgun.flow.plan import Plan
 from railgun.flow.sink import Place, TwoPhaseSink
 from railgun.flow.source import is_empty
@@ -41,6 +48,10 @@ from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
 from railgun.snapshots.store import SnapshotStore
 from railgun.spark.failure import of_task
 from railgun.spark.inputs import Done, Input
+from railgun.worker.pulse import watched
+
+HANG_AFTER_S: Final = 30.0
+"""Seconds after which a call of a sink is taken for a hang, as `Settings.hang_after`."""
 
 
 @dataclass(slots=True)
@@ -129,6 +140,7 @@ class HandOver:
     inputs: Mapping[str, Input]
     into: Collection[str]
     made: Making
+    hang_after_s: float = HANG_AFTER_S
 
     @staticmethod
     @contextmanager
@@ -139,12 +151,13 @@ class HandOver:
         url: str,
         job: str,
         into: Collection[str],
+        hang_after_s: float = HANG_AFTER_S,
     ) -> Iterator[HandOver]:
         """Begin a snapshot, if every source knows where it will go on."""
         for name, given in inputs.items():
             _check_positions(flow, name, given)
         with making(url, job, "batch run") as made:
-            handing = HandOver(flow, plan, inputs, into, made)
+            handing = HandOver(flow, plan, inputs, into, made, hang_after_s)
             handing._clear_sinks()
             yield handing
 
@@ -159,7 +172,14 @@ class HandOver:
             if name in self.into and isinstance(sink, TwoPhaseSink):
                 save = self.save
                 place = Place(self.plan.flow, name, 0, save.generation, transactional=True)
-                sink.recover_at(replace(place, store=save.store), [])
+                self._clear(sink, name, replace(place, store=save.store))
+
+    def _clear(self, sink: TwoPhaseSink[Any], step: str, place: Place) -> None:
+        def work() -> None:
+            with TokenCall(step, sink, "recover", []):
+                check_done(sink.recover_at(place, []))
+
+        watched(work, self.hang_after_s)
 
     def commit(self, told: Sequence[dict[str, Any]]) -> None:
         """All tasks are done, and have told this: make the snapshot count, and let others see what sinks got."""
@@ -172,12 +192,27 @@ class HandOver:
             for name, given in self.inputs.items()
             if given.positions
         ]
-        parts = self.made.commit(self.plan, told, positions)
+        self._publish(self.made.commit(self.plan, told, positions))
+
+    def _publish(self, parts: Sequence[SinkPart]) -> None:
+        """Let every sink show what was prepared for the snapshot; a step with an error commits nothing after it."""
+        wrong: list[BaseException] = []
         for step, sink in self.plan.sinks.items():
             tokens = [part.token for part in parts if part.step == step]
-            if tokens:
-                assert isinstance(sink, TwoPhaseSink)
-                sink.commit_all(tokens)
+            if not tokens:
+                continue
+            assert isinstance(sink, TwoPhaseSink)
+            try:
+                for call in commit_calls(step, sink, tokens):
+                    watched(call, self.hang_after_s)
+            except BaseException as error:
+                pass_interrupt(error)
+                wrong.append(error)
+        if wrong:
+            raise BatchError(
+                f"snapshot {self.save.snapshot} is saved, but not all output is visible yet: "
+                f"{'; '.join(map(str, wrong))}\nThe flow makes it visible when it goes on from the snapshot"
+            ) from wrong[0]
 
     def _save_positions(self, name: str, positions: Mapping[Hashable, Any], reached: int) -> Part:
         states = [

@@ -20,6 +20,7 @@ from railgun.core.errors import RailgunError, pass_interrupt
 from railgun.core.frontier import MIN
 from railgun.core.hashing import hash_keys
 from railgun.flow.calls import TokenCall
+from railgun.flow.committing import commit_calls
 from railgun.flow.functions import check_done
 from railgun.flow.operators.receiving import Receiving
 from railgun.flow.sink import TwoPhaseSink
@@ -228,23 +229,37 @@ class Saver:
         self._prepared += given
 
     def _publish(self, parts: list[SinkPart]) -> None:
-        """Commit tokens, in another thread."""
-        for step, sink in self._sinks().items():
-            tokens = [part.token for part in parts if part.step == step]
-            if sink.commits_together and tokens:
-                with TokenCall(step, sink, "commit_all", tokens):
-                    check_done(sink.commit_all(tokens))  # type: ignore[func-returns-value]
-                continue
-            for token in tokens:
-                with TokenCall(step, sink, "commit", [token]):
-                    check_done(sink.commit(token))
+        """Commit, in another thread. What one sink raises is raised after the others have had their turn."""
+
+        def commit(sink: TwoPhaseSink[Any], step: str) -> None:
+            for call in commit_calls(
+                step, sink, [part.token for part in parts if part.step == step]
+            ):
+                call()
+
+        self._in_each_sink(commit)
 
     def recover(self, tokens: list[SinkPart]) -> None:
         """Publish again what belongs to the snapshot that is loaded, and nothing else of older generations."""
-        for step, sink in self._sinks().items():
+
+        def recover(sink: TwoPhaseSink[Any], step: str) -> None:
             mine = [token.token for token in tokens if token.step == step]
             with TokenCall(step, sink, "recover", mine):
                 check_done(sink.recover_at(self.runtime.place_of(step), mine))
+
+        self._in_each_sink(recover)
+
+    def _in_each_sink(self, work: Callable[[TwoPhaseSink[Any], str], None]) -> None:
+        """Call `work` for each sink and its step; raise the first error at the end: no sink waits for another's."""
+        first: BaseException | None = None
+        for step, sink in self._sinks().items():
+            try:
+                work(sink, step)
+            except BaseException as error:
+                pass_interrupt(error)
+                first = first or error
+        if first is not None:
+            raise first
 
     def _sinks(self) -> dict[str, TwoPhaseSink[Any]]:
         return {
