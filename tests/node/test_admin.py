@@ -92,6 +92,11 @@ class BadDisk(NodeDisk):
         self._step("remove", path)
         super().remove(path)
 
+    def rename(self, path: str, to: str) -> None:
+        """Refused or done."""
+        self._step("rename", path)
+        super().rename(path, to)
+
     def sync_directory(self, path: str) -> None:
         """Refused or done."""
         self._step("sync", path)
@@ -329,7 +334,7 @@ def test_a_delete_that_fails_leaves_the_stream_or_nothing(tmp_path: Path) -> Non
             sub = await client.subscribe("kept")
             await take(sub, 2)
             disk = spoil(running)
-            disk.refuses = {"remove kept/stream.json": BROKEN, "sync doubtful": BROKEN}
+            disk.refuses = {"rename kept/stream.json": BROKEN, "sync doubtful": BROKEN}
             await refused("STORAGE", client.delete("kept"))
             assert await client.publish("kept", b"c") == 2
             assert (await sub.next(DEADLINE)).payload == b"c"
@@ -386,7 +391,7 @@ def test_what_a_crash_has_left_of_a_deleted_stream_is_taken_away(
             await client.publish("orders", b"old")
             await running.stop()
             home = tmp_path / "streams" / "orders"
-            (home / "stream.json").unlink()
+            (home / "stream.json").rename(home / "deleted")
             for name in ("log", "groups"):
                 if name not in left:
                     shutil.rmtree(home / name)
@@ -394,6 +399,52 @@ def test_what_a_crash_has_left_of_a_deleted_stream_is_taken_away(
             client = await running.client()
             assert await client.streams() == []
             assert not home.exists()
+
+    run(main())
+
+
+def test_a_stream_that_was_only_begun_to_be_made_is_taken_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await running.stop()
+            (tmp_path / "streams" / "orders" / "stream.json").unlink()
+            await running.start()
+            assert not (tmp_path / "streams" / "orders").exists()
+            client = await running.client()
+            assert await client.streams() == []
+
+    run(main())
+
+
+def test_messages_without_settings_are_kept_and_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure("orders")
+            await client.publish_many("orders", [b"a", b"b"])
+            await running.stop()
+            settings = tmp_path / "streams" / "orders" / "stream.json"
+            content = settings.read_bytes()
+            settings.unlink()
+            before = {path: path.stat().st_size for path in settings.parent.rglob("*.log")}
+            for _ in range(2):
+                await running.start()
+                assert running.server is not None
+                [told] = [one for one in running.told if "'orders'" in one]
+                assert "it has messages, and" in told
+                assert "stream.json is missing" in told
+                [alarm] = [one for one in running.server.node.alarms() if "orders" in one["text"]]
+                assert alarm["code"] == "NOT_OPENED"
+                client = await running.client()
+                await refused("STORAGE", client.ensure("orders"))
+                await running.stop()
+                assert {path: path.stat().st_size for path in before} == before
+            settings.write_bytes(content)
+            await running.start()
+            client = await running.client()
+            assert await stored(client, "orders") == {0: b"a", 1: b"b"}
 
     run(main())
 

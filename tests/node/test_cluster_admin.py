@@ -341,6 +341,21 @@ def test_streams_that_are_of_no_cluster_are_told(tmp_path: Path) -> None:
     run(main())
 
 
+def test_streams_that_hold_what_is_staged_are_not_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client = await cluster.client()
+            await client.ensure("orders")
+            producer = await client.producer("orders", "flow", 1)
+            stage = await producer.open()
+            await stage.put([b"x"])
+            assert "orders.staged" in cluster.member(cluster.master()).metadata.streams
+            told = await client.admin("cluster")
+            assert told["streams"] == told["regions"][0]["streams"] == 1
+
+    run(main())
+
+
 def test_streams_are_listed_as_their_masters_know_them(tmp_path: Path) -> None:
     async def main() -> None:
         async with clustered(tmp_path) as cluster:

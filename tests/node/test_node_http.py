@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 from tests.node.running import DEADLINE, Running, node, run, take
+from yarl import URL
 
 from railgun.client.client import connect
 from railgun.client.errors import StreamsError
@@ -41,7 +43,10 @@ class Web:
         """Status, and what was answered."""
         data = json.dumps(body) if body is not None and not isinstance(body, bytes) else body
         asked = self.session.request(
-            method, self.url + path, data=data, headers=self.headers if headers is None else headers
+            method,
+            URL(self.url + path, encoded=True),
+            data=data,
+            headers=self.headers if headers is None else headers,
         )
         async with asked as answer:
             text = await answer.text()
@@ -502,3 +507,24 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
             await server.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["plain", "5f3a/orders/totals", "a/begin", "a b/%/ü"])
+@pytest.mark.parametrize("safe", ["/", ""], ids=["as-it-is", "percent-2F"])
+def test_producers_have_slashes_in_their_names(tmp_path: Path, name: str, safe: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (_, web):
+            assert (await web("PUT", "/streams/orders"))[0] == 200
+            of = f"/streams/orders/producers/{quote(name, safe=safe)}"
+            status, begun = await web("POST", f"{of}/begin", {"epoch": 1})
+            assert (status, begun["epoch"]) == (200, 1)
+            status, opened = await web("POST", f"{of}/open", {"epoch": 1})
+            assert (status, opened["sequence"]) == (200, 1)
+            status, _ = await web("POST", f"{of}/commit", {"epoch": 1, "counts": {}})
+            assert status == 200
+            status, known = await web("GET", "/streams/orders/producers")
+            assert [one["name"] for one in known] == [name]
+            assert (await web("DELETE", of))[0] == 200
+            assert (await web("GET", "/streams/orders/producers"))[1] == []
+
+    run(main())

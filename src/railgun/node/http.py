@@ -24,7 +24,7 @@ from aiohttp import web
 
 from railgun.core.errors import RailgunError
 from railgun.node import admin, openapi
-from railgun.node.errors import PortTakenError
+from railgun.node.errors import BadRequestError, PortTakenError
 from railgun.node.metrics import prometheus
 from railgun.wire.commands import VERSION
 from railgun.wire.http import Handler, HttpPort, answer, bears, figures, refusal
@@ -54,7 +54,8 @@ class Api(HttpPort):
         self._document = openapi.document(str(VERSION))
         app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
         for call in admin.CALLS.values():
-            app.router.add_route(call.method, call.path, partial(self._call, call))
+            path = call.path.replace("{producer}", "{producer:.+}")  # their names may have slashes
+            app.router.add_route(call.method, path, partial(self._call, call))
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/openapi.json", self._openapi)
@@ -98,7 +99,7 @@ class Api(HttpPort):
         more = _query(call, request) if in_query else admin.arguments_of(await request.read())
         twice = given.keys() & more.keys()
         if twice:
-            raise admin.BadRequestError(f"{min(twice)} is in the path already")
+            raise BadRequestError(f"{min(twice)} is in the path already")
         node = self._server.node
         done = node.spawn(self._done(call, given | more))
         return answer(await asyncio.shield(done))  # what was begun is not left half done
@@ -131,7 +132,7 @@ def _query(call: admin.Call, request: web.Request) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in request.query.items():
         if name in found:
-            raise admin.BadRequestError(f"{name[:80]} is given twice")
+            raise BadRequestError(f"{name[:80]} is given twice")
         found[name] = kinds[name].typed(text) if name in kinds else text
     return found
 

@@ -13,6 +13,7 @@ from railgun.node.counts import BOUNDS
 from railgun.node.groups import GroupDriver
 from railgun.node.node import Ephemeral, Node
 from railgun.node.persistent import Persistent
+from railgun.node.settings import STAGING
 
 _STREAM: Final[tuple[tuple[str, str, str, Callable[[Persistent], float]], ...]] = (
     ("first", "gauge", "First offset that is kept", lambda s: s.log.first),
@@ -40,7 +41,9 @@ def prometheus(node: Node, connections: int) -> str:
     """The figures of a node, since it was started."""
     text = Text()
     text.gauge("connections", "Clients that are connected", connections)
-    text.gauge("streams", "Streams there are", len(node.streams))
+    text.gauge(
+        "streams", "Streams there are", sum(not name.endswith(STAGING) for name in node.streams)
+    )
     text.counter("publishes_refused_total", "Publishes and messages that were refused, by code")
     persistent = {n: s for n, s in sorted(node.streams.items()) if isinstance(s, Persistent)}
     refused = node.refused.copy()

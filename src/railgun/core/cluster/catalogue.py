@@ -40,8 +40,9 @@ from railgun.core.cluster.fields import (
 from railgun.core.cluster.nodes import GLOBAL
 
 DEAD: Final = ".dlq"
-STAGING: Final = ".staged"
 """The dead letters of a stream are in the stream of its name with this at its end."""
+STAGING: Final = ".staged"
+"""What producers stage for a stream is in the stream of its name with this at its end, which nobody sees."""
 MOST_STREAMS: Final = 100_000
 MOST_GROUPS: Final = 100_000
 """Of a stream."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ from railgun.node.errors import NoMasterError
 from railgun.node.node import Stream
 from railgun.node.persistent import Persistent
 from railgun.node.routing import MASTER_WAIT
-from railgun.node.settings import SECOND
+from railgun.node.settings import SECOND, STAGING
 
 if TYPE_CHECKING:
     from railgun.node.cluster.member import Member
@@ -229,7 +230,7 @@ class Overview:
             "learners": list(members.learners) if members is not None else [],
             "nodes": self.nodes(told),
             "regions": [self._region(name, told) for name in sorted(metadata.regions)],
-            "streams": len(metadata.streams) + len(self._kept()),
+            "streams": _count({*metadata.streams, *self._kept()}),
             "is_known": bool(metadata.cluster),
             "settings": dict(metadata.settings),
         }
@@ -321,7 +322,7 @@ class Overview:
             "inactive_for": 0.0 if region.is_active else round(now - since, 3),
             "voting": list(region.voting),
             "learning": list(region.learning),
-            "streams": len(here),
+            "streams": _count(here),
             "unwritable": {stream: sorted(ids) for stream, ids in sorted(unwritable.items())},
             "acting": there.get("acting"),
             "idle_for": there.get("idle_for", 0.0),
@@ -431,3 +432,8 @@ class Overview:
             told = f"it has known no leader for {self.leaderless_for:.0f} s"
             return {"NO_LEADER": told}
         return {}
+
+
+def _count(names: Iterable[str]) -> int:
+    """Return how many streams there are, without those that hold what producers stage."""
+    return sum(not name.endswith(STAGING) for name in names)
