@@ -13,6 +13,7 @@ from railgun.core.producer import (
     FencedError,
     GapError,
     Intent,
+    LabelForgottenError,
     LostOutputError,
     NoProducerError,
     SequenceOverError,
@@ -242,3 +243,149 @@ def test_only_producers_with_a_lifetime_expire() -> None:
     gone = producers.forget("client")
     assert gone is not None
     assert producers.begin("other", 0, now=0).number > gone.number
+
+
+# ---------------------------------------------------------------- labels and sessions
+
+
+def labelled(producers: Producers, counts: dict[int, int], labels: range) -> bool:
+    """Commit under labels; False: that was done before."""
+    intent = producers.commit("flow", 1, counts, end=100, now=0, labels=labels)
+    if intent is not None:
+        producers.committed("flow", intent.number)
+    return intent is not None
+
+
+def test_a_label_that_was_committed_is_done_whatever_is_staged_for_it() -> None:
+    producers = begun()
+    assert labelled(producers, {staged(producers): 3}, range(8))
+    for later in (producers, again(producers)):
+        for label in (0, 3, 7):
+            repeated = staged(later)
+            assert not labelled(later, {repeated: 3}, range(label, label + 1))
+            assert repeated not in later.by_name["flow"].staged
+        assert labelled(later, {staged(later): 3}, range(8, 9))
+        assert later.by_name["flow"].labels == [(0, 9)]
+
+
+def test_an_older_epoch_is_told_that_its_label_is_done_and_else_fenced() -> None:
+    producers = begun(epoch=1)
+    old = staged(producers)
+    producers.begin("flow", 2, now=0, keep=[])
+    new = staged(producers, epoch=2)
+    with pytest.raises(FencedError):
+        producers.commit("flow", 1, {old: 3}, end=100, now=0, labels=range(1))
+    intent = producers.commit("flow", 2, {new: 3}, end=100, now=0, labels=range(1))
+    assert intent is not None
+    producers.committed("flow", intent.number)
+    assert producers.commit("flow", 1, {old: 3}, end=100, now=0, labels=range(1)) is None
+
+
+def test_a_label_counts_when_its_commit_is_done_and_not_before() -> None:
+    producers = begun()
+    sequence = staged(producers)
+    intent = producers.commit("flow", 1, {sequence: 3}, end=100, now=0, labels=range(1))
+    assert intent is not None
+    done, undone = again(producers), again(producers)
+    for later in (done, undone):
+        later.found(1, sequence, 3, 30, 0)
+    done.committed("flow", intent.number)
+    undone.abandoned("flow", intent.number)
+    assert not labelled(done, {staged(done): 3}, range(1))
+    assert labelled(undone, {sequence: 3}, range(1))
+
+
+def test_what_else_was_staged_for_a_label_is_dropped_with_its_commit() -> None:
+    producers = begun()
+    opened = [producers.open("flow", 1, now=0, label=label)[0] for label in (0, 0, 0, 1)]
+    for n, sequence in enumerate(opened[:2] + opened[3:]):
+        producers.staged(1, 1, sequence, 0, 3, 30, 3 * n)
+    assert labelled(producers, {opened[0]: 3}, range(1))
+    assert [*producers.by_name["flow"].staged] == [opened[3]]
+    for sequence, at in ((opened[1], 3), (opened[2], 0)):  # of tasks that lost, and go on
+        with pytest.raises(SequenceOverError, match="label 0 was committed before"):
+            producers.staged(1, 1, sequence, at, 3, 30, 9)
+    with pytest.raises(SequenceOverError, match="label 0 was committed before"):
+        producers.open("flow", 1, now=0, label=0)
+
+
+def test_sequences_are_committed_under_one_label_only() -> None:
+    producers = begun()
+    sequence = staged(producers)
+    committed(producers, {sequence: 3})
+    with pytest.raises(SequenceOverError, match="not under label 4"):
+        labelled(producers, {sequence: 3}, range(5))
+
+
+def test_labels_may_be_committed_with_nothing() -> None:
+    producers = begun()
+    assert producers.pass_over("flow", 1, range(5), now=0)
+    assert not producers.pass_over("flow", 1, range(3), now=0)
+    assert not labelled(again(producers), {99: 3}, range(5))
+    with pytest.raises(FencedError):
+        producers.pass_over("flow", 0, range(9), now=0)
+
+
+def test_labels_in_any_order_are_remembered_as_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    producers = begun()
+    for label in (7, 3, 5, 4):
+        assert labelled(producers, {staged(producers): 3}, range(label, label + 1))
+    assert producers.by_name["flow"].labels == [(3, 6), (7, 8)]
+    monkeypatch.setattr(rules, "MOST_RANGES", 2)
+    assert labelled(producers, {staged(producers): 3}, range(20, 21))
+    later = again(producers)
+    assert not labelled(later, {staged(later): 3}, range(7, 8))
+    for label in (3, 6):  # written, and not: nobody knows any more
+        with pytest.raises(LabelForgottenError, match="labels from 7 on are"):
+            labelled(later, {staged(later): 3}, range(label, label + 1))
+
+
+def test_a_session_has_an_epoch_of_its_own_and_drops_what_was_staged_before() -> None:
+    producers = Producers()
+    first = producers.begin_session("flow", "a", now=0)
+    assert (first.epoch, first.session) == (1, "a")
+    sequence = staged(producers)
+    assert producers.begin_session("flow", "a", now=0).epoch == 1
+    assert sequence in first.staged
+    assert producers.begin_session("flow", "b", now=0).epoch == 2
+    assert not first.staged
+    for later in (producers, again(producers)):
+        later.found(1, sequence, 3, 30, 0)
+        assert not later.by_name["flow"].staged
+        with pytest.raises(FencedError, match="'a' has a successor, 'b'"):
+            later.begin_session("flow", "a", now=0)
+        with pytest.raises(FencedError):
+            later.open("flow", 1, now=0)
+        assert later.begin_session("flow", "b", now=0).epoch == 2
+
+
+def test_no_session_begins_while_a_commit_is_under_way() -> None:
+    producers = Producers()
+    producers.begin_session("flow", "a", now=0)
+    commit(producers, {staged(producers): 3})
+    with pytest.raises(BusyError):
+        producers.begin_session("flow", "b", now=0)
+    assert producers.by_name["flow"].epoch == 1
+
+
+def test_a_number_above_those_of_sessions_begins_an_epoch() -> None:
+    producers = Producers()
+    producers.begin_session("flow", "a", now=0)
+    producers.begin("flow", 5, now=0)
+    with pytest.raises(FencedError):
+        producers.begin_session("flow", "a", now=0)
+    assert producers.begin_session("flow", "b", now=0).epoch == 6
+
+
+def test_a_producer_with_labels_is_not_forgotten_and_loses_what_it_staged_long_ago() -> None:
+    producers = Producers()
+    producers.begin("flow", 1, now=0, lifetime=100)
+    assert producers.expired(now=1_000) == ["flow"]
+    assert labelled(producers, {staged(producers): 3}, range(1))
+    old, new = (producers.open("flow", 1, now=0)[0] for _ in range(2))
+    producers.staged(1, 1, old, 0, 3, 30, 0, now=850)
+    producers.staged(1, 1, new, 0, 3, 30, 3, now=950)
+    assert producers.expired(now=1_000) == []
+    producers.drop_stale(now=1_000)
+    assert [*producers.by_name["flow"].staged] == [new]
+    assert again(producers).by_name["flow"].labels == [(0, 1)]

@@ -179,6 +179,12 @@ def add_streams(commands: Any) -> None:
         ("--id-box", seconds, "S", "IDs are remembered for so many seconds (120)"),
         ("--max-ids", _some, "N", "at most so many IDs are remembered at a time (1000000)"),
         (
+            "--max-staged",
+            _some,
+            "N",
+            "at most so many bytes are staged by producers and not committed (8589934592: 8 GiB)",
+        ),
+        (
             "--dead-distance",
             _or_none(number),
             "N",

@@ -758,18 +758,20 @@ class Client:
         self,
         stream: str,
         name: str,
-        epoch: int,
+        epoch: int | None = None,
         *,
         keep: Iterable[int] | None = None,
         lifetime: float | None = None,
+        session: str | None = None,
     ) -> Producer:
         """Begin an epoch of a producer, which stages messages and commits them exactly once (`client.producer`).
 
         `keep`: drop what earlier epochs have staged, but for these sequences; None: drop nothing. `lifetime`: it is
-        forgotten when it is not used for so long (seconds); None: never. Raises `StreamsError` with the code `FENCED`
-        if a later epoch has begun.
+        forgotten when it is not used for so long (seconds); None: never. `session`: in place of an epoch, a name that
+        nobody else has; a new one is given the next epoch, and what was staged before is dropped. Raises `StreamsError`
+        with the code `FENCED` if a later epoch has begun.
         """
-        return await begin(self, stream, name, epoch, keep, lifetime)
+        return await begin(self, stream, name, epoch, keep, lifetime, session)
 
     def put_staged(
         self, stream: str, payloads: list[bytes], staging: p.Staging

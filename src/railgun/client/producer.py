@@ -24,6 +24,10 @@ Rules:
    by the client if need be; the stream keeps them in order, each once.
 3. A commit may be repeated at any time, by any process that knows what was staged (`Stage.sequence`, `Stage.count`).
    What is neither staged nor committed is an error (`LOST_OUTPUT`).
+4. A commit may have a label, a number of the producer's own. What has a label that was committed before is done, for as
+   long as there is the stream, also if it was staged once more for other sequences: these are dropped.
+5. Who cannot count its epochs has a session instead, a name that nobody else has. The stream gives a new session the
+   next epoch, and drops what was staged before.
 """
 
 from __future__ import annotations
@@ -110,27 +114,47 @@ class Producer:
         """Of the stream: one that was deleted and made anew is another one."""
         self.staged: dict[int, int] = {int(n): count for n, count in answer["staged"].items()}
         """What was staged when it began: messages, by their sequence."""
+        self.labels: list[tuple[int, int]] = [(a, b) for a, b in answer.get("labels", ())]
+        """The labels that were committed when it began: ranges, both ends in."""
 
-    async def open(self) -> Stage:
-        """Return a new sequence to stage messages for."""
-        answer = await self._ask("open_sequence")
+    async def open(self, label: int | None = None) -> Stage:
+        """Return a new sequence to stage messages for.
+
+        `label`: under which it will be committed; what else is staged for the label is dropped then. Raises
+        `StreamsError` with the code `SEQUENCE_OVER` if that label was committed.
+        """
+        more = {} if label is None else {"label": label}
+        answer = await self._ask("open_sequence", **more)
         return Stage(self, answer["sequence"])
 
     async def commit(
-        self, stages: Iterable[Stage] | Mapping[int, int], timeout: float | None = None
+        self,
+        stages: Iterable[Stage] | Mapping[int, int],
+        timeout: float | None = None,
+        *,
+        label: int | None = None,
+        label_since: int | None = None,
     ) -> int:
         """Let what was staged be part of the stream, all of it together; return how many messages that were now.
 
-        `stages`: or sequences, each with its number of messages. Raises `StreamsError` with the code `LOST_OUTPUT` if
-        one of them is neither staged nor committed, and `FENCED`.
+        `stages`: in their order; or sequences, each with its number of messages. `label`: a number for this commit; if
+        it was committed before, nothing is done, and these stages are dropped. `label_since`: all labels from it on
+        count as committed, too. Raises `StreamsError` with the code `LOST_OUTPUT` if one of the stages is neither
+        staged nor committed, and `FENCED`.
         """
         if not isinstance(stages, Mapping):
             stages = {one.sequence: one.count for one in stages}
-        return int((await self._commit(stages, timeout))["committed"])
+        labels = {"label": label, "label_since": label_since}
+        more = {name: value for name, value in labels.items() if value is not None}
+        return int((await self._commit(stages, timeout, **more))["committed"])
 
-    async def _commit(self, counts: Mapping[int, int], timeout: float | None = None) -> Any:
+    async def _commit(
+        self, counts: Mapping[int, int], timeout: float | None = None, **more: Any
+    ) -> Any:
         by_name = {str(sequence): count for sequence, count in counts.items()}
-        return await self._ask("commit_sequences", timeout, counts=by_name)
+        if sorted(counts) != list(counts):
+            more["order"] = list(counts)
+        return await self._ask("commit_sequences", timeout, counts=by_name, **more)
 
     async def drop(self, stages: Iterable[Stage]) -> None:
         """Drop what was staged, and will not be committed."""
@@ -190,15 +214,18 @@ async def begin(
     client: Client,
     stream: str,
     name: str,
-    epoch: int,
+    epoch: int | None,
     keep: Iterable[int] | None = None,
     lifetime: float | None = None,
+    session: str | None = None,
 ) -> Producer:
     """Begin an epoch of a producer; see `Client.producer`."""
     check_text("stream", stream)
     check_text("name", name)
-    more: dict[str, Any] = {} if keep is None else {"keep": list(keep)}
+    more: dict[str, Any] = {"epoch": epoch, "session": session}
+    more["keep"] = None if keep is None else list(keep)
     if lifetime is not None and math.isfinite(lifetime):
         more["lifetime"] = lifetime
-    answer = await client.admin("begin_producer", name=stream, producer=name, epoch=epoch, **more)
-    return Producer(client, stream, name, epoch, answer)
+    given = {key: value for key, value in more.items() if value is not None}
+    answer = await client.admin("begin_producer", name=stream, producer=name, **given)
+    return Producer(client, stream, name, answer["epoch"], answer)

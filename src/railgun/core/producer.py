@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -48,6 +48,12 @@ class LostOutputError(ProducerError):
     code: ClassVar[str] = "LOST_OUTPUT"
 
 
+class LabelForgottenError(ProducerError):
+    """A commit has a label of which it is not known any more whether it was committed."""
+
+    code: ClassVar[str] = "LABEL_FORGOTTEN"
+
+
 class BusyError(ProducerError):
     """A commit of this producer is under way."""
 
@@ -62,6 +68,8 @@ class Intent:
     sequences: tuple[int, ...]
     since: int
     """The unit is not before this offset of the stream."""
+    labels: range | None = None
+    """The labels that are committed with it."""
 
 
 @dataclass(slots=True)
@@ -72,6 +80,37 @@ class Staged:
     """The offset of its first message in the staging log."""
     count: int = 0
     size: int = 0
+    used: int = 0
+    """When the last piece came (µs)."""
+
+
+Ranges = list[tuple[int, int]]
+"""Ranges of numbers, the last ones out, in order, none of which touches another."""
+
+
+def contains(ranges: Ranges, number: int) -> bool:
+    """Return whether a number is in one of the ranges.
+
+    >>> [contains([(1, 3), (7, 8)], n) for n in (0, 2, 3, 7)]
+    [False, True, False, True]
+    """
+    at = bisect_right(ranges, (number, _MOST)) - 1
+    return at >= 0 and number < ranges[at][1]
+
+
+def add_range(ranges: Ranges, first: int, end: int) -> None:
+    """Add the numbers from `first` to before `end` to the ranges.
+
+    >>> ranges = [(1, 3), (7, 8), (20, 30)]
+    >>> add_range(ranges, 3, 7)
+    >>> ranges
+    [(1, 8), (20, 30)]
+    """
+    low = bisect_left(ranges, first, key=lambda one: one[1])
+    high = bisect_right(ranges, end, key=lambda one: one[0])
+    if low < high:
+        first, end = min(first, ranges[low][0]), max(end, ranges[high - 1][1])
+    ranges[low:high] = [(first, end)]
 
 
 @dataclass(slots=True)
@@ -92,8 +131,16 @@ class Producer:
     floor: int = 1
     """What is staged for sequences below is dropped, but for those in `kept`."""
     kept: frozenset[int] = frozenset()
-    committed: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of sequences, the last ones out, in order."""
+    committed: Ranges = field(default_factory=list)
+    """Sequences that were committed."""
+    labels: Ranges = field(default_factory=list)
+    """Labels that were committed."""
+    labels_from: int = 0
+    """What was committed under labels below is known by `labels` no more."""
+    session: str = ""
+    """The session that has begun this epoch; empty: it was begun by its number."""
+    past: tuple[str, ...] = ()
+    """The sessions of earlier epochs, the latest ones."""
     commits: int = 0
     """The number of its last commit."""
     intent: Intent | None = None
@@ -102,6 +149,8 @@ class Producer:
     used: int = 0
     """When it was used last (µs)."""
     staged: dict[int, Staged] = field(default_factory=dict)
+    opened: dict[int, int] = field(default_factory=dict)
+    """The labels that sequences were opened for; that is not noted."""
 
     def is_alive(self, sequence: int) -> bool:
         """Return whether what is staged for a sequence was not dropped."""
@@ -109,20 +158,23 @@ class Producer:
 
     def is_committed(self, sequence: int) -> bool:
         """Return whether a sequence was committed."""
-        at = bisect_right(self.committed, (sequence, _MOST)) - 1
-        return at >= 0 and sequence < self.committed[at][1]
+        return contains(self.committed, sequence)
 
-    def add_committed(self, sequence: int) -> None:
-        """Remember that a sequence was committed."""
-        ranges = self.committed
-        at = bisect_right(ranges, (sequence, _MOST))
-        first, end = sequence, sequence + 1
-        if at < len(ranges) and ranges[at][0] == end:
-            end = ranges.pop(at)[1]
-        if at and ranges[at - 1][1] == first:
-            at -= 1
-            first = ranges.pop(at)[0]
-        ranges.insert(at, (first, end))
+    def has_label(self, label: int) -> bool:
+        """Return whether a label was committed."""
+        return contains(self.labels, label)
+
+    def add_labels(self, labels: range, most: int) -> None:
+        """Remember that labels were committed, as `most` ranges at most."""
+        add_range(self.labels, labels.start, labels.stop)
+        if len(self.labels) > most:
+            del self.labels[:-most]
+            self.labels_from = self.labels[0][0]
+
+    def drop(self, sequence: int) -> None:
+        """Drop what is staged for a sequence."""
+        self.staged.pop(sequence, None)
+        self.opened.pop(sequence, None)
 
     def note(self) -> dict[str, Any]:
         """Return what must not be forgotten, as plain values."""
@@ -136,8 +188,13 @@ class Producer:
             "floor": self.floor,
             "kept": sorted(self.kept),
             "committed": list(map(list, self.committed)),
+            "labels": list(map(list, self.labels)),
+            "labels_from": self.labels_from,
+            "session": self.session,
+            "past": list(self.past),
             "commits": self.commits,
             "intent": intent and [intent.number, list(intent.sequences), intent.since],
+            "intent_labels": intent and intent.labels and [intent.labels.start, intent.labels.stop],
             "last": self.last and [list(self.last[0]), self.last[1]],
             "used": self.used,
         }
@@ -150,10 +207,14 @@ class Producer:
         made.since, made.floor = note["since"], note["floor"]
         made.kept = frozenset(note["kept"])
         made.committed = [(first, end) for first, end in note["committed"]]
+        made.labels = [(first, end) for first, end in note.get("labels", ())]
+        made.labels_from = note.get("labels_from", 0)
+        made.session, made.past = note.get("session", ""), tuple(note.get("past", ()))
         made.commits, made.used = note["commits"], note["used"]
         if note["intent"] is not None:
             number, sequences, since = note["intent"]
-            made.intent = Intent(number, tuple(sequences), since)
+            labels = note.get("intent_labels")
+            made.intent = Intent(number, tuple(sequences), since, labels and range(*labels))
         if note["last"] is not None:
             made.last = tuple(note["last"][0]), note["last"][1]
         return made

@@ -11,6 +11,9 @@ Rules:
 2. *Epochs.* A producer begins with an epoch. When it has begun with a higher one, whoever has a lower one is refused
    (`FencedError`), for ever: it was given up for dead, and its successor is at work. What was staged in earlier epochs
    may still be committed by the later one; all that this does not name when it begins (`keep`) is dropped.
+   Who has no number of its own to begin with has a *session*, a name that nobody else has: the stream gives it the next
+   epoch, the same one however often it begins, and drops all that was staged before. A session that has a
+   successor never begins again (of the last `MOST_SESSIONS`; an older one would begin a new epoch).
 3. *Sequences.* What is staged belongs to a sequence, a number that the stream gives. None is given twice, whatever a
    producer remembers or forgets, so nothing new is ever taken for something that was committed before.
 4. *Staging* is in order: each piece says how many messages of its sequence lie before it. One that is sent again is
@@ -22,8 +25,14 @@ Rules:
    which not just so many are staged, is lost, and that is an error (`LostOutputError`), never silence.
 6. What was committed is remembered as ranges of sequences for as long as there is the stream. If there are more than
    `MOST_RANGES` of them the oldest are forgotten; a commit of what was forgotten is an error, too.
-7. Producers that are not used for longer than they asked for when they began (`lifetime`) are forgotten, with what they
-   have staged; those of flows never are.
+7. *Labels.* A commit may have labels, numbers that its producer gives it: a range, and the last of them says what the
+   commit is. If that one was committed before, the commit is done, whatever sequences it names, also for an older
+   epoch, and what is staged for these is dropped. So is what else was staged for a label that is committed, as far
+   as sequences were opened for one (that is not noted: after a restart it is dropped by rule 2 or 8). Labels are
+   remembered as sequences are; a label below those that were forgotten is an error (`LabelForgottenError`).
+8. Producers that are not used for longer than they asked for when they began (`lifetime`) are forgotten, with what they
+   have staged; those of flows never are. One that has committed a label is not forgotten either, and loses only what it
+   has staged so long ago.
 
 A commit, and what survives a crash at any point of it:
 
@@ -37,7 +46,7 @@ Whoever finds a note with an intent looks in the stream for a unit with its numb
 
 Duties of the driver:
 
-1. What changes a note (`begin`, `open` at times, `commit`, `committed`) is answered when the note is safe.
+1. What changes a note (`begin`, `open` at times, `commit`, `committed`, `pass_over`) is answered when the note is safe.
 2. `staged` is asked for each piece in the order in which pieces are appended to the staging log. If one could not be
    appended, `not_staged` takes it and all behind it back.
 3. One thing at a time: while there is an intent, `begin` and `commit` raise `BusyError`, and are asked again. So nobody
@@ -57,17 +66,21 @@ from railgun.core.producer import (
     FencedError,
     GapError,
     Intent,
+    LabelForgottenError,
     LostOutputError,
     NoProducerError,
     Producer,
     SequenceOverError,
     Staged,
+    add_range,
 )
 
 RESERVED: Final = 1_000
 """So many sequences are given between two notes."""
 MOST_RANGES: Final = 10_000
-"""Ranges of committed sequences that are remembered of a producer."""
+"""Ranges of committed sequences, and of labels, that are remembered of a producer."""
+MOST_SESSIONS: Final = 16
+"""Sessions with a successor that are remembered of a producer."""
 
 
 class Producers:
@@ -80,7 +93,7 @@ class Producers:
     True
     >>> intent = producers.commit("flow", 1, {sequence: 3}, end=100, now=0)
     >>> intent
-    Intent(number=1, sequences=(1,), since=100)
+    Intent(number=1, sequences=(1,), since=100, labels=None)
     >>> producers.committed("flow", intent.number)
     >>> producers.commit("flow", 1, {sequence: 3}, end=103, now=0) is None
     True
@@ -118,14 +131,36 @@ class Producers:
         self._check_idle(producer)
         producer.used = now
         if epoch > producer.epoch:
-            producer.epoch, producer.since = epoch, producer.next
+            self._succeed(producer, epoch, "")
         if keep is not None:
             producer.floor = producer.since
             producer.kept = frozenset(keep) & producer.staged.keys()
             for sequence in list(producer.staged):
                 if not producer.is_alive(sequence):
-                    del producer.staged[sequence]
+                    producer.drop(sequence)
         return producer
+
+    def begin_session(self, name: str, session: str, now: int, lifetime: int = 0) -> Producer:
+        """Begin the next epoch for a session, and drop what was staged before; or take part in the session's epoch.
+
+        Raises `FencedError` if another session has begun since, and `BusyError`.
+        """
+        producer = self.by_name.get(name)
+        if producer is None:
+            producer = self.begin(name, 0, now, lifetime=lifetime)
+        if session in producer.past:
+            raise FencedError(
+                f"producer {name!r}: session {session!r} has a successor, {producer.session!r}: it is over"
+            )
+        if session != producer.session:
+            self._check_idle(producer)
+            self._succeed(producer, producer.epoch + 1, session)
+        return self.begin(name, producer.epoch, now, keep=())
+
+    def _succeed(self, producer: Producer, epoch: int, session: str) -> None:
+        if producer.session:
+            producer.past = (*producer.past, producer.session)[-MOST_SESSIONS:]
+        producer.epoch, producer.since, producer.session = epoch, producer.next, session
 
     def _add(self, producer: Producer) -> Producer:
         self.by_name[producer.name] = producer
@@ -155,18 +190,38 @@ class Producers:
 
     # ------------------------------------------------------------ staging
 
-    def open(self, name: str, epoch: int, now: int) -> tuple[int, bool]:
-        """Return a new sequence, and whether the note has to be safe before it is told."""
+    def open(self, name: str, epoch: int, now: int, label: int | None = None) -> tuple[int, bool]:
+        """Return a new sequence, and whether the note has to be safe before it is told.
+
+        `label`: under which it will be committed. Raises `SequenceOverError` if that was done.
+        """
         producer = self._find(name, epoch, now)
+        if label is not None and producer.has_label(label):
+            raise self._label_over(producer, label)
         sequence = producer.next
         producer.next += 1
+        if label is not None:
+            producer.opened[sequence] = label
         if producer.next <= producer.reserved:
             return sequence, False
         producer.reserved = producer.next + RESERVED
         return sequence, True
 
+    def _label_over(self, producer: Producer, label: int) -> SequenceOverError:
+        return SequenceOverError(
+            f"producer {producer.name!r}: what has label {label} was committed before"
+        )
+
     def staged(
-        self, number: int, epoch: int, sequence: int, at: int, count: int, size: int, offset: int
+        self,
+        number: int,
+        epoch: int,
+        sequence: int,
+        at: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
     ) -> bool:
         """Take a piece of a sequence, behind the first `at` messages of it; return False if it is there already.
 
@@ -185,6 +240,9 @@ class Producers:
             raise SequenceOverError(
                 f"producer {producer.name!r}: sequence {sequence} was committed before: open another one"
             )
+        label = producer.opened.get(sequence)
+        if label is not None and producer.has_label(label):
+            raise self._label_over(producer, label)
         found = producer.staged.get(sequence)
         have = 0 if found is None else found.count
         if at + count <= have:
@@ -193,13 +251,17 @@ class Producers:
             raise GapError(
                 f"producer {producer.name!r}, sequence {sequence}: a piece from message {at} on cannot follow {have}"
             )
-        self._take(producer, sequence, count, size, offset)
+        self._take(producer, sequence, count, size, offset, now)
         return True
 
-    def _take(self, producer: Producer, sequence: int, count: int, size: int, offset: int) -> None:
+    def _take(
+        self, producer: Producer, sequence: int, count: int, size: int, offset: int, now: int
+    ) -> None:
         found = producer.staged.setdefault(sequence, Staged(offset))
         found.count += count
         found.size += size
+        found.used = now
+        producer.used = max(producer.used, now)
 
     def not_staged(self, number: int, sequence: int, at: int, size: int) -> None:
         """Take back a piece that could not be appended; those behind it will be taken back, too."""
@@ -214,22 +276,80 @@ class Producers:
     # ------------------------------------------------------------ committing
 
     def commit(
-        self, name: str, epoch: int, counts: Mapping[int, int], end: int, now: int
+        self,
+        name: str,
+        epoch: int,
+        counts: Mapping[int, int],
+        end: int,
+        now: int,
+        labels: range | None = None,
     ) -> Intent | None:
-        """Decide to commit sequences, each with so many messages; None: all of them are committed.
+        """Decide to commit sequences, each with so many messages, one after the other; None: that was done before.
 
-        `end`: of the stream, now. Raises `LostOutputError` and `BusyError`.
+        `end`: of the stream, now. `labels`: that are committed with it. Raises `LostOutputError`, `BusyError` and
+        `LabelForgottenError`.
         """
-        known = self.by_name.get(name)
-        if known is not None and all(map(known.is_committed, counts)):
-            return None  # whoever asks: it is done
+        if self._is_done(name, counts, labels):
+            return None  # whoever asks
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
+        self._check_label(producer, labels)
         left = tuple(one for one in counts if not producer.is_committed(one))
+        if labels is not None and len(left) < len(counts):
+            raise SequenceOverError(
+                f"producer {name!r}: sequences of {sorted(counts)} were committed before, and not under label "
+                f"{labels[-1]}: stage what belongs to it for new ones"
+            )
         for sequence in left:
             self._check_staged(producer, sequence, counts[sequence])
-        producer.intent = Intent(producer.commits + 1, left, end)
+        producer.intent = Intent(producer.commits + 1, left, end, labels)
         return producer.intent
+
+    def _is_done(self, name: str, counts: Mapping[int, int], labels: range | None) -> bool:
+        """Return whether a commit was done before; what is staged for it once more is dropped."""
+        producer = self.by_name.get(name)
+        if producer is None:
+            return False
+        if labels is None:
+            return all(map(producer.is_committed, counts))
+        if not producer.has_label(labels[-1]):
+            return False
+        committing = () if producer.intent is None else producer.intent.sequences
+        for sequence in counts:
+            if sequence not in committing:
+                producer.drop(sequence)
+        return True
+
+    def _check_label(self, producer: Producer, labels: range | None) -> None:
+        if labels is not None and labels[-1] < producer.labels_from:
+            raise LabelForgottenError(
+                f"producer {producer.name!r}: whether label {labels[-1]} was committed is not known any more; labels "
+                f"from {producer.labels_from} on are. Look into the stream; to write it all the same, take a label "
+                "that was not used"
+            )
+
+    def pass_over(self, name: str, epoch: int, labels: range, now: int) -> bool:
+        """Count labels as committed, with nothing; return False if they are. The note has to be safe then.
+
+        Raises `BusyError` and `LabelForgottenError`.
+        """
+        if self._is_done(name, {}, labels):
+            return False
+        producer = self._find(name, epoch, now)
+        self._check_idle(producer)
+        self._check_label(producer, labels)
+        self._add_labels(producer, labels)
+        return True
+
+    def _add_labels(self, producer: Producer, labels: range) -> None:
+        """Remember labels, and drop what else was staged for them; later pieces of that are refused for now."""
+        for sequence, label in list(producer.opened.items()):
+            if producer.has_label(label):
+                producer.drop(sequence)
+        producer.add_labels(labels, MOST_RANGES)
+        for sequence, label in producer.opened.items():
+            if producer.has_label(label):
+                producer.staged.pop(sequence, None)
 
     def _check_staged(self, producer: Producer, sequence: int, count: int) -> None:
         found = producer.staged.get(sequence)
@@ -249,8 +369,10 @@ class Producers:
         producer, intent = self._settled(name, number)
         producer.last = intent.sequences, base
         for sequence in intent.sequences:
-            producer.add_committed(sequence)
-            producer.staged.pop(sequence, None)
+            add_range(producer.committed, sequence, sequence + 1)
+            producer.drop(sequence)
+        if intent.labels is not None:
+            self._add_labels(producer, intent.labels)
         producer.kept -= frozenset(intent.sequences)
         del producer.committed[:-MOST_RANGES]
         producer.commits = number
@@ -266,7 +388,7 @@ class Producers:
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
         for sequence in sequences:
-            producer.staged.pop(sequence, None)
+            producer.drop(sequence)
 
     def abandoned(self, name: str, number: int) -> None:
         """Note that the unit of a commit is not in the stream, and never will be."""
@@ -291,12 +413,14 @@ class Producers:
             made._add(Producer.of(name, note))
         return made
 
-    def found(self, number: int, sequence: int, count: int, size: int, offset: int) -> None:
+    def found(
+        self, number: int, sequence: int, count: int, size: int, offset: int, now: int = 0
+    ) -> None:
         """Note a batch that is in the staging log."""
         producer = self.numbered(number)
         if producer is None or not producer.is_alive(sequence) or producer.is_committed(sequence):
             return
-        self._take(producer, sequence, count, size, offset)
+        self._take(producer, sequence, count, size, offset, now)
 
     def forget(self, name: str) -> Producer | None:
         """Forget a producer, with what it has staged; None: there is none."""
@@ -310,8 +434,16 @@ class Producers:
         return [
             one.name
             for one in self.by_name.values()
-            if one.lifetime and not one.intent and now - one.used > one.lifetime
+            if one.lifetime and not one.intent and not one.labels and now - one.used > one.lifetime
         ]
+
+    def drop_stale(self, now: int) -> None:
+        """Drop what producers that are never forgotten have staged for longer than their lifetime (rule 8)."""
+        for one in self.by_name.values():
+            if one.lifetime and one.labels and not one.intent:
+                for sequence, found in list(one.staged.items()):
+                    if now - found.used > one.lifetime:
+                        one.drop(sequence)
 
     @property
     def last_number(self) -> int:

@@ -21,19 +21,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from railgun.core.errors import RailgunError, said
-from railgun.node.errors import storage_error
+from railgun.node.errors import BadRequestError, storage_error
 from railgun.node.node import Node, refuse_hidden
 from railgun.node.persistent import Persistent
 from railgun.node.settings import STAGING
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 1 << 62  # beyond every offset
-
-
-class BadRequestError(RailgunError):
-    """A call that makes no sense: there is none of that name, or not with these arguments."""
-
-    code: ClassVar[str] = "BAD_REQUEST"
 
 
 class NoClusterError(RailgunError):
@@ -292,7 +286,9 @@ _TABLE: Final = (
         "begin_producer", "Begin an epoch of a producer; those with a lower one are refused from then on.", "POST",
         _OF_PRODUCER + "/begin",
         (
-            _NAME, _PRODUCER, _EPOCH,
+            _NAME, _PRODUCER,
+            Argument("epoch", WHOLE, "Its epoch, by its number."),
+            Argument("session", PRODUCER_NAME, "Or who begins: a new one gets the next epoch, and nothing is kept."),
             Argument("keep", OFFSETS, "Drop what earlier epochs have staged, but for these sequences."),
             Argument("lifetime", LIFETIME, "Forget it when it is not used for so long; never, if that is not given."),
         ),
@@ -300,7 +296,12 @@ _TABLE: Final = (
     ),
     Call(
         "open_sequence", "Give a producer a sequence to stage messages for.", "POST",
-        _OF_PRODUCER + "/open", (_NAME, _PRODUCER, _EPOCH), Node.open_sequence,
+        _OF_PRODUCER + "/open",
+        (
+            _NAME, _PRODUCER, _EPOCH,
+            Argument("label", WHOLE, "Which it will be committed under: refused if that was done."),
+        ),
+        Node.open_sequence,
     ),
     Call(
         "commit_sequences", "Let what a producer has staged be part of a stream, all of it, once.", "POST",
@@ -308,6 +309,9 @@ _TABLE: Final = (
         (
             _NAME, _PRODUCER, _EPOCH,
             Argument("counts", COUNTS, "The sequences, each with its number of messages.", optional=False),
+            Argument("order", OFFSETS, "The same sequences, as they follow one another; ascending, if not given."),
+            Argument("label", WHOLE, "A number for this commit: one that was committed before is not done again."),
+            Argument("label_since", WHOLE, "Labels from this one on count as committed, too."),
         ),
         Node.commit_sequences,
     ),

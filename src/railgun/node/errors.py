@@ -26,6 +26,12 @@ class NoSpaceError(StorageError):
     code = "NO_SPACE"
 
 
+class BadRequestError(RailgunError):
+    """A call that makes no sense: there is none of that name, or not with these arguments."""
+
+    code: ClassVar[str] = "BAD_REQUEST"
+
+
 class NoStreamError(RailgunError, LookupError):
     """There is no stream of that name."""
 

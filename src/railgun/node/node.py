@@ -59,6 +59,7 @@ from railgun.node.disk import (
     write_format,
 )
 from railgun.node.errors import (
+    BadRequestError,
     DamagedLogError,
     NoGroupError,
     NoStreamError,
@@ -95,6 +96,8 @@ STREAM_FORMAT: Final = Format("railgun stream", 1)
 """Of the directory of a stream: its settings, its log and its group log."""
 SETTINGS_FILE: Final = "stream.json"
 """In the directory of a stream."""
+DELETED_FILE: Final = "deleted"
+"""Has the settings of a stream that is deleted: they are renamed to this first, and it goes last."""
 _ID: Final = "id"  # in there, beside the settings: of the stream in its cluster
 _LOG: Final = logging.getLogger(__name__)
 CLOCK: Final = "clock"
@@ -272,8 +275,13 @@ class Node:
         for name in self._disk.directories("streams"):
             home = f"streams/{name}"
             if SETTINGS_FILE not in self._disk.list(home):
-                with unless_read_only():
-                    self._disk.clear(home)
+                if DELETED_FILE not in self._disk.list(home) and self._has_messages(home):
+                    missing = self._no_settings(name)
+                    self.not_opened[name] = missing
+                    told.append(f"{missing} The stream is left alone.")
+                else:
+                    with unless_read_only():
+                        self._clear(name)
                 continue
             file = self._disk.open(f"{home}/{SETTINGS_FILE}")
             told_settings: Any = None
@@ -305,6 +313,26 @@ class Node:
             if isinstance(stream, Persistent):
                 told += [f"stream {name!r}: {one}" for one in stream.told]
         return told
+
+    def _has_messages(self, home: str) -> bool:
+        """Return whether there is anything in the log of a stream."""
+        for name in self._disk.list(f"{home}/log"):
+            file = self._disk.open(f"{home}/log/{name}")
+            try:
+                if file.size():
+                    return True
+            finally:
+                file.close()
+        return False
+
+    def _no_settings(self, name: str) -> RailgunError:
+        """Return why a stream with messages and without settings cannot be opened, and what to do."""
+        home = f"streams/{name}"
+        where = self._disk.where(f"{home}/{SETTINGS_FILE}")
+        return StorageError(
+            f"stream {name!r} is there and cannot be opened: it has messages, and {where} is missing. Nothing was "
+            f"changed. Restore the file, and start the node again. {self._way_out(home)}"
+        )
 
     def _bad_settings(self, name: str, told: Any, error: Exception) -> RailgunError:
         """Return why a stream with these settings, which are wrong in that way, cannot be opened, and what to do."""
@@ -685,11 +713,15 @@ class Node:
         return stream
 
     def _clear(self, name: str) -> None:
-        """Take away the directory of a stream that is none (any more): first what makes it one."""
+        """Take away the directory of a stream that is none (any more): first what makes it one, last that it was."""
         home = f"streams/{name}"
         if name not in self._disk.directories("streams"):
             return
-        self._disk.remove(f"{home}/{SETTINGS_FILE}")
+        if SETTINGS_FILE in self._disk.list(home):
+            self._disk.rename(f"{home}/{SETTINGS_FILE}", f"{home}/{DELETED_FILE}")
+        self._disk.sync_directory(home)
+        for below in self._disk.directories(home):
+            self._disk.clear(f"{home}/{below}")
         self._disk.sync_directory(home)
         self._disk.clear(home)
         self._disk.sync_directory("streams")
@@ -722,27 +754,61 @@ class Node:
         self,
         name: str,
         producer: str,
-        epoch: int,
+        epoch: int | None = None,
         keep: list[int] | None = None,
         lifetime: float = 0.0,
+        session: str | None = None,
     ) -> dict[str, Any]:
-        """Begin an epoch of a producer of a stream: its number, and what is staged."""
+        """Begin an epoch of a producer of a stream, by its number or for a session: its number, and what is staged.
+
+        Raises `BadRequestError` if it has neither or both, or a session `keep`.
+        """
+        if (epoch is None) == (session is None) or (session is not None and keep is not None):
+            raise BadRequestError(
+                "a producer begins with an epoch, or else with a session, which keeps nothing that was staged before: "
+                "give one of epoch and session, and keep with an epoch only"
+            )
         stream = self.get_persistent(name)
-        found = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND))
+        found = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND), session)
         return found | {"identity": self.identity_of(stream)}
 
-    async def open_sequence(self, name: str, producer: str, epoch: int) -> dict[str, Any]:
+    async def open_sequence(
+        self, name: str, producer: str, epoch: int, label: int | None = None
+    ) -> dict[str, Any]:
         """Give a producer a sequence to stage messages for."""
         producing = self.get_persistent(name).producing
-        return {"sequence": await producing.open(producer, epoch)}
+        return {"sequence": await producing.open(producer, epoch, label)}
 
     async def commit_sequences(
-        self, name: str, producer: str, epoch: int, counts: dict[str, int]
+        self,
+        name: str,
+        producer: str,
+        epoch: int,
+        counts: dict[str, int],
+        order: list[int] | None = None,
+        label: int | None = None,
+        label_since: int | None = None,
     ) -> dict[str, Any]:
-        """Let what a producer has staged be part of a stream, once: how many messages that were now."""
+        """Let what a producer has staged be part of a stream, once: how many messages that were now.
+
+        Raises `BadRequestError` if `order` has other sequences than `counts`, or `label_since` is above `label`.
+        """
         producing = self.get_persistent(name).producing
-        wanted = {int(sequence): count for sequence, count in counts.items()}
-        count, base = await producing.commit(producer, epoch, wanted)
+        by_sequence = {int(sequence): count for sequence, count in counts.items()}
+        order = sorted(by_sequence) if order is None else order
+        if sorted(order) != sorted(by_sequence):
+            raise BadRequestError(
+                f"order is {order}, and counts is of {sorted(by_sequence)}: name the same sequences, each once"
+            )
+        labels = None
+        if label is not None:
+            labels = range(label if label_since is None else label_since, label + 1)
+        if (labels is not None and not labels) or (label is None and label_since is not None):
+            raise BadRequestError(
+                f"label_since is {label_since}: it needs a label that is not below it"
+            )
+        wanted = {sequence: by_sequence[sequence] for sequence in order}
+        count, base = await producing.commit(producer, epoch, wanted, labels)
         return {"committed": count, "base": base}
 
     async def drop_sequences(
@@ -767,7 +833,8 @@ class Node:
         what = f"the stream {name!r} cannot be deleted"
         self._check_place(what)
         try:
-            await run(None, self._disk.remove, f"{home}/{SETTINGS_FILE}")
+            files = f"{home}/{SETTINGS_FILE}", f"{home}/{DELETED_FILE}"
+            await run(None, self._disk.rename, *files)
         except OSError as error:
             raise storage_error(error, f"{what}, and is as it was") from error
         del self.streams[name]

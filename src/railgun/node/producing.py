@@ -7,9 +7,9 @@ Rules:
 2. Notes are kept with the states of groups, and are as safe as these. All is read anew, when it is needed, after a
    restart, after a failover, and when a note could not be written. A unit that is looked for may be in the log and
    not safe yet: so all that is in the log is waited for first.
-3. A commit copies what is staged from one log to the other, in the turn of the stream's one writer: nothing comes
-   between its batches. If that fails, what was written is cut off; if that fails too, the log has failed, and
-   what is not whole is cut off when it is opened.
+3. A commit copies what is staged from one log to the other, one sequence after the other, in the turn of the stream's
+   one writer: nothing comes between its batches. If that fails, what was written is cut off; if that fails too, the log
+   has failed, and what is not whole is cut off when it is opened.
 4. A commit that is in the log, and not safe, is waited for as long as this node is the master: it may be safe yet.
 5. What is staged is let go of when it is committed or dropped, some megabytes at a time.
 """
@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from railgun.core.errors import RailgunError
-from railgun.core.producer import Intent
+from railgun.core.producer import Intent, LostOutputError, Producer
 from railgun.core.producers import Producers
 from railgun.node.commit import Stamp
 from railgun.node.errors import NoMasterError, NotEnoughReplicasAfterAppendError
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 4 << 20
 """How much is read and copied at once."""
-MOST_STAGED_BYTES: Final = 8 << 30
-"""How much may be staged for one stream."""
 LET_GO_BYTES: Final = 32 << 20
 """How much of what is not needed any more gathers before it is purged."""
 AGAIN_S: Final = 0.2
@@ -142,12 +140,10 @@ class Producing:
         notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
         producers = Producers.load(notes, notes.pop("", {}).get("last", 0))
         for batch in await stream.loop.run_in_executor(None, _staged_batches, staging):
-            producers.found(*batch)
+            producers.found(*batch, stream.now())
         changed = []
         if any(producer.intent is not None for producer in producers.by_name.values()):
-            await stream.perform(
-                stream.log, lambda: None
-            )  # units that are being written are written then
+            await stream.perform(stream.log, lambda: None)  # behind units that are being written
             await self._until_safe(stream.log.end)
         for producer in producers.by_name.values():
             if producer.intent is not None:
@@ -189,20 +185,37 @@ class Producing:
     # ------------------------------------------------------------ what producers ask for
 
     async def begin(
-        self, name: str, epoch: int, keep: Sequence[int] | None = None, lifetime: int = 0
+        self,
+        name: str,
+        epoch: int | None,
+        keep: Sequence[int] | None = None,
+        lifetime: int = 0,
+        session: str | None = None,
     ) -> dict[str, Any]:
-        """Begin an epoch of a producer: its number, and what is staged for it (messages, by sequence)."""
+        """Begin an epoch of a producer, by its number or for a session: what is known of it, and what is staged."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             producers = await self._ready()
-            producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
-            await self._keep(name)
+            before = producers.by_name.get(name)
+            known = {} if before is None else before.note() | {"used": 0}
+            if session is not None:
+                producer = producers.begin_session(name, session, self._stream.now(), lifetime)
+            else:
+                assert epoch is not None
+                producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
+            if known != producer.note() | {"used": 0}:
+                await self._keep(name)
         staged = {str(sequence): one.count for sequence, one in producer.staged.items()}
-        return {"number": producer.number, "epoch": producer.epoch, "staged": staged}
+        return {
+            "number": producer.number,
+            "epoch": producer.epoch,
+            "staged": staged,
+            "labels": [[first, end - 1] for first, end in producer.labels],
+        }
 
-    async def open(self, name: str, epoch: int) -> int:
-        """Return a new sequence of a producer."""
+    async def open(self, name: str, epoch: int, label: int | None = None) -> int:
+        """Return a new sequence of a producer; `label`: what it will be committed under."""
         producers = await self._ready()
-        sequence, has_to_note = producers.open(name, epoch, self._stream.now())
+        sequence, has_to_note = producers.open(name, epoch, self._stream.now(), label)
         if has_to_note:
             await self._keep(name)
         return sequence
@@ -229,13 +242,9 @@ class Producing:
         count = sum(head(batch).count for batch in batches)
         stored = Stored(told.at, count)
         try:
-            if producers.staged_size + size > MOST_STAGED_BYTES:
-                raise StagingFullError(
-                    f"{producers.staged_size:,} bytes are staged for {self._stream.name!r}, and "
-                    f"{MOST_STAGED_BYTES:,} are the most: commit, or take snapshots more often"
-                )
+            self._check_room(producers, size)
             where = (told.producer, told.epoch, told.sequence, told.at)
-            fresh = producers.staged(*where, count, size, staging.log.end)
+            fresh = producers.staged(*where, count, size, staging.log.end, self._stream.now())
         except RailgunError as error:
             answer(error)
             return
@@ -256,25 +265,47 @@ class Producing:
 
         staging.publish(batches, done)
 
+    def _check_room(self, producers: Producers, size: int) -> None:
+        most, used = self._stream.settings.max_staged, producers.staged_size
+        if used + size > most:
+            some = [one for one in producers.by_name.values() if one.staged]
+            largest = max(some, key=_staged_bytes, default=None)
+            named = (
+                "nobody"
+                if largest is None
+                else f"{len(some)} producers, most of it by {largest.name!r} ({_staged_bytes(largest):,})"
+            )
+            raise StagingFullError(
+                f"{used:,} bytes are staged for {self._stream.name!r} by {named}, and {size:,} more would exceed its "
+                f"max_staged, {most:,}. Commit more often (snapshots, micro-batches), allow more (railgun stream "
+                "ensure --mode overwrite --max-staged N), or forget producers that are gone for good (the calls "
+                "producers and forget_producer)"
+            )
+
     async def commit(
-        self, name: str, epoch: int, counts: Mapping[int, int]
+        self, name: str, epoch: int, counts: Mapping[int, int], labels: range | None = None
     ) -> tuple[int, int | None]:
         """Commit sequences, each of so many messages; how many became part of the stream now, and from where on.
 
-        Of what was committed before, that is known of the last commit only.
+        Of what was committed before, that is known of the last commit only. `labels`: that are committed with them.
         """
         async with self._turns.setdefault(name, asyncio.Lock()):
-            return await self._commit(name, epoch, counts)
+            if labels is not None and not counts:
+                producers = await self._ready()
+                if producers.pass_over(name, epoch, labels, self._stream.now()):
+                    await self._keep(name)
+                return 0, None
+            return await self._commit(name, epoch, counts, labels)
 
     async def _commit(
-        self, name: str, epoch: int, counts: Mapping[int, int]
+        self, name: str, epoch: int, counts: Mapping[int, int], labels: range | None
     ) -> tuple[int, int | None]:
         producers, stream, life = await self._ready(), self._stream, self._life
         staging = self._staging
         assert staging is not None
         await _all_safe(staging)
         self._check_life(life)
-        intent = producers.commit(name, epoch, counts, stream.log.end, stream.now())
+        intent = producers.commit(name, epoch, counts, stream.log.end, stream.now(), labels)
         if intent is None:
             return 0, producers.base_of(name, counts)
         producer = producers.by_name[name]
@@ -283,6 +314,7 @@ class Producing:
         find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
         try:
             ranges = await stream.loop.run_in_executor(None, find)
+            _check_whole(producer, intent, ranges)
         except RailgunError:
             if life == self._life:
                 producers.abandoned(name, intent.number)
@@ -357,6 +389,7 @@ class Producing:
     async def expire(self) -> None:
         """Forget producers that were not used for longer than they live."""
         if self._producers is not None:
+            self._producers.drop_stale(self._stream.now())
             for name in self._producers.expired(self._stream.now()):
                 await self.forget(name)
 
@@ -368,9 +401,11 @@ class Producing:
                 "name": one.name,
                 "number": one.number,
                 "epoch": one.epoch,
+                "session": one.session,
                 "committed": sum(end - first for first, end in one.committed),
+                "labels": [[first, end - 1] for first, end in one.labels],
                 "staged": {str(sequence): found.count for sequence, found in one.staged.items()},
-                "staged_bytes": sum(found.size for found in one.staged.values()),
+                "staged_bytes": _staged_bytes(one),
             }
             for one in producers.by_name.values()
         ]
@@ -396,6 +431,10 @@ def _staged_batches(staging: Persistent) -> list[tuple[int, int, int, int, int]]
             if told.flags & STAGED:
                 found.append((told.producer, told.number, told.count, told.size, told.base))
     return found
+
+
+def _staged_bytes(producer: Producer) -> int:
+    return sum(staged.size for staged in producer.staged.values())
 
 
 def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
@@ -432,6 +471,17 @@ def _find_ranges(
     return [one for sequence in sequences for one in ranges[sequence]]
 
 
+def _check_whole(producer: Producer, intent: Intent, ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise `LostOutputError` if the staging log does not have all messages of a commit."""
+    wanted = sum(producer.staged[sequence].count for sequence in intent.sequences)
+    there = sum(end - begin for begin, end in ranges)
+    if there != wanted:
+        raise LostOutputError(
+            f"producer {producer.name!r}: of {wanted:,} messages that were staged for a commit {there:,} are left in "
+            "the staging log: the rest is lost"
+        )
+
+
 def _copy_unit(
     stream: Persistent,
     staging: Persistent,
@@ -449,9 +499,9 @@ def _copy_unit(
     try:
         for start, end in ranges:
             at = start
-            while at < end:
+            while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
                 ready = []
-                for batch in staging.log.read(at, PIECE_BYTES, end):
+                for batch in batches:
                     at = head(batch).end
                     if last is not None:
                         mark(last, CONTINUES)

@@ -54,6 +54,8 @@ class StreamSettings:
     """What a publisher is told of an ID that is there already."""
     max_age: float | None = None
     max_bytes: int | None = None
+    max_staged: int = 8 << 30
+    """Bytes that producers may have staged for it and not committed."""
     dead_distance: int | None = None
     """Dead-letter a message that failed once a message more than this many offsets later is acknowledged, or when more
     than this many of its deliveries failed; 0: when it fails for the first time."""
@@ -111,12 +113,15 @@ class StreamSettings:
             raise BadSettingsError(f"duplicates is 'refuse' or 'ok', not {self.duplicates!r}")
         for name, least in (
             ("id_box", 0.001), ("max_ids", 1), ("max_age", 0.001), ("max_bytes", 1),
+            ("max_staged", 1),
             ("dead_distance", 0), ("dead_deliveries", 1), ("dead_age", 0.001),
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is None and name not in ("id_box", "max_ids"):
+            if value is None and name not in ("id_box", "max_ids", "max_staged"):
                 continue
-            whole = name in ("max_ids", "max_bytes", "dead_distance", "dead_deliveries")
+            whole = name in (
+                "max_ids", "max_bytes", "max_staged", "dead_distance", "dead_deliveries",
+            )  # fmt: skip
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 kind = "a whole number" if whole else "a number"
                 raise BadSettingsError(f"{name} is {kind}, not {value!r}")

@@ -139,12 +139,20 @@ class TakesTwice(Producers):
     __slots__ = ()
 
     def staged(
-        self, number: int, epoch: int, sequence: int, at: int, count: int, size: int, offset: int
+        self,
+        number: int,
+        epoch: int,
+        sequence: int,
+        at: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
     ) -> bool:
         producer = self.numbered(number)
         found = None if producer is None else producer.staged.get(sequence)
         at = 0 if found is None else found.count
-        return super().staged(number, epoch, sequence, at, count, size, offset)
+        return super().staged(number, epoch, sequence, at, count, size, offset, now)
 
 
 @mutant(PIECES)
@@ -154,15 +162,23 @@ class TakesGaps(Producers):
     __slots__ = ()
 
     def commit(
-        self, name: str, epoch: int, counts: Mapping[int, int], end: int, now: int
+        self,
+        name: str,
+        epoch: int,
+        counts: Mapping[int, int],
+        end: int,
+        now: int,
+        labels: range | None = None,
     ) -> Intent | None:
         producer = self.by_name[name]
         told = {one: producer.staged[one].count if one in producer.staged else 0 for one in counts}
-        return super().commit(name, epoch, told, end, now)
+        return super().commit(name, epoch, told, end, now, labels)
 
-    def found(self, number: int, sequence: int, count: int, size: int, offset: int) -> None:
+    def found(
+        self, number: int, sequence: int, count: int, size: int, offset: int, now: int = 0
+    ) -> None:
         if offset:  # the first one is lost
-            super().found(number, sequence, count, size, offset)
+            super().found(number, sequence, count, size, offset, now)
 
 
 @mutant(BACK_AND_FORTH)
@@ -172,10 +188,16 @@ class LosesInSilence(Producers):
     __slots__ = ()
 
     def commit(
-        self, name: str, epoch: int, counts: Mapping[int, int], end: int, now: int
+        self,
+        name: str,
+        epoch: int,
+        counts: Mapping[int, int],
+        end: int,
+        now: int,
+        labels: range | None = None,
     ) -> Intent | None:
         try:
-            return super().commit(name, epoch, counts, end, now)
+            return super().commit(name, epoch, counts, end, now, labels)
         except LostOutputError:
             return None
 
