@@ -126,6 +126,8 @@ class Producer:
     """The sequence to be given next."""
     reserved: int = 1
     """Sequences below may have been given, by the note."""
+    covered: int = 1
+    """Sequences below may be told: a note that is safe says that they may have been given."""
     since: int = 1
     """The first sequence of this epoch."""
     floor: int = 1
@@ -174,7 +176,6 @@ class Producer:
     def drop(self, sequence: int) -> None:
         """Drop what is staged for a sequence."""
         self.staged.pop(sequence, None)
-        self.opened.pop(sequence, None)
 
     def note(self) -> dict[str, Any]:
         """Return what must not be forgotten, as plain values."""
@@ -203,7 +204,7 @@ class Producer:
     def of(name: str, note: Mapping[str, Any]) -> Producer:
         """Return the producer of a note. Sequences that may have been given are not given again."""
         made = Producer(name, note["number"], note["epoch"], note["lifetime"])
-        made.next = made.reserved = note["reserved"]
+        made.next = made.reserved = made.covered = note["reserved"]
         made.since, made.floor = note["since"], note["floor"]
         made.kept = frozenset(note["kept"])
         made.committed = [(first, end) for first, end in note["committed"]]
