@@ -135,6 +135,12 @@ class Producing:
             await asyncio.shield(self._loading)
         return self._producers
 
+    def _load_soon(self) -> None:
+        """Read all, though nobody waits for it."""
+        if self._loading is None:
+            self._loading = self._stream.loop.create_task(self._load(self._life))
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+
     async def _load(self, life: int) -> None:
         error: RailgunError | None = None
         try:
@@ -261,13 +267,11 @@ class Producing:
 
     def stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
         """Stage batches that have been looked at; `answer` is called when they are safe."""
-        if self._producers is None:
+        if self._producers is None or self._early:  # those that came before are first
             self._early.append(
                 lambda e: answer(e) if e else self._stage(told, batches, size, answer)
             )
-            if self._loading is None:
-                self._loading = self._stream.loop.create_task(self._load(self._life))
-                self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._load_soon()
         else:
             self._stage(told, batches, size, answer)
 
@@ -459,11 +463,15 @@ class Producing:
 
     async def expire(self) -> None:
         """Forget producers that were not used for longer than they live; and settle commits of before a restart."""
-        if self._producers is None and self._since is None:
+        producers = self._producers
+        if producers is None:
+            if self._since is not None:  # nothing is trimmed before
+                self._load_soon()
             return
-        producers = await self._ready()
         producers.drop_stale(self._stream.now())
         for name in producers.expired(self._stream.now()):
+            if name in self._turns:  # somebody uses it
+                continue
             async with _turn(self._turns, name):
                 producers = await self._ready()
                 if name in producers.expired(self._stream.now()):  # it was not used meanwhile
