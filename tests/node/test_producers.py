@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.producer import Producer, Stage
 from railgun.node.errors import NoMasterError
+from railgun.node.log import StreamLog
 from railgun.testing.jepsen.shim import Orders
 from railgun.wire.records import CONTINUES, head
 
@@ -292,6 +294,10 @@ def test_a_producer_is_forgotten_behind_its_commit(tmp_path: Path) -> None:
     run(main())
 
 
+def emptied(log: StreamLog) -> bool:
+    return log.first == log.end
+
+
 def test_what_is_dropped_leaves_the_disk_without_a_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -306,7 +312,7 @@ def test_what_is_dropped_leaves_the_disk_without_a_commit(tmp_path: Path) -> Non
                     await producer.drop([stage])
                 else:
                     producer = await client.producer(STREAM, "flow", epoch, keep=[])
-                await until(lambda log=log: log.first == log.end, "it is still there")
+                await until(partial(emptied, log), "it is still there")
 
     run(main())
 

@@ -69,8 +69,6 @@ from railgun.core.producer import (
     FencedError,
     GapError,
     Intent,
-    LabelForgottenError,
-    LostOutputError,
     NoProducerError,
     Producer,
     SequenceOverError,
@@ -202,7 +200,7 @@ class Producers:
         """
         producer = self._find(name, epoch, now)
         if label is not None and producer.has_label(label):
-            raise self._label_over(producer, label)
+            raise producer.label_over(label)
         sequence = producer.next
         producer.next += 1
         if label is not None:
@@ -218,11 +216,6 @@ class Producers:
         producer = self.numbered(number)
         if producer is not None:
             producer.covered = max(producer.covered, reserved)
-
-    def _label_over(self, producer: Producer, label: int) -> SequenceOverError:
-        return SequenceOverError(
-            f"producer {producer.name!r}: what has label {label} was committed before"
-        )
 
     def staged(
         self,
@@ -254,7 +247,7 @@ class Producers:
             )
         label = producer.opened.get(sequence)
         if label is not None and producer.has_label(label):
-            raise self._label_over(producer, label)
+            raise producer.label_over(label)
         found = producer.staged.get(sequence)
         have = 0 if found is None else found.count
         if at + count <= have:
@@ -305,7 +298,7 @@ class Producers:
             return None  # whoever asks
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
-        self._check_label(producer, labels)
+        producer.check_label(labels)
         left = tuple(one for one in counts if not producer.is_committed(one))
         if labels is not None and len(left) < len(counts):
             raise SequenceOverError(
@@ -313,7 +306,7 @@ class Producers:
                 f"{labels[-1]}: stage what belongs to it for new ones"
             )
         for sequence in left:
-            self._check_staged(producer, sequence, counts[sequence])
+            producer.check_staged(sequence, counts[sequence])
         producer.intent = Intent(producer.commits + 1, left, end, labels)
         return producer.intent
 
@@ -332,14 +325,6 @@ class Producers:
                 producer.drop(sequence)
         return True
 
-    def _check_label(self, producer: Producer, labels: range | None) -> None:
-        if labels is not None and labels[-1] < producer.labels_from:
-            raise LabelForgottenError(
-                f"producer {producer.name!r}: whether label {labels[-1]} was committed is not known any more; labels "
-                f"from {producer.labels_from} on are. Look into the stream; to write it all the same, take a label "
-                "that was not used"
-            )
-
     def pass_over(self, name: str, epoch: int, labels: range, now: int) -> bool:
         """Count labels as committed, with nothing; return False if they are. The note has to be safe then.
 
@@ -349,7 +334,7 @@ class Producers:
             return False
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
-        self._check_label(producer, labels)
+        producer.check_label(labels)
         self._add_labels(producer, labels)
         return True
 
@@ -360,19 +345,6 @@ class Producers:
             label = producer.opened.get(sequence)
             if label is not None and producer.has_label(label):
                 producer.drop(sequence)
-
-    def _check_staged(self, producer: Producer, sequence: int, count: int) -> None:
-        found = producer.staged.get(sequence)
-        if found is None:
-            raise LostOutputError(
-                f"producer {producer.name!r}: sequence {sequence} is neither staged nor committed here: its {count} "
-                "messages are lost"
-            )
-        if found.count != count:
-            raise LostOutputError(
-                f"producer {producer.name!r}: {found.count} messages are staged for sequence {sequence}, and {count} "
-                "were: what is missing is lost"
-            )
 
     def committed(self, name: str, number: int, base: int = 0) -> None:
         """Note that the unit of a commit is safe in the stream, from the offset `base` on."""
