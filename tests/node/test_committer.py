@@ -162,6 +162,42 @@ def test_an_error_reaches_all_of_the_group_and_the_next_group_goes_on() -> None:
     assert payloads(log) == [b"first", *(b"%d" % n * 50 for n in range(3))]
 
 
+def test_what_was_sent_behind_a_write_that_failed_fails_until_its_sender_could_know() -> None:
+    disk = LogDisk()
+    log = opened(disk)
+    gate = Gate(disk)
+    calls: list[Callable[[], None]] = []
+    committer = Committer(run=calls.append, most_bytes=300)
+    told: list[tuple[str, RailgunError | None]] = []
+
+    def send(name: str, size: int) -> None:
+        batch = build([name.encode() + bytes(size)])
+        committer.submit(log, [batch], lambda error: told.append((name, error)), STAMP)
+
+    send("first", 10)
+    gate.reached.acquire()
+    disk.room = disk.used() + 200
+    send("large", 300)  # in a group of its own, for which there is no room
+    send("small", 1)  # there is room for that one
+    gate.open.set()
+    wait_for(lambda: len(calls) == 3)
+    send("before it is told", 1)
+    wait_for(lambda: len(calls) == 4)
+    while calls:
+        calls.pop(0)()
+    send("after it is told", 1)
+    committer.close()
+    calls.pop()()
+    assert [(name, type(error)) for name, error in told] == [
+        ("first", type(None)),
+        ("large", NoSpaceError),
+        ("small", NoSpaceError),
+        ("before it is told", NoSpaceError),
+        ("after it is told", type(None)),
+    ]
+    assert [one.rstrip(b"\0") for one in payloads(log)] == [b"first", b"after it is told"]
+
+
 def test_a_failed_sync_reaches_all_now_and_later() -> None:
     disk = LogDisk()
     log = opened(disk)

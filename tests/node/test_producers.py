@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.node.running import Process, node, run
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.producer import Producer, Stage
-from railgun.node.errors import NoMasterError
+from railgun.node.errors import NoMasterError, NoSpaceError
 from railgun.node.log import StreamLog
 from railgun.testing.jepsen.shim import Orders
 from railgun.wire.records import CONTINUES, head
@@ -486,3 +487,39 @@ def test_a_commit_that_is_not_safe_yet_is_not_repeated(tmp_path: Path) -> None:
             assert await everything(client) == [b"a", b"b", b"c"]
 
     run(main(), deadline=4 * PATIENCE)
+
+
+def test_pieces_behind_one_that_found_no_room_are_refused_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second piece would lie before the first one, and nobody could tell after a restart."""
+    append, full = StreamLog.append, True
+
+    def hardly(self: StreamLog, batches: Sequence[Any], *more: Any) -> int:
+        if full and any(len(batch) > 5_000 for batch in batches):
+            time.sleep(0.3)  # the other piece is lined up meanwhile
+            raise NoSpaceError("no space left on device")
+        return append(self, batches, *more)
+
+    monkeypatch.setattr(StreamLog, "append", hardly)
+
+    async def main() -> None:
+        nonlocal full
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            stage = await producer.open()
+            first, second = bytes(10_000), b"second"
+            outcomes = await asyncio.gather(
+                stage.put_soon([first]), stage.put_soon([second]), return_exceptions=True
+            )
+            assert [getattr(one, "code", one) for one in outcomes] == ["NO_SPACE"] * 2
+            full = False
+            await running.again()
+            await stage.put_soon([first], 0)
+            await stage.put_soon([second], 1)
+            assert await producer.commit([stage]) == 2
+            assert await everything(client) == [first, second]
+
+    run(main())

@@ -8,13 +8,15 @@ Rules:
    one write, and syncs once. What comes meanwhile is the next group: the slower the disk, the larger the groups.
 3. Only then `done(None)` is called for each, in order; or with the error, which reaches all of the group. A batch that
    does not fit in the log (`OrderError`, `BatchError`) is its submitter's own error: the others are taken without it.
-4. With a `Stamp`, offsets, epoch and time are written into the batches here, just before they are appended, and can be
+4. When a write of a group has failed, so does every stamped batch that was submitted before its submitter could hear of
+   that: nothing is in the log that was sent behind something that is not.
+5. With a `Stamp`, offsets, epoch and time are written into the batches here, just before they are appended, and can be
    read from them in `done`. So if a disk is full, those who come later get the offsets that were not used. Without one,
    whoever has given offsets has to give them anew after an error.
-5. `run` is called once a group, from the thread, with a function that calls all of its `done`; a node gives
+6. `run` is called once a group, from the thread, with a function that calls all of its `done`; a node gives
    `loop.call_soon_threadsafe`. An error in a `done` is logged, and hinders nobody.
-6. `close` takes nothing more, and returns when all that was submitted is done. The logs stay open.
-7. `perform` is for other work of the one writer of a log, as to roll or close it: it stands in the same line, and is
+7. `close` takes nothing more, and returns when all that was submitted is done. The logs stay open.
+8. `perform` is for other work of the one writer of a log, as to roll or close it: it stands in the same line, and is
    done alone.
 """
 
@@ -27,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from railgun.core.errors import RailgunError
 from railgun.node.errors import ClosedError, LogFailedError, OrderError
@@ -57,7 +60,7 @@ class Stamp:
     now: int
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Job:
     batches: Sequence[Any]
     done: Done
@@ -65,6 +68,17 @@ class _Job:
     size: int
     work: Callable[[], object] | None = None
     cold: bool = False
+    known: int = 0
+    """Failed groups of its log that its submitter could know of."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Groups of a log that have failed: how many, how many of them submitters were told of, and the last error."""
+
+    count: int = 0
+    told: int = 0
+    error: RailgunError | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +86,7 @@ class _Line:
     """What waits for one log."""
 
     log: Log
+    failures: _Failures
     jobs: deque[_Job] = field(default_factory=deque)
 
 
@@ -101,6 +116,7 @@ class Committer:
         self._most = most_bytes
         self._lock = threading.Lock()
         self._lines: dict[int, _Line] = {}  # by the id of the log, which the line keeps alive
+        self._failures: WeakKeyDictionary[Log, _Failures] = WeakKeyDictionary()
         self._ready: SimpleQueue[_Line | None] = (
             SimpleQueue()
         )  # a thread awakes sooner than by a condition
@@ -137,9 +153,12 @@ class Committer:
                 raise ClosedError("the committer is closed: the node is about to end")
             line = self._lines.get(id(log))
             if line is not None:
+                job.known = line.failures.told
                 line.jobs.append(job)
                 return
-            line = self._lines[id(log)] = _Line(log)
+            failures = self._failures.get(log) or _Failures()
+            job.known = failures.told
+            line = self._lines[id(log)] = _Line(log, failures)
             line.jobs.append(job)
         self._ready.put(line)
 
@@ -161,7 +180,12 @@ class Committer:
         while (line := self._ready.get()) is not None:
             with self._lock:
                 jobs = self._take(line)
-            self._tell(self._commit(line.log, jobs))
+            count, error = line.failures.count, line.failures.error
+            behind = [job for job in jobs if job.stamp is not None and job.known < count]
+            told = [(job.done, error) for job in behind]
+            if left := [job for job in jobs if job not in behind] if behind else jobs:
+                told += self._commit(line, left)
+            self._tell(told, line.failures)
             with self._lock:
                 if line.jobs:
                     self._ready.put(line)
@@ -184,18 +208,33 @@ class Committer:
             size += job.size
         return jobs
 
-    def _commit(self, log: Log, jobs: list[_Job]) -> list[tuple[Done, RailgunError | None]]:
+    def _failed(self, line: _Line, error: RailgunError) -> None:
+        """Note that a group has failed, for those that are behind it."""
+        line.failures.count += 1
+        line.failures.error = error
+        with self._lock:
+            self._failures[line.log] = line.failures
+
+    def _commit(self, line: _Line, jobs: list[_Job]) -> list[tuple[Done, RailgunError | None]]:
+        log = line.log
         try:
             if (work := jobs[0].work) is not None:
                 work()
                 return [(jobs[0].done, None)]
             alone = self._append(log, jobs)
+            for error in alone.values():
+                if not isinstance(error, OrderError | BatchError):
+                    self._failed(line, error)
+                    break
             log.sync()
         except RailgunError as error:
+            if jobs[0].work is None:
+                self._failed(line, error)
             return [(job.done, error) for job in jobs]
         except Exception as error:  # a bug, but nobody may wait for ever
             _LOG.exception("a commit has failed in a way nobody has thought of")
             failed = LogFailedError(f"a commit has failed: {error!r}. This is an error of Railgun.")
+            self._failed(line, failed)
             return [(job.done, failed) for job in jobs]
         return [(job.done, alone.get(n)) for n, job in enumerate(jobs)]
 
@@ -223,8 +262,11 @@ class Committer:
                 break
         return wrong
 
-    def _tell(self, told: list[tuple[Done, RailgunError | None]]) -> None:
+    def _tell(self, told: list[tuple[Done, RailgunError | None]], failures: _Failures) -> None:
+        count = failures.count
+
         def tell() -> None:
+            failures.told = count  # what is submitted from now on is submitted by who knows
             for done, error in told:
                 try:
                     done(error)
