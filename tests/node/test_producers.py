@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import random
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -493,10 +494,11 @@ def test_pieces_behind_one_that_found_no_room_are_refused_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the second piece would lie before the first one, and nobody could tell after a restart."""
-    append, full = StreamLog.append, True
+    append, full, tried = StreamLog.append, True, threading.Event()
 
     def hardly(self: StreamLog, batches: Sequence[Any], *more: Any) -> int:
         if full and any(len(batch) > 5_000 for batch in batches):
+            tried.set()
             time.sleep(0.3)  # the other piece is lined up meanwhile
             raise NoSpaceError("no space left on device")
         return append(self, batches, *more)
@@ -511,8 +513,10 @@ def test_pieces_behind_one_that_found_no_room_are_refused_with_it(
             producer = await client.producer(STREAM, "flow", 1)
             stage = await producer.open()
             first, second = bytes(10_000), b"second"
+            refused = stage.put_soon([first])
+            await until(tried.is_set)
             outcomes = await asyncio.gather(
-                stage.put_soon([first]), stage.put_soon([second]), return_exceptions=True
+                refused, stage.put_soon([second]), return_exceptions=True
             )
             assert [getattr(one, "code", one) for one in outcomes] == ["NO_SPACE"] * 2
             full = False
