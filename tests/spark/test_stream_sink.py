@@ -528,19 +528,28 @@ def test_an_empty_micro_batch_is_done_as_others_are(client: SyncClient) -> None:
 def test_what_was_staged_for_a_stream_that_was_made_anew_is_refused(client: SyncClient) -> None:
     batch = Batch(client, "anew")
     assert batch.write([b"a"]) == 1
-    done, staged = batch.task(0, [b"a"]), Batch(client, "anew", 1).task(0, [b"b"])
+    reports = batch.task(0, [b"a"]), Batch(client, "anew", 1).task(0, [b"b"])
     client.admin("delete", name="anew")
     client.ensure("anew")
     # The new stream gives the same sequences, to something else.
     other = Target(client, "anew", PATIENCE, "q", "run-1", 7)
     [other.stage(n, iter([[b"x"]])) for n in range(3)]
-    with pytest.raises(StreamSourceError, match="deleted and made anew while it was written to"):
-        Batch(client, "anew", 1).target.commit([staged])
-    with pytest.raises(StreamSourceError, match="the node does not know it any more"):
-        batch.target.commit([done])
+    for label, report in enumerate(reports):
+        with pytest.raises(StreamSourceError, match="made anew while it was written to"):
+            Batch(client, "anew", label).target.commit([report])
     assert stored(client, "anew") == []
     assert Batch(client, "anew", 1, "run-2").write([b"b"]) == 1
     assert stored(client, "anew") == [b"b"]
+
+
+def test_a_query_whose_producer_was_forgotten_meanwhile_is_in_doubt(client: SyncClient) -> None:
+    batch = Batch(client, "forgotten")
+    assert batch.write([b"a"]) == 1
+    done = batch.task(0, [b"a"])
+    client.admin("forget_producer", name="forgotten", producer="spark/q")
+    with pytest.raises(InDoubtError, match="its producer was forgotten"):
+        batch.target.commit([done])
+    assert stored(client, "forgotten") == [b"a"]
 
 
 def test_a_checkpoint_that_is_too_old_is_in_doubt(
@@ -850,7 +859,7 @@ def test_a_driver_that_is_killed_anywhere_goes_on_from_its_checkpoint(
 ) -> None:
     chance = random.Random(5)
     client.ensure("killed-in")
-    client.publish_many("killed-in", texts(0, 800))
+    client.publish_many("killed-in", texts(0, 2_000))
     client.ensure("killed-out")
     checkpoint = tmp_path / "checkpoint"
 
@@ -863,19 +872,18 @@ def test_a_driver_that_is_killed_anywhere_goes_on_from_its_checkpoint(
         found.wait()
         there = stored(client, "killed-out")
         assert there == texts(0, len(there), 9_000)
+    at_commits(0, "", lambda: None)
     for _ in range(2):
         before = len(stored(client, "killed-out"))
         found = driver()
-        at_commits(1, "after", lambda: None)
-        deadline = time.monotonic() + PATIENCE
-        while len(stored(client, "killed-out")) == before and time.monotonic() < deadline:
+        while found.process.poll() is None and len(stored(client, "killed-out")) == before:
             time.sleep(0.02)
         time.sleep(chance.random() * 0.3)
         found.signal(signal.SIGKILL)
         found.wait()
     found = driver()
     assert found.wait() == 0, found.log.read_text()
-    assert stored(client, "killed-out") == texts(0, 800, 9_000)
+    assert stored(client, "killed-out") == texts(0, 2_000, 9_000)
     assert left_behind(client, "killed-out") == {}
 
 

@@ -140,9 +140,10 @@ class Target:
         take_over(self._node, producer, self.query, self.label, numbered=self.run is None)
         known = any(first <= self.label <= last for first, last in producer.labels)
         if not known and any(one.done for one in written):
-            raise StreamSourceError(
-                f"{self.who}: micro-batch {self.label} was committed before, says a task, and the node does not know "
-                "it any more: the stream was deleted and made anew. Start the query again to have it written there"
+            raise InDoubtError(
+                f"{self.who}: micro-batch {self.label} of query {self.query} was committed before, said the node when "
+                "it was to be staged, and does not know of it any more: its producer was forgotten. Look into the "
+                "stream; then begin with a new checkpoint"
             )
         return self._node.commit(producer, counts, label=self.label)
 
