@@ -391,6 +391,28 @@ def test_a_query_that_is_stopped_goes_on_where_it_was(
 
 
 @needs_spark
+def test_the_state_of_a_query_keeps_up_with_micro_batches_that_were_committed_before(
+    spark: SparkSession, writing: Writing, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("words")
+    reader = spark.readStream.format("railgun").option("data", writing.data)
+    distinct = reader.options(stream="words", partitions=2).load().dropDuplicates(["payload"])
+
+    def count(*words: bytes) -> None:
+        client.publish_many("words", words)
+        writer = distinct.select("payload").writeStream.format("railgun")
+        writer = writer.option("data", writing.data).option("checkpointLocation", str(tmp_path))
+        finish(writer.option("stream", "distinct").trigger(availableNow=True).start())
+
+    words = texts(0, 20_000, 40)
+    count(*words)
+    forget(tmp_path)
+    count(*words[:10], b"b")
+    count(*words[:20], b"b")
+    assert sorted(stored(client, "distinct")) == [*words, b"b"]
+
+
+@needs_spark
 def test_complete_mode_is_refused(
     spark: SparkSession, writing: Writing, client: SyncClient, tmp_path: Path
 ) -> None:
@@ -514,6 +536,24 @@ def test_an_earlier_run_of_a_query_is_fenced(client: SyncClient) -> None:
     assert Batch(client, "zombie", 1, "run-2").write(texts(5, 9)) == 4
     assert stored(client, "zombie") == texts(0, 9)
     assert left_behind(client, "zombie") == {}
+
+
+def test_a_node_that_restarts_between_stage_and_commit_is_waited_for(
+    client: SyncClient, node: Served
+) -> None:
+    batch = Batch(client, "restarted")
+    reports = [batch.task(n, texts(10 * n, 10 * n + 10, 50_000)) for n in range(3)]
+    node.stop()
+    back = threading.Timer(0.5, node.start)
+    back.start()
+    try:
+        assert batch.target.commit(reports[::-1]) == 30
+    finally:
+        back.join()
+    assert batch.write([b"again"]) == 0
+    assert stored(client, "restarted") == [
+        row for n in (2, 1, 0) for row in texts(10 * n, 10 * n + 10, 50_000)
+    ]
 
 
 def test_an_empty_micro_batch_is_done_as_others_are(client: SyncClient) -> None:
