@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -164,35 +164,12 @@ class Producer:
         """Return whether a label was committed."""
         return contains(self.labels, label)
 
-    def commit_labels(self, labels: range, most: int) -> None:
-        """Remember that labels were committed, as `most` ranges at most.
-
-        What else was staged for them is dropped, and later pieces of that are refused for now.
-        """
-        for sequence, label in list(self.opened.items()):
-            if self.has_label(label):
-                self.drop(sequence)
+    def add_labels(self, labels: range, most: int) -> None:
+        """Remember that labels were committed, as `most` ranges at most."""
         add_range(self.labels, labels.start, labels.stop)
         if len(self.labels) > most:
             del self.labels[:-most]
             self.labels_from = self.labels[0][0]
-        for sequence, label in self.opened.items():
-            if self.has_label(label):
-                self.staged.pop(sequence, None)
-
-    def drop_idle(self, sequences: Iterable[int]) -> None:
-        """Drop what is staged for sequences, but for those that are being committed."""
-        committing = () if self.intent is None else self.intent.sequences
-        for sequence in sequences:
-            if sequence not in committing:
-                self.drop(sequence)
-
-    def drop_stale(self, now: int) -> None:
-        """Drop what was staged for longer than the lifetime of a producer that is never forgotten."""
-        if self.lifetime and self.labels and not self.intent:
-            for sequence, found in list(self.staged.items()):
-                if now - found.used > self.lifetime:
-                    self.drop(sequence)
 
     def drop(self, sequence: int) -> None:
         """Drop what is staged for a sequence."""

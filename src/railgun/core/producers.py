@@ -314,7 +314,10 @@ class Producers:
             return all(map(producer.is_committed, counts))
         if not producer.has_label(labels[-1]):
             return False
-        producer.drop_idle(counts)
+        committing = () if producer.intent is None else producer.intent.sequences
+        for sequence in counts:
+            if sequence not in committing:
+                producer.drop(sequence)
         return True
 
     def _check_label(self, producer: Producer, labels: range | None) -> None:
@@ -335,8 +338,18 @@ class Producers:
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
         self._check_label(producer, labels)
-        producer.commit_labels(labels, MOST_RANGES)
+        self._add_labels(producer, labels)
         return True
+
+    def _add_labels(self, producer: Producer, labels: range) -> None:
+        """Remember labels, and drop what else was staged for them; later pieces of that are refused for now."""
+        for sequence, label in list(producer.opened.items()):
+            if producer.has_label(label):
+                producer.drop(sequence)
+        producer.add_labels(labels, MOST_RANGES)
+        for sequence, label in producer.opened.items():
+            if producer.has_label(label):
+                producer.staged.pop(sequence, None)
 
     def _check_staged(self, producer: Producer, sequence: int, count: int) -> None:
         found = producer.staged.get(sequence)
@@ -359,7 +372,7 @@ class Producers:
             add_range(producer.committed, sequence, sequence + 1)
             producer.drop(sequence)
         if intent.labels is not None:
-            producer.commit_labels(intent.labels, MOST_RANGES)
+            self._add_labels(producer, intent.labels)
         producer.kept -= frozenset(intent.sequences)
         del producer.committed[:-MOST_RANGES]
         producer.commits = number
@@ -427,7 +440,10 @@ class Producers:
     def drop_stale(self, now: int) -> None:
         """Drop what producers that are never forgotten have staged for longer than their lifetime (rule 8)."""
         for one in self.by_name.values():
-            one.drop_stale(now)
+            if one.lifetime and one.labels and not one.intent:
+                for sequence, found in list(one.staged.items()):
+                    if now - found.used > one.lifetime:
+                        one.drop(sequence)
 
     @property
     def last_number(self) -> int:
