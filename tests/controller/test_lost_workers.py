@@ -204,7 +204,7 @@ def test_output_of_the_end_that_the_program_itself_cannot_make_visible_is_named(
 ) -> None:
     path = tmp_path / "there"
     flow = Flow("ended")
-    sink = Ends("commit", partial(function, str(path)))
+    sink = Ends("recover", partial(function, str(path)))
     flow.source(Items(range(20)), name="numbers").sink(sink, name="poison")
     options: dict[str, Any] = {"snapshots": str(tmp_path / "saved"), "by_value": [flows, HERE]}
     with started(flow, 1, **options) as job:
@@ -218,7 +218,7 @@ def test_output_of_the_end_that_the_program_itself_cannot_make_visible_is_named(
             pass
     finally:
         path.unlink()
-    for word in ("poison", "Ends.commit", "the token 'parcel 1'", f"in {function.__name__}"):
+    for word in ("poison", "Ends.recover", "the token 'parcel 1'", f"in {function.__name__}"):
         assert word in str(told.value)
 
 

@@ -117,6 +117,21 @@ def test_a_sequence_is_told_when_the_note_covers_it() -> None:
         assert sequence < producers.by_name["flow"].reserved
 
 
+def test_whoever_opens_while_a_note_is_written_waits_for_it_too() -> None:
+    producers = begun()
+    assert [producers.open("flow", 1, now=0)[1] for _ in range(3)] == [True] * 3
+    flow = producers.by_name["flow"]
+    reserved = flow.reserved
+    producers.noted(99, reserved)  # of another one
+    assert producers.open("flow", 1, now=0)[1]
+    producers.noted(flow.number, reserved)
+    assert not producers.open("flow", 1, now=0)[1]
+    flow.next = reserved
+    assert [producers.open("flow", 1, now=0)[1] for _ in range(2)] == [True] * 2
+    producers.noted(flow.number, reserved)  # an older note is safe
+    assert producers.open("flow", 1, now=0)[1]
+
+
 def test_pieces_follow_one_another_and_may_come_again() -> None:
     producers = begun()
     sequence = staged(producers, count=3)
@@ -307,6 +322,23 @@ def test_what_else_was_staged_for_a_label_is_dropped_with_its_commit() -> None:
             producers.staged(1, 1, sequence, at, 3, 30, 9)
     with pytest.raises(SequenceOverError, match="label 0 was committed before"):
         producers.open("flow", 1, now=0, label=0)
+
+
+def test_a_late_piece_is_refused_also_when_later_labels_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producers = begun()
+    loser, _ = producers.open("flow", 1, now=0, label=0)
+    for label in range(3):
+        assert labelled(producers, {staged(producers): 3}, range(label, label + 1))
+        with pytest.raises(SequenceOverError, match="label 0 was committed before"):
+            producers.staged(1, 1, loser, 0, 3, 30, 9)
+    monkeypatch.setattr(rules, "MOST_OPENED", 2)
+    opened = [producers.open("flow", 1, now=0, label=label)[0] for label in (3, 4, 5)]
+    flow = producers.by_name["flow"]
+    assert [*flow.opened] == opened[-2:]
+    producers.begin("flow", 2, now=0, keep=[])
+    assert not flow.opened
 
 
 def test_sequences_are_committed_under_one_label_only() -> None:

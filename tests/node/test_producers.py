@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import errno
 import random
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from tests.node.running import Process, node, run
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.producer import Producer, Stage
+from railgun.node.errors import NoMasterError
+from railgun.node.log import StreamLog
 from railgun.testing.jepsen.shim import Orders
 from railgun.wire.records import CONTINUES, head
 
@@ -228,6 +232,102 @@ def test_a_client_that_went_away_is_forgotten_with_what_it_has_staged(tmp_path: 
             again = await client.producer(STREAM, "client", 0, lifetime=60.0)
             assert again.number > gone.number
             assert again.staged == {}
+
+    run(main())
+
+
+def test_what_is_on_its_way_is_found_when_all_is_read_anew(tmp_path: Path) -> None:
+    """A piece waits for the disk while the notes are read anew, for another producer's sake."""
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            stage = await staged(producer, b"a")
+            assert running.server is not None
+            producing = running.server.node.get_persistent(STREAM).producing
+            log = producing._staging
+            assert log is not None
+            slow = asyncio.create_task(log.perform(log.log, lambda: time.sleep(0.5)))
+            await asyncio.sleep(0.05)
+            put = asyncio.create_task(stage.put([b"b"]))
+            await asyncio.sleep(0.1)
+            producing.stop(NoMasterError("read anew"))
+            again = await client.producer(STREAM, "flow", 1)
+            await put
+            await slow
+            assert again.staged == {stage.sequence: 2}
+            assert await producer.commit([stage]) == 2
+            assert await everything(client) == [b"a", b"b"]
+
+    run(main())
+
+
+def test_a_producer_is_forgotten_behind_its_commit(tmp_path: Path) -> None:
+    """Else the commit would be taken for the first one of the next producer of that name."""
+
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            stage = await staged(producer, b"a")
+            assert running.server is not None
+            stream = running.server.node.get_persistent(STREAM)
+            slow = asyncio.create_task(stream.perform(stream.log, lambda: time.sleep(0.5)))
+            await asyncio.sleep(0.05)
+            commit = asyncio.create_task(producer.commit([stage]))
+            await asyncio.sleep(0.1)
+            forget = asyncio.create_task(
+                client.admin("forget_producer", name=STREAM, producer="flow")
+            )
+            assert await commit == 1
+            assert (await forget)["forgotten"]
+            await slow
+            assert await client.admin("producers", name=STREAM) == []
+            again = await client.producer(STREAM, "flow", 1)
+            assert await again.commit([await staged(again, b"b")]) == 1
+            assert await everything(client) == [b"a", b"b"]
+            assert not stream.producing._turns
+
+    run(main())
+
+
+def emptied(log: StreamLog) -> bool:
+    return log.first == log.end
+
+
+def test_what_is_dropped_leaves_the_disk_without_a_commit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            producer = await client.producer(STREAM, "flow", 1)
+            for epoch in range(2, 5):
+                stage = await staged(producer, b"a", b"b")
+                assert running.server is not None
+                log = running.server.node.get_persistent(f"{STREAM}.staged").log
+                if epoch % 2:
+                    await producer.drop([stage])
+                else:
+                    producer = await client.producer(STREAM, "flow", epoch, keep=[])
+                await until(partial(emptied, log), "it is still there")
+
+    run(main())
+
+
+def test_producers_end_in_a_stream_that_keeps_everything(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            gone = await client.producer(STREAM, "client", 0, lifetime=60.0)
+            await staged(gone, b"lost")
+            running.ahead = 120.0
+            assert running.server is not None
+            await running.server.node._retain()
+            assert await client.admin("producers", name=STREAM) == []
 
     run(main())
 

@@ -14,6 +14,7 @@ from tests.node.several import SECRET, Several, several
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.node.cluster import upstream as upstream_module
+from railgun.node.errors import StoppingError
 from railgun.node.session import MOST_UNSTORED, ROOM, Session
 from railgun.wire.commands import VERSION, encode
 from railgun.wire.connection import Connection
@@ -235,6 +236,71 @@ def test_a_channel_is_free_again_after_its_subscription_and_taken_before(tmp_pat
             say(p.Subscribe(request=11, stream="here", credit=5), 8)  # for nothing came of it
             await until(lambda: heard(p.Subscribed, 4) == [1, 6, 8, 11])
             raw.connection.close()
+
+    run(main())
+
+
+def test_a_channel_is_free_for_who_waits_for_a_master_and_begins_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with several(tmp_path) as nodes:
+            await nodes.ensure("orders", "b")
+            raw = await Raw.dial(nodes.running["a"])
+
+            def say(command: p.Subscribe | p.Unsubscribe) -> None:
+                raw.connection.send(b"".join(encode(command, (), 7)))
+
+            def heard(kind: type[p.Subscribed | p.Unsubscribed | p.Failed]) -> list[int]:
+                commands = [frame.command for frame in raw.frames]
+                return [one.request for one in commands if isinstance(one, kind)]
+
+            nodes.masters["orders"] = None
+            for request in (1, 3, 5):
+                if request > 1:
+                    say(p.Unsubscribe(request=request - 1))
+                say(p.Subscribe(request=request, stream="orders", group="g", credit=5))
+            say(p.Subscribe(request=6, stream="orders", group="g", credit=5))
+            await until(lambda: heard(p.Failed) == [6])
+            assert raw.codes() == ["BAD_CHANNEL"]
+            nodes.masters["orders"] = "b"
+            nodes.moved("orders")
+            await until(lambda: heard(p.Subscribed) == [5])
+            assert heard(p.Unsubscribed) == [2, 4]
+            assert sorted(heard(p.Failed)) == [1, 3, 6]  # 1 and 3 ended before they began
+            client = await nodes.client("b")
+            await client.publish("orders", b"x")
+            await until(lambda: bool([f for f in raw.frames if isinstance(f.command, p.Deliver)]))
+            raw.connection.close()
+
+    run(main())
+
+
+def test_a_subscription_that_is_lost_as_soon_as_it_is_made_again_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe, made = Session._subscribe, 0
+
+    def lose(self: Session, channel: int, command: p.Subscribe) -> None:
+        nonlocal made
+        subscribe(self, channel, command)
+        made += 1
+        if made in (2, 3):  # the client reads this together with the answer
+            self.subscriptions.pop(channel).leave(graceful=True)
+            self.fail(0, StoppingError("elsewhere"), channel)
+
+    monkeypatch.setattr(Session, "_subscribe", lose)
+
+    async def main() -> None:
+        async with several(tmp_path) as nodes:
+            client = await nodes.client("a")
+            await client.ensure("news", kind="ephemeral")
+            async with await client.subscribe("news") as sub:
+                session = session_at(nodes, "a")
+                [channel] = session.subscriptions
+                session.subscriptions.pop(channel).leave(graceful=True)
+                session.fail(0, StoppingError("elsewhere"), channel)
+                await until(lambda: made == 4)
+                await client.publish("news", b"x")
+                assert (await sub.next(DEADLINE)).payload == b"x"
 
     run(main())
 

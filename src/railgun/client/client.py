@@ -159,7 +159,8 @@ class Client:
         self._answers: dict[int, tuple[asyncio.Future[Any], float, int]] = {}
         """By the numbers of requests: who waits, until when, and the last frame of the request."""
         self._subscriptions: dict[int, Subscription] = {}
-        self._renewing: set[int] = set()  # channels of those that are made again
+        # Channels of subscriptions that are made again, and whether that has to be done once more.
+        self._renewing: dict[int, bool] = {}
         self._outbox: Outbox | None = None
         self._publisher = Publisher(self, self._numbers)
         self._producers: dict[str, Producer] = {}  # of transactions, by their streams
@@ -273,35 +274,41 @@ class Client:
         self._publisher.resume()
 
     async def _again(self, subscription: Subscription) -> None:
-        here, pauses = self._connection, Pauses(*SOON)
-        try:
-            while self._connection is here and not subscription.over:
-                try:
-                    await self._ask(
-                        lambda n: self.send(subscription.request(n), (), subscription.channel),
-                        None,
-                        once=True,  # the next connection makes it again by itself
-                    )
-                    return
-                except StreamsError as error:
-                    if not resent(error.code):
-                        if not error.may_pass and error.code != "NO_SUBSCRIPTION":
-                            subscription.failed(error)
-                            return
-                        if self._connection is not here or error.code in LOST:
-                            return  # it is made again with the next connection
-                        self.send(p.Unsubscribe(), (), subscription.channel)  # it may be made yet
-                    subscription.trouble = str(error)
-                await asyncio.sleep(pauses.next())
-        finally:
-            self._renewing.discard(subscription.channel)
+        """Make a subscription again, until it is there; the next connection does it anew by itself."""
+        here, channel, pauses = self._connection, subscription.channel, Pauses(*SOON)
+        self._renewing[channel] = False
+        while self._connection is here and not subscription.over:
+            try:
+                await self._ask(
+                    lambda n: self.send(subscription.request(n), (), channel), None, once=True
+                )
+                if self._connection is not here or not self._renewing[channel]:
+                    break
+                self._renewing[channel] = False  # it was there, and was lost before this task ran
+                self.send(p.Unsubscribe(), (), channel)
+                continue
+            except StreamsError as error:
+                if not resent(error.code):
+                    if not error.may_pass and error.code != "NO_SUBSCRIPTION":
+                        subscription.failed(error)
+                        break
+                    if self._connection is not here or error.code in LOST:
+                        break
+                    self.send(p.Unsubscribe(), (), channel)  # it may be made yet
+                subscription.trouble = str(error)
+            await asyncio.sleep(pauses.next())
+        if self._connection is here:
+            self._renewing.pop(channel, None)
 
     def renew(self, subscription: Subscription) -> None:
         """Its master is none any more: make it again, as soon as there is another one."""
-        if subscription.channel not in self._renewing:
-            self._renewing.add(subscription.channel)
-            self.send(p.Unsubscribe(), (), subscription.channel)
-            self.loop.create_task(self._again(subscription))
+        channel = subscription.channel
+        if channel in self._renewing:
+            self._renewing[channel] = True
+            return
+        self._renewing[channel] = False
+        self.send(p.Unsubscribe(), (), channel)
+        self.loop.create_task(self._again(subscription))
 
     async def _alive(self) -> None:
         """Ping until the connection is lost; raises `CONNECTION_LOST` when the node does not answer."""
@@ -322,6 +329,7 @@ class Client:
 
     def _disconnected(self) -> None:
         self._open.clear()
+        self._renewing.clear()
         self._going = False
         self._verifying = 0
         if self._seeking is not None:
@@ -455,6 +463,8 @@ class Client:
                 # Now, and not when who waits for it comes to run: messages may be right behind.
                 if channel in self._subscriptions:
                     self._subscriptions[channel].began(command)
+                if channel in self._renewing:
+                    self._renewing[channel] = False  # what was lost before is there again
                 future, *_ = self._answers.pop(command.request, _NOBODY)
                 if future is not None and not future.done():
                     future.set_result((command, frame.blob))

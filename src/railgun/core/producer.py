@@ -126,6 +126,8 @@ class Producer:
     """The sequence to be given next."""
     reserved: int = 1
     """Sequences below may have been given, by the note."""
+    covered: int = 1
+    """Sequences below may be told: a note that is safe says that they may have been given."""
     since: int = 1
     """The first sequence of this epoch."""
     floor: int = 1
@@ -174,7 +176,35 @@ class Producer:
     def drop(self, sequence: int) -> None:
         """Drop what is staged for a sequence."""
         self.staged.pop(sequence, None)
-        self.opened.pop(sequence, None)
+
+    def label_over(self, label: int) -> SequenceOverError:
+        """Return what to raise if a label was committed."""
+        return SequenceOverError(
+            f"producer {self.name!r}: what has label {label} was committed before"
+        )
+
+    def check_label(self, labels: range | None) -> None:
+        """Raise `LabelForgottenError` if it is not known whether labels were committed."""
+        if labels is not None and labels[-1] < self.labels_from:
+            raise LabelForgottenError(
+                f"producer {self.name!r}: whether label {labels[-1]} was committed is not known any more; labels "
+                f"from {self.labels_from} on are. Look into the stream; to write it all the same, take a label "
+                "that was not used"
+            )
+
+    def check_staged(self, sequence: int, count: int) -> None:
+        """Raise `LostOutputError` if not just so many messages are staged for a sequence."""
+        found = self.staged.get(sequence)
+        if found is None:
+            raise LostOutputError(
+                f"producer {self.name!r}: sequence {sequence} is neither staged nor committed here: its {count} "
+                "messages are lost"
+            )
+        if found.count != count:
+            raise LostOutputError(
+                f"producer {self.name!r}: {found.count} messages are staged for sequence {sequence}, and {count} "
+                "were: what is missing is lost"
+            )
 
     def note(self) -> dict[str, Any]:
         """Return what must not be forgotten, as plain values."""
@@ -203,7 +233,7 @@ class Producer:
     def of(name: str, note: Mapping[str, Any]) -> Producer:
         """Return the producer of a note. Sequences that may have been given are not given again."""
         made = Producer(name, note["number"], note["epoch"], note["lifetime"])
-        made.next = made.reserved = note["reserved"]
+        made.next = made.reserved = made.covered = note["reserved"]
         made.since, made.floor = note["since"], note["floor"]
         made.kept = frozenset(note["kept"])
         made.committed = [(first, end) for first, end in note["committed"]]

@@ -13,7 +13,8 @@ Rules:
    may still be committed by the later one; all that this does not name when it begins (`keep`) is dropped.
    Who has no number of its own to begin with has a *session*, a name that nobody else has: the stream gives it the next
    epoch, the same one however often it begins, and drops all that was staged before. A session that has a
-   successor never begins again (of the last `MOST_SESSIONS`; an older one would begin a new epoch).
+   successor never begins again (of the last `MOST_SESSIONS`; an older one would begin a new epoch). Sessions are in the
+   order in which they begin first: one that was made earlier, and begins only now, is the later one.
 3. *Sequences.* What is staged belongs to a sequence, a number that the stream gives. None is given twice, whatever a
    producer remembers or forgets, so nothing new is ever taken for something that was committed before.
 4. *Staging* is in order: each piece says how many messages of its sequence lie before it. One that is sent again is
@@ -28,7 +29,8 @@ Rules:
 7. *Labels.* A commit may have labels, numbers that its producer gives it: a range, and the last of them says what the
    commit is. If that one was committed before, the commit is done, whatever sequences it names, also for an older
    epoch, and what is staged for these is dropped. So is what else was staged for a label that is committed, as far
-   as sequences were opened for one (that is not noted: after a restart it is dropped by rule 2 or 8). Labels are
+   as sequences were opened for one (the last `MOST_OPENED`; and that is not noted: after a restart it is dropped by
+   rule 2 or 8). Labels are
    remembered as sequences are; a label below those that were forgotten is an error (`LabelForgottenError`).
 8. Producers that are not used for longer than they asked for when they began (`lifetime`) are forgotten, with what they
    have staged; those of flows never are. One that has committed a label is not forgotten either, and loses only what it
@@ -47,6 +49,7 @@ Whoever finds a note with an intent looks in the stream for a unit with its numb
 Duties of the driver:
 
 1. What changes a note (`begin`, `open` at times, `commit`, `committed`, `pass_over`) is answered when the note is safe.
+   `noted` hears of each note that is: until then whoever opens a sequence that it has to cover waits, too.
 2. `staged` is asked for each piece in the order in which pieces are appended to the staging log. If one could not be
    appended, `not_staged` takes it and all behind it back.
 3. One thing at a time: while there is an intent, `begin` and `commit` raise `BusyError`, and are asked again. So nobody
@@ -66,8 +69,6 @@ from railgun.core.producer import (
     FencedError,
     GapError,
     Intent,
-    LabelForgottenError,
-    LostOutputError,
     NoProducerError,
     Producer,
     SequenceOverError,
@@ -81,6 +82,8 @@ MOST_RANGES: Final = 10_000
 """Ranges of committed sequences, and of labels, that are remembered of a producer."""
 MOST_SESSIONS: Final = 16
 """Sessions with a successor that are remembered of a producer."""
+MOST_OPENED: Final = 10_000
+"""Sequences that were opened for labels, and not committed, that are remembered of a producer."""
 
 
 class Producers:
@@ -135,9 +138,9 @@ class Producers:
         if keep is not None:
             producer.floor = producer.since
             producer.kept = frozenset(keep) & producer.staged.keys()
-            for sequence in list(producer.staged):
-                if not producer.is_alive(sequence):
-                    producer.drop(sequence)
+            for kept in (producer.staged, producer.opened):
+                for sequence in [one for one in kept if not producer.is_alive(one)]:
+                    del kept[sequence]
         return producer
 
     def begin_session(self, name: str, session: str, now: int, lifetime: int = 0) -> Producer:
@@ -197,20 +200,22 @@ class Producers:
         """
         producer = self._find(name, epoch, now)
         if label is not None and producer.has_label(label):
-            raise self._label_over(producer, label)
+            raise producer.label_over(label)
         sequence = producer.next
         producer.next += 1
         if label is not None:
             producer.opened[sequence] = label
-        if producer.next <= producer.reserved:
-            return sequence, False
-        producer.reserved = producer.next + RESERVED
-        return sequence, True
+            if len(producer.opened) > MOST_OPENED:
+                del producer.opened[next(iter(producer.opened))]
+        if producer.next > producer.reserved:
+            producer.reserved = producer.next + RESERVED
+        return sequence, sequence >= producer.covered
 
-    def _label_over(self, producer: Producer, label: int) -> SequenceOverError:
-        return SequenceOverError(
-            f"producer {producer.name!r}: what has label {label} was committed before"
-        )
+    def noted(self, number: int, reserved: int) -> None:
+        """Note that a note of a producer is safe: sequences below `reserved`, as that says, may be told."""
+        producer = self.numbered(number)
+        if producer is not None:
+            producer.covered = max(producer.covered, reserved)
 
     def staged(
         self,
@@ -242,7 +247,7 @@ class Producers:
             )
         label = producer.opened.get(sequence)
         if label is not None and producer.has_label(label):
-            raise self._label_over(producer, label)
+            raise producer.label_over(label)
         found = producer.staged.get(sequence)
         have = 0 if found is None else found.count
         if at + count <= have:
@@ -293,7 +298,7 @@ class Producers:
             return None  # whoever asks
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
-        self._check_label(producer, labels)
+        producer.check_label(labels)
         left = tuple(one for one in counts if not producer.is_committed(one))
         if labels is not None and len(left) < len(counts):
             raise SequenceOverError(
@@ -301,7 +306,7 @@ class Producers:
                 f"{labels[-1]}: stage what belongs to it for new ones"
             )
         for sequence in left:
-            self._check_staged(producer, sequence, counts[sequence])
+            producer.check_staged(sequence, counts[sequence])
         producer.intent = Intent(producer.commits + 1, left, end, labels)
         return producer.intent
 
@@ -320,14 +325,6 @@ class Producers:
                 producer.drop(sequence)
         return True
 
-    def _check_label(self, producer: Producer, labels: range | None) -> None:
-        if labels is not None and labels[-1] < producer.labels_from:
-            raise LabelForgottenError(
-                f"producer {producer.name!r}: whether label {labels[-1]} was committed is not known any more; labels "
-                f"from {producer.labels_from} on are. Look into the stream; to write it all the same, take a label "
-                "that was not used"
-            )
-
     def pass_over(self, name: str, epoch: int, labels: range, now: int) -> bool:
         """Count labels as committed, with nothing; return False if they are. The note has to be safe then.
 
@@ -337,32 +334,17 @@ class Producers:
             return False
         producer = self._find(name, epoch, now)
         self._check_idle(producer)
-        self._check_label(producer, labels)
+        producer.check_label(labels)
         self._add_labels(producer, labels)
         return True
 
     def _add_labels(self, producer: Producer, labels: range) -> None:
-        """Remember labels, and drop what else was staged for them; later pieces of that are refused for now."""
-        for sequence, label in list(producer.opened.items()):
-            if producer.has_label(label):
-                producer.drop(sequence)
+        """Remember labels, and drop what else was staged for them; later pieces of that are refused."""
         producer.add_labels(labels, MOST_RANGES)
-        for sequence, label in producer.opened.items():
-            if producer.has_label(label):
-                producer.staged.pop(sequence, None)
-
-    def _check_staged(self, producer: Producer, sequence: int, count: int) -> None:
-        found = producer.staged.get(sequence)
-        if found is None:
-            raise LostOutputError(
-                f"producer {producer.name!r}: sequence {sequence} is neither staged nor committed here: its {count} "
-                "messages are lost"
-            )
-        if found.count != count:
-            raise LostOutputError(
-                f"producer {producer.name!r}: {found.count} messages are staged for sequence {sequence}, and {count} "
-                "were: what is missing is lost"
-            )
+        for sequence in list(producer.staged):
+            label = producer.opened.get(sequence)
+            if label is not None and producer.has_label(label):
+                producer.drop(sequence)
 
     def committed(self, name: str, number: int, base: int = 0) -> None:
         """Note that the unit of a commit is safe in the stream, from the offset `base` on."""
@@ -371,6 +353,7 @@ class Producers:
         for sequence in intent.sequences:
             add_range(producer.committed, sequence, sequence + 1)
             producer.drop(sequence)
+            producer.opened.pop(sequence, None)
         if intent.labels is not None:
             self._add_labels(producer, intent.labels)
         producer.kept -= frozenset(intent.sequences)

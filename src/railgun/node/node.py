@@ -569,9 +569,12 @@ class Node:
             await asyncio.sleep(20 * (self.loop.time() - began))  # with many streams, less often
 
     async def _retain(self) -> None:
-        for stream in [one for one in self._persistent() if one.settings.limited and one.acting]:
+        for stream in [one for one in self._persistent() if one.acting]:
             with contextlib.suppress(RailgunError):  # it stays, and is tried again
-                await stream.retain()
+                if stream.settings.limited:
+                    await stream.retain()
+                else:  # its producers may have ends, and what they have staged
+                    await stream.producing.expire()
 
     # ------------------------------------------------------------ responses
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -57,6 +57,27 @@ class NotesDamagedError(RailgunError):
     code: ClassVar[str] = "NOTES_DAMAGED"
 
 
+class _Turn:
+    """What one at a time may have, and how many have it or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.users = asyncio.Lock(), 0
+
+
+@contextlib.asynccontextmanager
+async def _turn(turns: dict[str, _Turn], name: str) -> AsyncIterator[None]:
+    """Take the turn of a name; it is gone with the last one that wanted it."""
+    turn = turns.setdefault(name, _Turn())
+    turn.users += 1
+    try:
+        async with turn.lock:
+            yield
+    finally:
+        turn.users -= 1
+        if not turn.users:
+            del turns[name]
+
+
 class Producing:
     """The producers of one stream. All but what is copied happens in the event loop."""
 
@@ -71,10 +92,12 @@ class Producing:
         self._early: list[Callable[[RailgunError | None], None]] = []  # pieces that came meanwhile
         self._life = 0  # changes with whatever makes what is known void
         self._since: int | None = None  # where units may begin that notes on disk do not know of
-        self._let_go = 0  # bytes that are not needed any more
+        self._left = 0  # bytes that are not needed, and could not be purged
+        self._held: dict[object, int] = {}  # where what notes drop that are not safe yet begins
         self._noting: list[Intent] = []  # commits that are done, and not noted as such
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns: dict[str, asyncio.Lock] = {}  # one commit of a producer after the other
+        self._turns: dict[str, _Turn] = {}  # one commit of a producer after the other
+        self._opens: dict[str, _Turn] = {}  # those that wait for a note of what they open
 
     # ------------------------------------------------------------ beginning and ending
 
@@ -112,6 +135,12 @@ class Producing:
             await asyncio.shield(self._loading)
         return self._producers
 
+    def _load_soon(self) -> None:
+        """Read all, though nobody waits for it."""
+        if self._loading is None:
+            self._loading = self._stream.loop.create_task(self._load(self._life))
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+
     async def _load(self, life: int) -> None:
         error: RailgunError | None = None
         try:
@@ -136,6 +165,8 @@ class Producing:
             )
         staging = await self._find_staging(stream)
         staging.check_master()
+        await staging.perform(staging.log, lambda: None)  # behind pieces that are on their way
+        await _until_safe(staging, staging.log.end)  # they will be answered: they have to be found
         kept = await stream.perform(stream.group_log, stream.group_log.load)
         notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
         producers = Producers.load(notes, notes.pop("", {}).get("last", 0))
@@ -144,7 +175,7 @@ class Producing:
         changed = []
         if any(producer.intent is not None for producer in producers.by_name.values()):
             await stream.perform(stream.log, lambda: None)  # behind units that are being written
-            await self._until_safe(stream.log.end)
+            await _until_safe(stream, stream.log.end)
         for producer in producers.by_name.values():
             if producer.intent is not None:
                 find = partial(_find_unit, stream, producer.number, producer.intent)
@@ -159,7 +190,10 @@ class Producing:
         stream.check_master()
         self._producers, self._staging = producers, staging
         await self._keep(*changed)
-        self._since = None
+        if (
+            life == self._life
+        ):  # else what was known is void once more, and so is what was found here
+            self._since = None
 
     async def _keep(self, *names: str) -> None:
         """Write the notes of producers; if that fails, all is read anew: nobody knows what is on disk."""
@@ -167,10 +201,13 @@ class Producing:
             return
         life, found = self._life, self._producers
         changes: list[tuple[str, bytes | None]] = []
+        covered: list[tuple[int, int]] = []
         for name in names:
             producer = found.by_name.get(name)
             note = None if producer is None else ProducerNote(producer.note()).pack()
             changes.append((PRODUCER + name, note))
+            if producer is not None:
+                covered.append((producer.number, producer.reserved))
         changes.append((PRODUCER, ProducerNote({"last": found.last_number}).pack()))
         done: asyncio.Future[None] = self._stream.loop.create_future()
         self._stream.keep(changes, partial(resolve, done))
@@ -181,6 +218,8 @@ class Producing:
                 self._since = self.keeps_from(self._stream.log.end)
                 self.stop(error)
             raise
+        for one in covered:
+            found.noted(*one)
 
     # ------------------------------------------------------------ what producers ask for
 
@@ -193,17 +232,19 @@ class Producing:
         session: str | None = None,
     ) -> dict[str, Any]:
         """Begin an epoch of a producer, by its number or for a session: what is known of it, and what is staged."""
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with _turn(self._turns, name):
             producers = await self._ready()
             before = producers.by_name.get(name)
             known = {} if before is None else before.note() | {"used": 0}
-            if session is not None:
-                producer = producers.begin_session(name, session, self._stream.now(), lifetime)
-            else:
-                assert epoch is not None
-                producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
-            if known != producer.note() | {"used": 0}:
-                await self._keep(name)
+            with self._holding(producers):
+                if session is not None:
+                    producer = producers.begin_session(name, session, self._stream.now(), lifetime)
+                else:
+                    assert epoch is not None
+                    producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
+                if known != producer.note() | {"used": 0}:
+                    await self._keep(name)
+            self._let_go_soon()
         staged = {str(sequence): one.count for sequence, one in producer.staged.items()}
         return {
             "number": producer.number,
@@ -214,21 +255,23 @@ class Producing:
 
     async def open(self, name: str, epoch: int, label: int | None = None) -> int:
         """Return a new sequence of a producer; `label`: what it will be committed under."""
-        producers = await self._ready()
+        producers, life = await self._ready(), self._life
         sequence, has_to_note = producers.open(name, epoch, self._stream.now(), label)
         if has_to_note:
-            await self._keep(name)
+            async with _turn(self._opens, name):  # one note is enough for all that wait
+                self._check_life(life)
+                producer = producers.by_name.get(name)
+                if producer is not None and sequence >= producer.covered:
+                    await self._keep(name)
         return sequence
 
     def stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
         """Stage batches that have been looked at; `answer` is called when they are safe."""
-        if self._producers is None:
+        if self._producers is None or self._early:  # those that came before are first
             self._early.append(
                 lambda e: answer(e) if e else self._stage(told, batches, size, answer)
             )
-            if self._loading is None:
-                self._loading = self._stream.loop.create_task(self._load(self._life))
-                self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._load_soon()
         else:
             self._stage(told, batches, size, answer)
 
@@ -289,11 +332,12 @@ class Producing:
 
         Of what was committed before, that is known of the last commit only. `labels`: that are committed with them.
         """
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with _turn(self._turns, name):
             if labels is not None and not counts:
                 producers = await self._ready()
-                if producers.pass_over(name, epoch, labels, self._stream.now()):
-                    await self._keep(name)
+                with self._holding(producers):
+                    if producers.pass_over(name, epoch, labels, self._stream.now()):
+                        await self._keep(name)
                 return 0, None
             return await self._commit(name, epoch, counts, labels)
 
@@ -307,10 +351,10 @@ class Producing:
         self._check_life(life)
         intent = producers.commit(name, epoch, counts, stream.log.end, stream.now(), labels)
         if intent is None:
+            self._let_go_soon()
             return 0, producers.base_of(name, counts)
         producer = producers.by_name[name]
         first = min(producer.staged[one].first for one in intent.sequences)
-        size = sum(producer.staged[one].size for one in intent.sequences)
         find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
         try:
             ranges = await stream.loop.run_in_executor(None, find)
@@ -328,36 +372,24 @@ class Producing:
             if life == self._life and stream.log.failed is None:
                 producers.abandoned(name, intent.number)
             raise
-        await self._until_safe(end)
+        await _until_safe(stream, end)
         self._check_life(life)
         producers.committed(name, intent.number, base)
         self._noting.append(intent)
         task = stream.loop.create_task(self._note_done(name, intent, life))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._let_go += size
         return end - base, base
 
     async def drop(self, name: str, epoch: int, sequences: Sequence[int]) -> None:
         """Drop what a producer has staged for some sequences."""
         producers = await self._ready()
         producers.drop(name, epoch, sequences, self._stream.now())
+        self._let_go_soon()
 
     def _check_life(self, life: int) -> None:
         if life != self._life:
             raise NoMasterError(f"the master of {self._stream.name!r} has changed: try again")
-
-    async def _until_safe(self, end: int) -> None:
-        """Wait until a unit is safe, as long as this node is the master."""
-        stream = self._stream
-        while stream.copies is not None:
-            done: asyncio.Future[None] = stream.loop.create_future()
-            stream.copies.when_safe(end, partial(resolve, done))
-            try:
-                await done
-                return
-            except NotEnoughReplicasAfterAppendError:
-                await asyncio.sleep(AGAIN_S)
 
     async def _note_done(self, name: str, intent: Intent, life: int) -> None:
         """Write that a commit is done, and let go of what is not needed any more."""
@@ -366,10 +398,49 @@ class Producing:
             if life != self._life or self._producers is None or self._staging is None:
                 return
             self._noting.remove(intent)
-            staging, producers = self._staging, self._producers
-            if self._let_go > LET_GO_BYTES or not producers.staged_size:
-                self._let_go = 0
-                await staging.purge(min(producers.staged_from(staging.end), staging.end))
+            await self._purge()
+
+    def _let_go_soon(self) -> None:
+        """Purge what is not needed any more, if it is much or all there is."""
+        if self._wants_purge():
+            task = self._stream.loop.create_task(self._purge())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _wants_purge(self) -> bool:
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None or staging.log.first >= self._needed_from():
+            return False
+        return not producers.staged_size or (
+            staging.log.size - producers.staged_size > LET_GO_BYTES + self._left
+        )
+
+    def _needed_from(self) -> int:
+        """Return from where on something in the staging log is needed, or was before a note that is not safe yet."""
+        producers, staging = self._producers, self._staging
+        assert producers is not None
+        assert staging is not None
+        return min([producers.staged_from(staging.end), staging.end, *self._held.values()])
+
+    async def _purge(self) -> None:
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None or not self._wants_purge():
+            return
+        with contextlib.suppress(RailgunError):  # it is tried again with what is let go of next
+            await staging.purge(self._needed_from())
+            # what lies between pieces that are needed, and in a segment that is, stays
+            self._left = max(0, staging.log.size - producers.staged_size)
+
+    @contextlib.contextmanager
+    def _holding(self, producers: Producers) -> Iterator[None]:
+        """Keep all that is staged now until a note is safe by which some of it is dropped."""
+        staging, ticket = self._staging, object()
+        if staging is not None:
+            self._held[ticket] = producers.staged_from(staging.end)
+        try:
+            yield
+        finally:
+            self._held.pop(ticket, None)
 
     async def settle(self) -> None:
         """Wait for a while until commits that are done are noted as such: what they hold cannot be trimmed before."""
@@ -379,19 +450,33 @@ class Producing:
             await asyncio.sleep(AGAIN_S / 10)
 
     async def forget(self, name: str) -> bool:
-        """Forget a producer, with what it has staged; whether there was one."""
-        producers = await self._ready()
-        gone = producers.forget(name)
-        self._turns.pop(name, None)
-        await self._keep(name)
+        """Forget a producer, with what it has staged, behind a commit of it; whether there was one."""
+        async with _turn(self._turns, name):
+            return await self._forget(name, await self._ready())
+
+    async def _forget(self, name: str, producers: Producers) -> bool:
+        with self._holding(producers):
+            gone = producers.forget(name)
+            await self._keep(name)
+        self._let_go_soon()
         return gone is not None
 
     async def expire(self) -> None:
-        """Forget producers that were not used for longer than they live."""
-        if self._producers is not None:
-            self._producers.drop_stale(self._stream.now())
-            for name in self._producers.expired(self._stream.now()):
-                await self.forget(name)
+        """Forget producers that were not used for longer than they live; and settle commits of before a restart."""
+        producers = self._producers
+        if producers is None:
+            if self._since is not None:  # nothing is trimmed before
+                self._load_soon()
+            return
+        producers.drop_stale(self._stream.now())
+        for name in producers.expired(self._stream.now()):
+            if name in self._turns:  # somebody uses it
+                continue
+            async with _turn(self._turns, name):
+                producers = await self._ready()
+                if name in producers.expired(self._stream.now()):  # it was not used meanwhile
+                    await self._forget(name, producers)
+        self._let_go_soon()
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return what there is to know of all producers."""
@@ -419,6 +504,18 @@ async def _all_safe(stream: Persistent) -> None:
     done: asyncio.Future[None] = stream.loop.create_future()
     stream.when_all_safe(partial(resolve, done))
     await done
+
+
+async def _until_safe(stream: Persistent, end: int) -> None:
+    """Wait until what is in a log before an offset is safe, as long as this node is the master."""
+    while stream.copies is not None:
+        done: asyncio.Future[None] = stream.loop.create_future()
+        stream.copies.when_safe(end, partial(resolve, done))
+        try:
+            await done
+            return
+        except NotEnoughReplicasAfterAppendError:
+            await asyncio.sleep(AGAIN_S)
 
 
 def _staged_batches(staging: Persistent) -> list[tuple[int, int, int, int, int]]:

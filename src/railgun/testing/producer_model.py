@@ -109,22 +109,18 @@ class Process:
         self.open: tuple[str, ...] = ()
 
 
-class World(Plain):
-    """A broker, the snapshots of a flow, and its processes."""
+class Broker(Plain):
+    """A broker with one stream that one producer writes to, its three places, and how it fails."""
 
     __slots__ = (
-        "case", "commit", "committed", "complete", "dropped", "habits", "left", "lines", "notes", "processes",
-        "producers", "seen", "staging", "stream", "trimmed",
+        "commit", "habits", "left", "lines", "notes", "producers", "staging", "stream", "trimmed",
     )  # fmt: skip
-    constant: tuple[str, ...] = ("case", "habits")
+    constant: tuple[str, ...] = ("habits",)
 
-    def __init__(self, case: Case, habits: Habits) -> None:
-        self.case, self.habits = case, habits
-        self.left = {"crash": case.crashes, "unheard": case.unheard, "trim": case.trims}
+    def __init__(self, habits: Habits, left: dict[str, int]) -> None:
+        self.habits, self.left = habits, left
         self.notes: dict[str, Any] = {}
-        self.staging: list[
-            tuple[int, int, str]
-        ] = []  # producer, sequence, value; None where it is purged
+        self.staging: list[tuple[int, int, str]] = []  # producer, sequence, value
         self.stream: list[Message] = []
         self.trimmed = 0  # messages of the stream that are gone
         # what is given to the disks, and not safe yet
@@ -132,32 +128,16 @@ class World(Plain):
         # what a crash forgets
         self.producers: Producers | None = None
         self.commit = ""  # how far the commit under way is
-        # for the proof
-        self.processes = [Process(n + 1) for n in range(len(case.loads))]
-        self.complete: list[tuple[Token, ...]] = []
-        self.dropped: set[int] = set()
-        self.committed: set[int] = set()
-        self.seen: list[str] = []
 
-    # ------------------------------------------------------------ what may happen
+    def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
+        """Nobody sends anything."""
+        raise AssertionError
 
     def events(self) -> Sequence[str]:
         """What could happen now."""
         found = [f"{what} safe" for what, line in self.lines.items() if line]
         if self.commit == "noted" and self._may_append():
             found.append("append")
-        for at, process in enumerate(self.processes):
-            if process.step in ("over", "fenced"):
-                continue
-            if process.step == "new":
-                if at == 0 or self.processes[at - 1].step != "new":
-                    found.append(f"{at} start")
-                continue
-            if self.lines["notes"] and process.step in ("begin", "open", "commit"):
-                continue  # it stands behind what is being written
-            found.append(f"{at} {process.step}")
-            if self.left["unheard"] and process.step in ("begin", "open", "stage", "commit"):
-                found.append(f"{at} {process.step} unheard")
         if self.left["crash"] and self.producers is not None:
             kept = [what for what, line in self.lines.items() if line]
             for mask in range(1 << len(kept)):
@@ -165,15 +145,14 @@ class World(Plain):
                 found.append("crash " + " ".join(some))
         if self.left["trim"] and self.stream and self._may_trim():
             found.append("trim")
-        return found
+        return [*found, *self._asked()]
 
     def step(self, event: str) -> list[tuple[int, Any]]:
         """Let it happen."""
         what, _, how = event.partition(" ")
         try:
             if what.isdigit():
-                name, _, unheard = how.partition(" ")
-                self._ask(self.processes[int(what)], name, bool(unheard))
+                self._ask(int(what), how)
             elif how == "safe":
                 self._safe(what)
             elif what == "append":
@@ -188,13 +167,149 @@ class World(Plain):
             raise Violation("the machine says", repr(error)) from error
         return []
 
-    def deliver(self, sender: int, message: Any) -> list[tuple[int, Any]]:
-        """Nobody sends anything."""
-        raise AssertionError
+    def _asked(self) -> list[str]:
+        """What those who write may do now: their number, and what."""
+        raise NotImplementedError
 
-    # ------------------------------------------------------------ processes
+    def _ask(self, who: int, what: str) -> None:
+        """One of them does it."""
+        raise NotImplementedError
 
-    def _ask(self, process: Process, step: str, unheard: bool) -> None:
+    def _noted(self, name: str, note: Any, keep: tuple[int, ...] | None) -> None:
+        """A note is safe; `keep`: that with which an epoch begins."""
+
+    def _show(self, values: list[str]) -> None:
+        """Messages are safe in the stream."""
+        raise NotImplementedError
+
+    @property
+    def _end(self) -> int:
+        return self.trimmed + len(self.stream)
+
+    def _note(self, producer: Producer, keep: tuple[int, ...] | None = None) -> None:
+        self.lines["notes"].append((producer.name, producer.note(), keep))
+
+    def _may_append(self) -> bool:
+        return not self.lines["notes"] or not self.habits.notes_first
+
+    def _append(self) -> None:
+        assert self.producers is not None
+        producer = self.producers.by_name[NAME]
+        assert producer.intent is not None
+        number, sequences = producer.intent.number, producer.intent.sequences
+        if not producer.staged.keys() >= set(sequences):
+            raise Violation("dropped", f"{sequences} are dropped while they are committed")
+        mine = [(sequence, v) for n, sequence, v in self.staging if n == producer.number]
+        values = [v for named in sequences for sequence, v in mine if sequence == named]
+        unit = [Message(value) for value in values]
+        unit[-1] = Message(values[-1], producer.number, number)
+        self.lines["stream"] += unit
+        self.commit = "appended"
+        if not self.habits.waits:
+            self._is_committed()
+
+    def _safe(self, what: str) -> None:
+        line = self.lines[what]
+        if what == "notes":
+            for name, note, keep in line:
+                self.notes[name] = note
+                if self.producers is not None:
+                    self.producers.noted(note["number"], note["reserved"])
+                self._noted(name, note, keep)
+        elif what == "staging":
+            self.staging += line
+        else:
+            self.stream += line
+            self._show([message.value for message in line])
+        self.lines[what] = []
+        if what == "stream" and self.producers is not None and self.commit == "appended":
+            self._is_committed()
+
+    def _is_committed(self) -> None:
+        assert self.producers is not None
+        producer = self.producers.by_name[NAME]
+        assert producer.intent is not None
+        self.producers.committed(NAME, producer.intent.number)
+        self._note(producer)
+        self.commit = ""
+
+    def _may_trim(self) -> bool:
+        settled = all(note["intent"] is None for note in self.notes.values())
+        return (
+            settled and not self.lines["notes"] and not self.commit
+        ) or not self.habits.trims_late
+
+    def _crash(self, kept: Sequence[str]) -> None:
+        self.left["crash"] -= 1
+        for what in kept:
+            self._keep(what)
+        self.lines = {what: [] for what in self.lines}
+        self.producers, self.commit = None, ""
+
+    def _keep(self, what: str) -> None:
+        producers, self.producers = self.producers, None  # it hears nothing any more
+        self._safe(what)
+        self.producers = producers
+
+    def _loaded(self) -> Producers:
+        """The machine, after a restart or failover from what is safe."""
+        if self.producers is not None:
+            return self.producers
+        producers = self.producers = self.habits.producers.load(self.notes)
+        for offset, (number, sequence, _) in enumerate(self.staging):
+            producers.found(number, sequence, 1, 1, offset)
+        for producer in producers.by_name.values():
+            if producer.intent is None:
+                continue
+            number = producer.intent.number
+            done = any((m.number, m.commit) == (producer.number, number) for m in self.stream)
+            if self.habits.looks != "both":
+                done = self.habits.looks == "done"
+            if done:
+                producers.committed(producer.name, number)
+            else:
+                producers.abandoned(producer.name, number)
+            self._note(producer)
+        return producers
+
+
+class World(Broker):
+    """A broker, the snapshots of a flow, and its processes."""
+
+    __slots__ = ("case", "committed", "complete", "dropped", "processes", "seen")
+    constant: tuple[str, ...] = ("case", "habits")
+
+    def __init__(self, case: Case, habits: Habits) -> None:
+        left = {"crash": case.crashes, "unheard": case.unheard, "trim": case.trims}
+        super().__init__(habits, left)
+        self.case = case
+        self.processes = [Process(n + 1) for n in range(len(case.loads))]
+        # for the proof
+        self.complete: list[tuple[Token, ...]] = []
+        self.dropped: set[int] = set()
+        self.committed: set[int] = set()
+        self.seen: list[str] = []
+
+    def _asked(self) -> list[str]:
+        found = []
+        for at, process in enumerate(self.processes):
+            if process.step in ("over", "fenced"):
+                continue
+            if process.step == "new":
+                if at == 0 or self.processes[at - 1].step != "new":
+                    found.append(f"{at} start")
+                continue
+            if self.lines["notes"] and process.step in ("begin", "open", "commit"):
+                continue  # it stands behind what is being written
+            found.append(f"{at} {process.step}")
+            if self.left["unheard"] and process.step in ("begin", "open", "stage", "commit"):
+                found.append(f"{at} {process.step} unheard")
+        return found
+
+    def _ask(self, who: int, what: str) -> None:
+        process = self.processes[who]
+        step, _, how = what.partition(" ")
+        unheard = bool(how)
         if unheard:
             self.left["unheard"] -= 1
         if step == "start":
@@ -307,57 +422,11 @@ class World(Plain):
         process.tokens = []
         process.step = self._next(process) if self._is_last(process) else "fenced"
 
-    # ------------------------------------------------------------ the broker
-
-    @property
-    def _end(self) -> int:
-        return self.trimmed + len(self.stream)
-
-    def _note(self, producer: Producer, keep: tuple[int, ...] | None = None) -> None:
-        self.lines["notes"].append((producer.name, producer.note(), keep))
-
-    def _may_append(self) -> bool:
-        return not self.lines["notes"] or not self.habits.notes_first
-
-    def _append(self) -> None:
-        assert self.producers is not None
-        producer = self.producers.by_name[NAME]
-        assert producer.intent is not None
-        number, sequences = producer.intent.number, producer.intent.sequences
-        mine = [(sequence, v) for n, sequence, v in self.staging if n == producer.number]
-        values = [v for named in sequences for sequence, v in mine if sequence == named]
-        unit = [Message(value) for value in values]
-        unit[-1] = Message(values[-1], producer.number, number)
-        self.lines["stream"] += unit
-        self.commit = "appended"
-        if not self.habits.waits:
-            self._is_committed()
-
-    def _safe(self, what: str) -> None:
-        line = self.lines[what]
-        if what == "notes":
+    def _noted(self, name: str, note: Any, keep: tuple[int, ...] | None) -> None:
+        if keep is not None:  # a process begins without what it does not keep
             known = {token.sequence for tokens in self.complete for token in tokens}
-            for name, note, keep in line:
-                self.notes[name] = note
-                if keep is not None:  # a process begins without what it does not keep
-                    below = {one for one in known - self.committed if one < note["since"]}
-                    self.dropped |= below - set(keep)
-        elif what == "staging":
-            self.staging += line
-        else:
-            self.stream += line
-            self._show([message.value for message in line])
-        self.lines[what] = []
-        if what == "stream" and self.producers is not None and self.commit == "appended":
-            self._is_committed()
-
-    def _is_committed(self) -> None:
-        assert self.producers is not None
-        producer = self.producers.by_name[NAME]
-        assert producer.intent is not None
-        self.producers.committed(NAME, producer.intent.number)
-        self._note(producer)
-        self.commit = ""
+            below = {one for one in known - self.committed if one < note["since"]}
+            self.dropped |= below - set(keep)
 
     def _show(self, values: list[str]) -> None:
         for value in values:
@@ -377,45 +446,6 @@ class World(Plain):
                 raise Violation("order", f"{value} comes after {self.seen}")
             self.seen.append(value)
             self.committed.add(tokens[0].sequence)
-
-    def _may_trim(self) -> bool:
-        settled = all(note["intent"] is None for note in self.notes.values())
-        return (
-            settled and not self.lines["notes"] and not self.commit
-        ) or not self.habits.trims_late
-
-    def _crash(self, kept: Sequence[str]) -> None:
-        self.left["crash"] -= 1
-        for what in kept:
-            self._keep(what)
-        self.lines = {what: [] for what in self.lines}
-        self.producers, self.commit = None, ""
-
-    def _keep(self, what: str) -> None:
-        producers, self.producers = self.producers, None  # it hears nothing any more
-        self._safe(what)
-        self.producers = producers
-
-    def _loaded(self) -> Producers:
-        """The machine, after a restart or failover from what is safe."""
-        if self.producers is not None:
-            return self.producers
-        producers = self.producers = self.habits.producers.load(self.notes)
-        for offset, (number, sequence, _) in enumerate(self.staging):
-            producers.found(number, sequence, 1, 1, offset)
-        for producer in producers.by_name.values():
-            if producer.intent is None:
-                continue
-            number = producer.intent.number
-            done = any((m.number, m.commit) == (producer.number, number) for m in self.stream)
-            if self.habits.looks != "both":
-                done = self.habits.looks == "done"
-            if done:
-                producers.committed(producer.name, number)
-            else:
-                producers.abandoned(producer.name, number)
-            self._note(producer)
-        return producers
 
 
 def judge(nodes: Sequence[Any]) -> Violation | None:

@@ -13,7 +13,7 @@ Eleven parts, each a line or more of the table:
 9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants;
 10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice;
 11. producers that stage and commit: every interleaving of a broker that fails and of flows that succeed one another,
-    and their mutants.
+    or of runs of a query that repeat micro-batches, and their mutants.
 
 There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
 configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
@@ -44,6 +44,8 @@ from railgun.testing import (
     feeding_mutants,
     producer_model,
     producer_mutants,
+    query_model,
+    query_mutants,
     raft_model,
     raft_mutants,
     raft_world,
@@ -275,10 +277,13 @@ def run_copies(seed: int) -> tuple[Counter[str], str]:
 
 
 def explore_producers(
-    case: producer_model.Case, limit: int
-) -> tuple[producer_model.Case, int, bool, str]:
+    case: producer_model.Case | query_model.Case, limit: int
+) -> tuple[producer_model.Case | query_model.Case, int, bool, str]:
     """Explore all of what the producers of a stream can do in a case."""
-    found = producer_model.explore(case, limit=limit)
+    if isinstance(case, query_model.Case):
+        found = query_model.explore(case, limit=limit)
+    else:
+        found = producer_model.explore(case, limit=limit)
     told = ""
     if found.violation is not None:
         lines = [f"  {step.event}" for step in found.story]
@@ -516,9 +521,10 @@ class Prover:
 
     def producers(self) -> None:
         """Part 11."""
-        cases: tuple[producer_model.Case, ...] = producer_model.CASES
+        cases: tuple[producer_model.Case | query_model.Case, ...]
+        cases = producer_model.CASES + query_model.CASES
         if self.size is not QUICK:
-            cases += producer_model.LARGE
+            cases += producer_model.LARGE + query_model.LARGE
         states = wrong = short = 0
         for case, some_states, complete, told in self.work(
             "producers", [partial(explore_producers, case, self.size.limit) for case in cases]
@@ -533,6 +539,7 @@ class Prover:
         self.cut_short("producers cut short", short, f"of {len(cases)} cases")
         self.report.check("violations of producers", wrong, "violations", "= 0", wrong == 0)
         jobs = [partial(producer_mutants.hunt, name) for name in producer_mutants.MUTANTS]
+        jobs += [partial(query_mutants.hunt, name) for name in query_mutants.MUTANTS]
         self.catch("mutants of producers caught", jobs)
 
     def cut_short(self, called: str, short: int, of: str) -> None:

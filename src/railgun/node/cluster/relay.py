@@ -217,6 +217,7 @@ class Relay:
         if channel is None:
             self._session.take(raw.frame())
         elif channel.upstream is None:
+            channel.leaving = channel.leaving or raw.kind == UNSUBSCRIBE
             line = self._lines[channel.key]
             self._line_up(line, _Asked(raw, None, channel.key, line[-1].deadline))
         else:
