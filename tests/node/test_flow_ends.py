@@ -310,7 +310,7 @@ def test_what_an_older_railgun_has_staged_is_recovered_once(
     with monkeypatch.context() as patch:
         patch.setattr(SyncClient, "publish_soon", interrupted)
         if done == 5:
-            patch.setattr(older, "_delete", lambda *args: (_ for _ in ()).throw(CrashError))
+            patch.setattr(older, "delete_stream", lambda *args: (_ for _ in ()).throw(CrashError))
         with pytest.raises(CrashError):
             sink.commit(token)
     if box < 1:

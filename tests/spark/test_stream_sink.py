@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
+import hashlib
 import json
+import os
+import random
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +31,21 @@ from pyspark.sql.types import StructType
 
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
+from railgun.connectors.older import delete_stream
+from railgun.connectors.patient import Patient
+from railgun.core import producers as rules
 from railgun.node import persistent
 from railgun.node.clock import steady_us, time_of_day
+from railgun.node.errors import NoMasterError
+from railgun.node.producing import Producing
 from railgun.spark.session import SparkSession
-from railgun.spark.streams import commit
-from railgun.spark.streams.commit import Target, journal_name
+from railgun.spark.streams import older as upgrade
+from railgun.spark.streams.commit import Target
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
+from railgun.spark.streams.older import digest, journal_name
 from railgun.spark.streams.source import StreamSource
-from railgun.spark.streams.staging import Line, Written, stage, staged_name
+from railgun.spark.streams.staging import Written, pieces
+from railgun.spark.streams.writer import StreamWriter
 from railgun.testing.served import Served, served
 
 needs_spark = pytest.mark.spark
@@ -75,9 +93,13 @@ def stored(client: SyncClient, stream: str) -> list[bytes]:
     return found
 
 
-def left_behind(client: SyncClient) -> list[str]:
-    """By micro-batches."""
-    return [one["name"] for one in client.admin("list") if one["name"].startswith("_staged.spark-")]
+def left_behind(client: SyncClient, stream: str) -> dict[str, int]:
+    """Messages that are staged for a stream, by producers and sequences."""
+    return {
+        f"{one['name']}/{sequence}": count
+        for one in client.admin("producers", name=stream)
+        for sequence, count in one["staged"].items()
+    }
 
 
 def texts(first: int, end: int, size: int = 0) -> list[bytes]:
@@ -142,13 +164,14 @@ def test_much_is_staged_and_appears_when_all_of_it_is_there(
     rows = writing.rows(0, 2, 1).union(writing.rows(2, 3_000, 3, size=400))
     writing.write(rows, "much")
     assert stored(client, "much") == texts(0, 2) + texts(2, 3_000, 400)
-    assert left_behind(client) == []
+    assert client.admin("producers", name="much") == []
     failing = writing.rows(0, 3_000, 3, size=400).selectExpr(
         "if(payload LIKE '002999%', raise_error('no'), payload) AS payload"
     )
     with pytest.raises(PySparkException):
         writing.write(failing, "half")
-    assert stored(client, "half") == []  # and what killed tasks still stage goes later
+    assert stored(client, "half") == []
+    assert left_behind(client, "half") == {}
 
 
 @needs_spark
@@ -250,7 +273,7 @@ def test_what_is_written_by_a_name_and_a_number_is_written_once(
         writing.write(writing.rows(0, 10), "each", query="mine", batch=0)
         writing.write(writing.rows(10, 2_000, 2, size=400), "each", query="mine", batch=1)
     assert stored(client, "each") == texts(0, 10) + texts(10, 2_000, 400)
-    assert left_behind(client) == []
+    assert left_behind(client, "each") == {}
 
 
 @needs_spark
@@ -317,7 +340,7 @@ def test_a_query_from_stream_to_stream_writes_every_message_once(
     client.publish_many("in", texts(120, 200))
     finish(writing.copy("in", "out", tmp_path))
     assert stored(client, "out") == texts(0, 200)
-    assert left_behind(client) == []
+    assert left_behind(client, "out") == {}
     # A new checkpoint is a new query.
     finish(writing.copy("in", "out", tmp_path / "new"))
     assert stored(client, "out") == texts(0, 200) * 2
@@ -339,7 +362,7 @@ def test_a_micro_batch_that_fails_in_one_partition_appears_once_when_it_is_repea
     forget(tmp_path)
     finish(writing.copy("troubled", "calm", tmp_path, most=50))
     assert stored(client, "calm") == texts(0, 100, 20_000)
-    assert left_behind(client) == []
+    assert left_behind(client, "calm") == {}
 
 
 @needs_spark
@@ -368,6 +391,28 @@ def test_a_query_that_is_stopped_goes_on_where_it_was(
 
 
 @needs_spark
+def test_the_state_of_a_query_keeps_up_with_micro_batches_that_were_committed_before(
+    spark: SparkSession, writing: Writing, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("words")
+    reader = spark.readStream.format("railgun").option("data", writing.data)
+    distinct = reader.options(stream="words", partitions=2).load().dropDuplicates(["payload"])
+
+    def count(*words: bytes) -> None:
+        client.publish_many("words", words)
+        writer = distinct.select("payload").writeStream.format("railgun")
+        writer = writer.option("data", writing.data).option("checkpointLocation", str(tmp_path))
+        finish(writer.option("stream", "distinct").trigger(availableNow=True).start())
+
+    words = texts(0, 20_000, 40)
+    count(*words)
+    forget(tmp_path)
+    count(*words[:10], b"b")
+    count(*words[:20], b"b")
+    assert sorted(stored(client, "distinct")) == [*words, b"b"]
+
+
+@needs_spark
 def test_complete_mode_is_refused(
     spark: SparkSession, writing: Writing, client: SyncClient, tmp_path: Path
 ) -> None:
@@ -390,206 +435,521 @@ class Cut(Exception):  # noqa: N818
     """The process of a commit ends here."""
 
 
-class Report:
-    """Reports of tasks of one micro-batch, made by hand."""
+class Batch:
+    """A micro-batch of one run of a query, its tasks done by hand."""
 
-    def __init__(self, client: SyncClient, stream: str, batch: int = 0) -> None:
-        self.client, self.stream, self.batch = client, stream, batch
+    def __init__(
+        self, client: SyncClient, stream: str, label: int = 0, run: str | None = "run-1"
+    ) -> None:
+        self.target = Target(client, stream, PATIENCE, "q", run, label)
 
-    def little(self, partition: int, payloads: Sequence[bytes], attempt: int = 0) -> Written:
-        return Written("q", self.batch, partition, attempt, "run", list(payloads), None)
+    def task(self, partition: int, payloads: Sequence[bytes]) -> Written:
+        return self.target.stage(partition, pieces([list(payloads)]))
 
-    def much(self, partition: int, payloads: Sequence[bytes], attempt: int = 0) -> Written:
-        name = staged_name("q", self.stream, self.batch)
-        made = stage(self.client, name, [list(payloads)])
-        return Written("q", self.batch, partition, attempt, "run", [], made)
+    def write(self, *parts: Sequence[bytes]) -> int:
+        return self.target.commit([self.task(n, part) for n, part in enumerate(parts)])
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ends the next commit after so many pieces, or at its very end."""
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Ends the next commit before the node is asked, or before its answer comes."""
+    original = Patient.commit
 
-    def make(pieces: int | None) -> None:
-        monkeypatch.undo()
-        if pieces is None:
-            return
-
-        class Short(Line):
-            def add(self, payloads: list[bytes], id: str) -> None:
-                nonlocal pieces
-                assert pieces is not None
-                if not pieces:
-                    self.wait()
-                    raise Cut
-                pieces -= 1
-                super().add(payloads, id)
-
-        def done(self: Any, batch: int) -> None:
+    def make(when: str) -> None:
+        def commit(self: Patient, *given: Any, **more: Any) -> int:
+            monkeypatch.setattr(Patient, "commit", original)
+            if when == "after":
+                original(self, *given, **more)
             raise Cut
 
-        monkeypatch.setattr(commit, "Line", Short)
-        monkeypatch.setattr(commit._Journal, "done", done)
+        monkeypatch.setattr(Patient, "commit", commit)
 
     return make
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 3, 99])
-@pytest.mark.parametrize("ahead", [0, 3_600])
-def test_a_commit_that_was_interrupted_is_finished_with_what_it_was(
-    client: SyncClient, clock: Clock, cut: Any, pieces: int, ahead: int
+@pytest.mark.parametrize("run", ["run-1", "run-2"])
+@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_micro_batch_whose_commit_was_interrupted_is_there_once(
+    client: SyncClient, clock: Clock, cut: Any, when: str, purged: bool, run: str
 ) -> None:
-    stream = f"cut-{pieces}-{ahead}"
-    report, target = Report(client, stream), Target(client, stream, PATIENCE)
-    first = [
-        report.little(0, texts(0, 5)),
-        report.much(1, texts(5, 20, 100_000)),
-        report.little(2, texts(20, 25)),
-        report.much(3, texts(25, 40, 100_000)),
-    ]
-    wanted = texts(0, 5) + texts(5, 20, 100_000) + texts(20, 25) + texts(25, 40, 100_000)
-    cut(pieces)
+    stream = f"cut-{when}-{purged}-{run}"
+    first, large = texts(0, 5), texts(5, 20, 100_000)
+    batch = Batch(client, stream)
+    reports = [batch.task(0, first), batch.task(1, large)]
+    cut(when)
     with pytest.raises(Cut):
-        target.commit_batch("q", 0, first)
-    target.abort_batch("q", 0, first)  # as Spark does
-    client.publish(stream, "of another")
-    clock.ahead += ahead * SECOND
-    cut(None)
-    # The repetition has shared out the rows otherwise, in another order.
-    again = [report.much(0, list(reversed(wanted)), attempt=1), report.much(1, [b"more"])]
-    target.commit_batch("q", 0, again)
-    found = stored(client, stream)
-    found.remove(b"of another")
-    assert found == wanted
-    assert left_behind(client) == []
-    target.commit_batch("q", 0, [report.much(0, texts(0, 3))])
-    target.commit_batch("q", 1, [Report(client, stream, 1).little(0, [b"next"])])
-    assert len(stored(client, stream)) == len(wanted) + 2
-    assert left_behind(client) == []
-
-
-@pytest.mark.parametrize("pieces", [0, 1])
-@pytest.mark.parametrize("ahead", [0, 3_600])
-def test_a_little_micro_batch_is_published_wholly_or_not_at_all(
-    client: SyncClient, clock: Clock, cut: Any, pieces: int, ahead: int
-) -> None:
-    stream = f"little-{pieces}-{ahead}"
-    report, target = Report(client, stream), Target(client, stream, PATIENCE)
-    cut(pieces)
-    with pytest.raises(Cut):
-        target.commit_batch("q", 0, [report.little(0, texts(0, 5)), report.little(1, texts(5, 9))])
-    assert len(stored(client, stream)) == (9 if pieces else 0)
-    clock.ahead += ahead * SECOND
-    cut(None)
-    # Once more, by one task: it has become too much to be brought along.
-    target.commit_batch("q", 0, [report.much(0, texts(0, 9))])
-    assert stored(client, stream) == texts(0, 9)
-    assert left_behind(client) == []
-
-
-def test_one_whose_messages_were_deleted_since_is_in_doubt(
-    client: SyncClient, clock: Clock, cut: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report, target = Report(client, "doubt"), Target(client, "doubt", PATIENCE)
-    cut(1)
-    with pytest.raises(Cut):
-        target.commit_batch("q", 0, [report.little(0, texts(0, 5))])
-    cut(None)
-    client.admin("purge", name="doubt")
+        batch.target.commit(reports)
+    batch.target.drop(reports)  # as Spark does
+    assert stored(client, stream) == ([*first, *large] if when == "after" else [])
+    if purged:
+        client.admin("purge", name=stream)
     clock.ahead += 3_600 * SECOND
-    # An hour passes: IDs are remembered by the steady clock.
-    monkeypatch.setattr(persistent, "steady_us", lambda: steady_us() + 3_600 * SECOND)
-    with pytest.raises(InDoubtError, match="was begun and not finished"):
-        target.commit_batch("q", 0, [report.little(0, texts(0, 5))])
-    client.admin("delete", name=journal_name("q", "doubt"))
-    target.commit_batch("q", 0, [report.little(0, texts(0, 5))])
-    assert stored(client, "doubt") == texts(0, 5)
+    # The repetition has shared out the rows otherwise, in another order.
+    again = Batch(client, stream, 0, run)
+    assert again.write(large[::-1], first) == (20 if when == "before" else 0)
+    there = [] if purged else [*first, *large]
+    assert stored(client, stream) == (there if when == "after" else [*large[::-1], *first])
+    assert left_behind(client, stream) == {}
+    assert again.write(texts(0, 3), [b"more"]) == 0
+    assert Batch(client, stream, 1, run).write([b"next"]) == 1
+    assert stored(client, stream)[-1] == b"next"
+    assert client.admin("describe", name=stream)["end"] == 21
+    assert left_behind(client, stream) == {}
 
 
-def test_one_that_has_become_larger_is_refused(client: SyncClient, cut: Any) -> None:
-    report, target = Report(client, "grown"), Target(client, "grown", PATIENCE)
-    cut(0)
-    with pytest.raises(Cut):
-        target.commit_batch("q", 0, [report.little(0, texts(0, 5))])
-    cut(None)
-    larger = report.much(0, texts(0, 100, 100_000))
-    with pytest.raises(StreamSourceError, match="has become larger when it was repeated"):
-        target.commit_batch("q", 0, [larger])
-    target.discard([larger])
+def test_what_other_attempts_have_staged_goes_with_the_commit(client: SyncClient) -> None:
+    batch = Batch(client, "attempts")
+    batch.task(0, texts(0, 5))  # it failed after this, or was slower
+    batch.task(1, texts(90, 95))
+    assert batch.write(texts(0, 5), [], texts(5, 9)) == 9
+    late = batch.task(0, texts(0, 5))
+    assert (late.done, late.sequence) == (True, None)
+    assert stored(client, "attempts") == texts(0, 9)
+    assert left_behind(client, "attempts") == {}
 
 
-def test_what_attempts_have_left_behind_goes_with_a_later_commit(client: SyncClient) -> None:
-    report, target = Report(client, "swept"), Target(client, "swept", PATIENCE)
-    lost = report.much(0, texts(0, 5))
-    other = stage(client, staged_name("other", "swept", 0), [texts(0, 2)])
-    target.commit_batch("q", 0, [report.little(0, texts(0, 5), attempt=1)])
-    assert lost.staged is not None
-    assert left_behind(client) == [other[0]]
-    client.admin("delete", name=other[0])
+def test_partitions_come_in_their_order_whichever_is_done_first(
+    client: SyncClient, node: Served
+) -> None:
+    batch = Batch(client, "ordered")
+    reports = {n: batch.task(n, texts(10 * n, 10 * n + 10, 50_000)) for n in (2, 0, 3, 1)}
+    schema = StructType().add("value", "string")
+    source = StreamSource({"stream": "ordered", "data": str(node.data)})
+    writer = source.streamWriter(schema, overwrite=False)
+    assert isinstance(writer, StreamWriter)
+    writer.commit([None, *reports.values()], 0)
+    assert stored(client, "ordered") == texts(0, 40, 50_000)
 
 
-def test_writes_with_numbers_in_any_order_leave_each_other_alone(client: SyncClient) -> None:
-    target = Target(client, "numbered", PATIENCE, sequential=False)
-    early = Report(client, "numbered", 3).much(0, texts(0, 5))
-    target.commit_batch("q", 7, [Report(client, "numbered", 7).little(0, texts(5, 9), attempt=1)])
-    target.commit_batch("q", 3, [early])
-    target.commit_batch("q", 7, [Report(client, "numbered", 7).little(0, texts(5, 9))])
-    assert stored(client, "numbered") == texts(5, 9) + texts(0, 5)
-    assert left_behind(client) == []
+def test_an_earlier_run_of_a_query_is_fenced(client: SyncClient) -> None:
+    zombie, late = Batch(client, "zombie"), Batch(client, "zombie", 1)
+    reports = [zombie.task(0, [b"lost"])]
+    assert Batch(client, "zombie", 0, "run-2").write(texts(0, 5)) == 5
+    for attempt in (
+        lambda: late.task(0, [b"late"]),
+        lambda: zombie.target.commit(reports),
+        lambda: late.target.commit([]),
+    ):
+        with pytest.raises(StreamSourceError, match="another run of query q has begun since"):
+            attempt()
+    assert Batch(client, "zombie", 1, "run-2").write(texts(5, 9)) == 4
+    assert stored(client, "zombie") == texts(0, 9)
+    assert left_behind(client, "zombie") == {}
 
 
-def test_what_killed_tasks_of_a_write_left_behind_goes_a_day_later(client: SyncClient) -> None:
-    names = [f"_staged.once-{when}-{'0' * 32}.0.1f" for when in (1_700_000_000, 9_999_999_999)]
-    for name in names:
-        client.ensure(name)
-    Target(client, "daily", PATIENCE).sweep_old()
-    left = [one["name"] for one in client.admin("list") if one["name"] in names]
-    assert left == names[1:]
-    client.admin("delete", name=names[1])
+def test_a_node_that_restarts_between_stage_and_commit_is_waited_for(
+    client: SyncClient, node: Served
+) -> None:
+    batch = Batch(client, "restarted")
+    reports = [batch.task(n, texts(10 * n, 10 * n + 10, 50_000)) for n in range(3)]
+    node.stop()
+    back = threading.Timer(0.5, node.start)
+    back.start()
+    try:
+        assert batch.target.commit(reports[::-1]) == 30
+    finally:
+        back.join()
+    assert batch.write([b"again"]) == 0
+    assert stored(client, "restarted") == [
+        row for n in (2, 1, 0) for row in texts(10 * n, 10 * n + 10, 50_000)
+    ]
 
 
-def test_a_journal_stays_short_and_tells_what_it_does_not_know(
+def test_an_empty_micro_batch_is_done_as_others_are(client: SyncClient) -> None:
+    assert Batch(client, "empty", 0).write([], []) == 0
+    assert Batch(client, "empty", 1).write([], [b"a"]) == 1
+    assert Batch(client, "empty", 0).write([b"now"]) == 0
+    [told] = client.admin("producers", name="empty")
+    assert (told["labels"], told["staged"]) == ([[0, 1]], {})
+    assert stored(client, "empty") == [b"a"]
+
+
+def test_what_was_staged_for_a_stream_that_was_made_anew_is_refused(client: SyncClient) -> None:
+    batch = Batch(client, "anew")
+    assert batch.write([b"a"]) == 1
+    reports = batch.task(0, [b"a"]), Batch(client, "anew", 1).task(0, [b"b"])
+    client.admin("delete", name="anew")
+    client.ensure("anew")
+    # The new stream gives the same sequences, to something else.
+    other = Target(client, "anew", PATIENCE, "q", "run-1", 7)
+    [other.stage(n, iter([[b"x"]])) for n in range(3)]
+    for label, report in enumerate(reports):
+        with pytest.raises(StreamSourceError, match="made anew while it was written to"):
+            Batch(client, "anew", label).target.commit([report])
+    assert stored(client, "anew") == []
+    assert Batch(client, "anew", 1, "run-2").write([b"b"]) == 1
+    assert stored(client, "anew") == [b"b"]
+
+
+def test_a_query_whose_producer_was_forgotten_meanwhile_is_in_doubt(client: SyncClient) -> None:
+    batch = Batch(client, "forgotten")
+    assert batch.write([b"a"]) == 1
+    done = batch.task(0, [b"a"])
+    client.admin("forget_producer", name="forgotten", producer="spark/q")
+    with pytest.raises(InDoubtError, match="its producer was forgotten"):
+        batch.target.commit([done])
+    assert stored(client, "forgotten") == [b"a"]
+
+
+def test_a_checkpoint_that_is_too_old_is_in_doubt(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "KEPT", 6)
-    target = Target(client, "long", PATIENCE)
-    for batch in range(20):
-        target.commit_batch(
-            "q", batch, [Report(client, "long", batch).little(0, texts(batch, batch + 1))]
-        )
-    assert stored(client, "long") == texts(0, 20)
-    kept = client.admin("describe", name=journal_name("q", "long"))
-    assert kept["end"] - kept["first"] <= 14
-    target.commit_batch("q", 19, [Report(client, "long", 19).little(0, texts(19, 20))])
-    assert stored(client, "long") == texts(0, 20)
-    with pytest.raises(InDoubtError, match="micro-batch 2 is to be published, but 19 was already"):
-        target.commit_batch("q", 2, [Report(client, "long", 2).little(0, texts(2, 3))])
+    monkeypatch.setattr(rules, "MOST_RANGES", 3)
+    for label in range(0, 12, 2):  # one range each
+        assert Batch(client, "long", label).write(texts(label, label + 1)) == 1
+    assert Batch(client, "long", 8, "run-2").write(texts(8, 9)) == 0
+    with pytest.raises(InDoubtError, match="whether micro-batch 2 of query q was published"):
+        Batch(client, "long", 2, "run-2").write(texts(2, 3))
+    assert stored(client, "long") == [texts(n, n + 1)[0] for n in range(0, 12, 2)]
 
 
-def test_of_two_that_begin_at_once_one_counts(
-    client: SyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report, target = Report(client, "twins"), Target(client, "twins", PATIENCE)
-    slow = report.much(0, texts(0, 5))
-    original = commit._Journal.begin
+def test_writes_with_numbers_leave_each_other_alone(client: SyncClient) -> None:
+    early, late = (Batch(client, "numbered", label, None) for label in (3, 7))
+    report = early.task(0, texts(0, 5, 100_000))
+    assert late.write(texts(5, 9)) == 4
+    assert early.target.commit([report]) == 5
+    assert late.write(texts(5, 9)) == 0
+    # Their query goes on as a stream of micro-batches, and comes back.
+    assert Batch(client, "numbered", 7, "run-1").write(texts(5, 9)) == 0
+    assert Batch(client, "numbered", 8, "run-1").write([b"next"]) == 1
+    assert Batch(client, "numbered", 8, None).write([b"next"]) == 0
+    report = Batch(client, "numbered", 9, None).task(0, [b"staged"])
+    assert Batch(client, "numbered", 10, "run-2").write([b"last"]) == 1
+    with pytest.raises(StreamSourceError, match="another run of query q has begun since"):
+        Batch(client, "numbered", 9, None).target.commit([report])
+    found = [*texts(5, 9), *texts(0, 5, 100_000), b"next", b"last"]
+    assert stored(client, "numbered") == found
+    assert left_behind(client, "numbered") == {}
 
-    def begin(self: Any, *given: Any) -> Any:
-        monkeypatch.undo()
-        target.commit_batch("q", 0, [report.much(0, texts(0, 7))])  # the other one is faster
-        return original(self, *given)
 
-    monkeypatch.setattr(commit._Journal, "begin", begin)
-    target.commit_batch("q", 0, [slow])
-    assert stored(client, "twins") == texts(0, 7)
-    assert left_behind(client) == []
-
-
-def test_what_fails_while_it_is_staged_is_gone(client: SyncClient) -> None:
-    def payloads() -> Iterator[list[bytes]]:
+def test_a_write_that_fails_leaves_nothing(client: SyncClient) -> None:
+    def failing() -> Iterator[list[bytes]]:
         yield texts(0, 10, 100_000)
         raise ValueError("no more")
 
+    write = Target(client, "gone", PATIENCE, "w", "w")
     with pytest.raises(ValueError, match="no more"):
-        stage(client, staged_name("q", "gone", 0), payloads())
+        write.stage(0, failing())
     with pytest.raises(StreamsError, match="TOO_LARGE"):
-        stage(client, staged_name("q", "gone", 0), [[bytes(9 << 20)]])
-    assert left_behind(client) == []
+        write.stage(1, iter([[bytes(9 << 20)]]))
+    report = write.stage(2, iter([texts(0, 5)]))
+    Target(client, "gone", PATIENCE, "w", "w").give_up()
+    assert left_behind(client, "gone") == {}
+    for attempt in (lambda: write.stage(0, iter([[b"a"]])), lambda: write.commit([report])):
+        with pytest.raises(StreamSourceError, match="and this one is over"):
+            attempt()
+    assert stored(client, "gone") == []
+
+
+def test_a_write_that_is_left_alone_is_forgotten_and_a_query_is_not(
+    client: SyncClient, node: Served, clock: Clock
+) -> None:
+    Target(client, "aged", PATIENCE, "w", "w").stage(0, iter([[b"a"]]))
+    assert Batch(client, "aged").write([b"a"]) == 1
+    Batch(client, "aged", 1).task(0, [b"lost"])
+    for days, left in ((2, 1), (10, 0)):
+        clock.ahead += days * 86_400 * SECOND
+        retain = node.server.node.get_persistent("aged").retain()
+        asyncio.run_coroutine_threadsafe(retain, node.loop).result(PATIENCE)
+        [told] = client.admin("producers", name="aged")
+        assert (told["name"], len(told["staged"])) == ("spark/q", left)
+    assert Batch(client, "aged", 0, "run-2").write([b"a"]) == 0
+
+
+# ---------------------------------------------------------------- what an older Railgun has begun
+
+
+class Older:
+    """The journal and the staged streams of a query, as the sink before producers wrote them."""
+
+    def __init__(self, client: SyncClient, stream: str) -> None:
+        self.client, self.stream = client, stream
+        self.journal = journal_name("q", stream)
+        client.ensure(stream)
+        client.ensure(self.journal)
+
+    def stage(self, batch: int, parts: Sequence[Sequence[bytes]]) -> list[Any]:
+        name = f"_staged.spark-{digest('q', self.stream)}.{batch}.{uuid.uuid4().hex}"
+        self.client.ensure(name)
+        for number, part in enumerate(parts):
+            self.client.publish_many(name, list(part), id=str(number))
+        return [name, sum(map(len, parts))]
+
+    def begin(self, batch: int, staged: list[Any] | None) -> None:
+        since = self.client.admin("describe", name=self.stream)["end"]
+        entry = {"batch": batch, "since": since, "staged": staged}
+        self.client.publish(self.journal, json.dumps(entry), id=f"{batch}")
+
+    def done(self, batch: int) -> None:
+        entry = json.dumps({"batch": batch, "done": True})
+        self.client.publish(self.journal, entry, id=f"{batch}/done")
+
+    def left(self) -> list[str]:
+        names = [one["name"] for one in self.client.admin("list")]
+        return [n for n in names if n == self.journal or digest("q", self.stream) in n]
+
+
+def test_names_of_the_older_sink_are_as_they_were() -> None:
+    assert journal_name("q", "s" * 101) == f"_spark.{'s' * 100}.{digest('q', 's' * 101)}"
+    assert digest("q", "orders") == hashlib.sha256(b"q\0orders").hexdigest()[:24]
+
+
+@pytest.mark.parametrize("published", range(5))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_micro_batch_that_an_older_one_has_begun_is_finished_as_it_was(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch, published: int, ahead: bool
+) -> None:
+    stream = f"older-{published}-{ahead}"
+    older = Older(client, stream)
+    older.begin(3, None)
+    client.publish_many(stream, texts(0, 2), id="q/3")
+    older.done(3)
+    parts = [[texts(2, 4), texts(4, 6)], [texts(6, 8), texts(8, 10)]]
+    older.stage(4, [[b"of a failed attempt"]])
+    older.begin(4, [older.stage(4, part) for part in parts])
+    for number in range(published):
+        task, at = divmod(number, 2)
+        client.publish_many(stream, parts[task][at], id=f"q/4/{task}/{at}")
+    client.publish(stream, "of another")
+    if ahead:  # no ID is remembered any more
+        monkeypatch.setattr(persistent, "steady_us", lambda: steady_us() + 3_600 * SECOND)
+    assert Batch(client, stream, 4).write(texts(5, 10), texts(2, 5)) == 0
+    found = stored(client, stream)
+    found.remove(b"of another")
+    assert found == texts(0, 10)
+    assert older.left() == []
+    [told] = client.admin("producers", name=stream)
+    assert (told["labels"], told["staged"]) == ([[0, 4]], {})
+    assert Batch(client, stream, 3, "run-2").write(texts(0, 2)) == 0
+    assert Batch(client, stream, 5, "run-2").write(texts(10, 12)) == 2
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_little_micro_batch_that_an_older_one_has_begun_is_there_once(
+    client: SyncClient, published: bool
+) -> None:
+    stream = f"older-little-{published}"
+    older = Older(client, stream)
+    older.begin(12, None)
+    if published:
+        client.publish_many(stream, texts(0, 5), id="q/12")
+    client.publish(stream, "of another", id="q/120")
+    assert Batch(client, stream, 12).write(texts(0, 5)) == (0 if published else 5)
+    assert sorted(stored(client, stream)) == [*texts(0, 5), b"of another"]
+    assert older.left() == []
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_an_older_one_has_begun_and_may_have_been_deleted_is_in_doubt(
+    client: SyncClient, large: bool
+) -> None:
+    stream = f"doubt-{large}"
+    older = Older(client, stream)
+    older.begin(0, [older.stage(0, [texts(0, 5)])] if large else None)
+    client.publish_many(stream, texts(0, 5), id="q/0/0/0" if large else "q/0")
+    client.admin("purge", name=stream)
+    for _ in range(2):
+        with pytest.raises(InDoubtError, match="was begun by an older Railgun and not finished"):
+            Batch(client, stream).write(texts(0, 5))
+    client.admin("delete", name=older.journal)
+    assert Batch(client, stream).write(texts(0, 5)) == 5
+    assert stored(client, stream) == texts(0, 5)
+
+
+@pytest.mark.parametrize("when", ["finished", "passed over", "swept"])
+def test_an_upgrade_that_is_interrupted_is_done_again(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    stream = f"older-cut-{when.replace(' ', '-')}"
+    older = Older(client, stream)
+    older.begin(0, [older.stage(0, [texts(0, 3), texts(3, 5)])])
+
+    def interrupted(*args: Any) -> Any:
+        raise Cut
+
+    original = Patient.commit
+    with monkeypatch.context() as patch:
+        if when == "finished":
+            patch.setattr(Patient, "commit", lambda *args, **more: interrupted())
+        elif when == "passed over":
+            patch.setattr(upgrade, "delete_stream", interrupted)
+        else:
+            patch.setattr(
+                upgrade,
+                "delete_stream",
+                lambda node, name: (
+                    interrupted() if name == older.journal else delete_stream(node, name)
+                ),
+            )
+        with pytest.raises(Cut):
+            Batch(client, stream).write(texts(0, 5))
+    assert Patient.commit is original
+    assert Batch(client, stream, 0, "run-2").write(texts(0, 5)) == 0
+    assert stored(client, stream) == texts(0, 5)
+    assert older.left() == []
+
+
+def test_numbers_that_an_older_journal_has_forgotten_are_in_doubt(client: SyncClient) -> None:
+    older = Older(client, "older-numbers")
+    for batch in (5, 9, 7):
+        older.begin(batch, None)
+        client.publish(older.stream, f"{batch}", id=f"q/{batch}")
+        older.done(batch)
+    client.admin("purge", name=older.journal, before=2)
+    for _ in range(2):
+        with pytest.raises(InDoubtError, match="what became of 5 is not known any more"):
+            Batch(client, older.stream, 5, None).write([b"5"])
+        assert Batch(client, older.stream, 7, None).write([b"7"]) == 0
+    assert Batch(client, older.stream, 10, None).write([b"10"]) == 1
+    assert stored(client, older.stream) == [b"5", b"9", b"7", b"10"]
+    assert older.left() == [older.journal]
+
+
+@needs_spark
+def test_a_query_of_an_older_railgun_goes_on(
+    writing: Writing, client: SyncClient, tmp_path: Path
+) -> None:
+    client.ensure("past")
+    client.publish_many("past", texts(0, 150))
+    finish(writing.copy("past", "present", tmp_path, most=50))
+    # As the older sink would have left it, in the middle of its last micro-batch.
+    name = json.loads((tmp_path / "metadata").read_text())["id"]
+    client.admin("delete", name="present")
+    journal = journal_name(name, "present")
+    for one in ("present", journal):
+        client.ensure(one)
+    for batch, done in ((0, True), (1, True), (2, False)):
+        entry = {"batch": batch, "since": 50 * batch, "staged": None}
+        client.publish(journal, json.dumps(entry))
+        client.publish_many("present", texts(50 * batch, 50 * batch + 50), id=f"{name}/{batch}")
+        if done:
+            client.publish(journal, json.dumps({"batch": batch, "done": True}))
+    forget(tmp_path)
+    client.publish_many("past", texts(150, 220))
+    finish(writing.copy("past", "present", tmp_path, most=50))
+    assert stored(client, "present") == texts(0, 220)
+    assert journal not in [one["name"] for one in client.admin("list")]
+    assert left_behind(client, "present") == {}
+
+
+# ---------------------------------------------------------------- other drivers
+
+DRIVER = """
+import sys
+from railgun.spark.session import session
+
+data, source, target, checkpoint = sys.argv[1:]
+spark = session("another driver", "local[2]", quick=True)
+rows = spark.readStream.format("railgun").option("data", data)
+rows = rows.options(stream=source, partitions=2, maxMessages=100).load()
+rows = rows.selectExpr("concat(CAST(payload AS STRING), repeat('.', 9000)) AS payload")
+writer = rows.writeStream.format("railgun").option("data", data)
+writer = writer.options(stream=target, checkpointLocation=checkpoint)
+writer.trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+class Driver:
+    """Spark in a process of its own, which copies a stream as far as there is something."""
+
+    def __init__(self, node: Served, source: str, target: str, checkpoint: Path) -> None:
+        command = [sys.executable, "-c", DRIVER, str(node.data), source, target, str(checkpoint)]
+        with checkpoint.with_name(f"{uuid.uuid4().hex}.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                command, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+            )
+        self.log = Path(log.name)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def wait(self) -> int:
+        return self.process.wait(2 * PATIENCE)
+
+
+@pytest.fixture
+def at_commits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Does something just before the node makes the n-th commit, or just after it, before its answer."""
+
+    def make(n: int, when: str, act: Callable[[], None]) -> None:
+        monkeypatch.undo()
+        original, seen = Producing._commit, [0]
+
+        async def commit(self: Producing, *given: Any) -> Any:
+            seen[0] += 1
+            if seen[0] == n and when == "before":
+                act()
+                raise NoMasterError("killed")
+            made = await original(self, *given)
+            if seen[0] == n:
+                act()
+            return made
+
+        monkeypatch.setattr(Producing, "_commit", commit)
+
+    return make
+
+
+@pytest.mark.slow
+@needs_spark
+def test_a_driver_that_is_killed_anywhere_goes_on_from_its_checkpoint(
+    client: SyncClient, node: Served, at_commits: Any, tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    client.ensure("killed-in")
+    client.publish_many("killed-in", texts(0, 2_000))
+    client.ensure("killed-out")
+    checkpoint = tmp_path / "checkpoint"
+
+    def driver() -> Driver:
+        return Driver(node, "killed-in", "killed-out", checkpoint)
+
+    for n, when in ((2, "before"), (1, "after"), (2, "after")):
+        found = driver()
+        at_commits(n, when, partial(found.signal, signal.SIGKILL))
+        found.wait()
+        there = stored(client, "killed-out")
+        assert there == texts(0, len(there), 9_000)
+    at_commits(0, "", lambda: None)
+    for _ in range(2):
+        before = len(stored(client, "killed-out"))
+        found = driver()
+        while found.process.poll() is None and len(stored(client, "killed-out")) == before:
+            time.sleep(0.02)
+        time.sleep(chance.random() * 0.3)
+        found.signal(signal.SIGKILL)
+        found.wait()
+    found = driver()
+    assert found.wait() == 0, found.log.read_text()
+    assert stored(client, "killed-out") == texts(0, 2_000, 9_000)
+    assert left_behind(client, "killed-out") == {}
+
+
+@pytest.mark.slow
+@needs_spark
+def test_a_driver_that_wakes_up_after_its_successor_is_fenced(
+    client: SyncClient, node: Served, at_commits: Any, tmp_path: Path
+) -> None:
+    client.ensure("frozen-in")
+    client.publish_many("frozen-in", texts(0, 300))
+    client.ensure("frozen-out")
+    checkpoint = tmp_path / "checkpoint"
+    zombie = Driver(node, "frozen-in", "frozen-out", checkpoint)
+    frozen = threading.Event()
+
+    def freeze() -> None:
+        zombie.signal(signal.SIGSTOP)
+        frozen.set()
+
+    at_commits(2, "before", freeze)
+    try:
+        assert frozen.wait(PATIENCE)
+        successor = Driver(node, "frozen-in", "frozen-out", checkpoint)
+        assert successor.wait() == 0, successor.log.read_text()
+    finally:
+        zombie.signal(signal.SIGCONT)
+    zombie.wait()
+    assert stored(client, "frozen-out") == texts(0, 300, 9_000)
+    assert left_behind(client, "frozen-out") == {}

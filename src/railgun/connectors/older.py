@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from railgun.client.errors import StreamsError
@@ -45,27 +45,30 @@ class Caller(Protocol):
 def commit_older(node: Caller, token: Token, suspicious: bool) -> None:
     """Publish what was staged, unless that was done; `suspicious`: somebody may have begun, long ago."""
     staged, target = token["staged"], token["target"]
-    try:
-        box = node.admin("describe", name=target)["settings"]["id_box"]
-        old = suspicious or not 0 <= time.time() - token["time"] < box / 4
-        reader = node.subscribe(staged)
-    except StreamsError as error:
-        if error.code == "NO_STREAM" and staged in str(error):
-            return  # it was published, and deleted
-        raise
+    box = node.admin("describe", name=target)["settings"]["id_box"]
+    old = suspicious or not 0 <= time.time() - token["time"] < box / 4
     name = _name(staged)
-    with reader:
-        known = _known(node, target, token["since"], name) if old else set()
-        try:
-            for number, payloads in _pieces(node, reader, token["count"]):
+    known = known_ids(node, target, token["since"], name) if old else set()
+    publish_staged(node, staged, token["count"], target, name, known)
+    delete_stream(node, staged)
+
+
+def publish_staged(
+    node: Caller, staged: str, count: int, target: str, name: bytes, known: Container[bytes]
+) -> None:
+    """Publish what was staged, but what is `known` to be there: each piece has an ID that begins with `name`.
+
+    A staged stream that is gone was published, also if it goes meanwhile: another process was faster.
+    """
+    try:
+        with node.subscribe(staged) as reader:
+            for number, payloads in _pieces(node, reader, count):
                 id = name + number
                 if id not in known:
                     node.publish(target, payloads, id)
-        except StreamsError as error:
-            if error.code != "NO_STREAM":
-                raise
-            return  # another process was faster, and has deleted it
-    _delete(node, staged)
+    except StreamsError as error:
+        if error.code != "NO_STREAM" or staged not in str(error):
+            raise
 
 
 def _name(staged: str) -> bytes:
@@ -90,8 +93,8 @@ def _pieces(
     yield number, payloads
 
 
-def _known(node: Caller, target: str, since: int, name: bytes) -> set[bytes]:
-    """The IDs that begin so and are in the target."""
+def known_ids(node: Caller, target: str, since: int, name: bytes) -> set[bytes]:
+    """Return the IDs that begin so and are in the target."""
     told = node.admin("describe", name=target)
     found: set[bytes] = set()
     at = max(since, told["first"])
@@ -105,7 +108,8 @@ def _known(node: Caller, target: str, since: int, name: bytes) -> set[bytes]:
     return found
 
 
-def _delete(node: Caller, stream: str) -> None:
+def delete_stream(node: Caller, stream: str) -> None:
+    """Delete a stream; it may be gone."""
     try:
         node.admin("delete", name=stream)
     except StreamsError as error:

@@ -41,24 +41,23 @@ import concurrent.futures
 import contextlib
 import copy
 import fnmatch
-import hashlib
-import math
 import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from railgun.client.address import DATA, Address
-from railgun.client.errors import DuplicateIdError, StreamsError, refuse_damaged
+from railgun.client.errors import StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
-from railgun.client.patience import PAUSES_S, patiently
+from railgun.client.patience import PAUSES_S
 from railgun.client.payloads import from_json, from_msgpack, to_msgpack
 from railgun.connectors.errors import ConnectorError, LostOutputError
 from railgun.connectors.files import as_json, encoded
 from railgun.connectors.older import commit_older
+from railgun.connectors.patient import PREFETCH, UNDER_WAY, Patient, Staged, producer_name
 from railgun.connectors.staging import MODES, Mode
 from railgun.core.errors import said
 from railgun.flow.operators.operator import shorten
@@ -67,20 +66,14 @@ from railgun.flow.source import Reader, Source
 from railgun.flow.waiting import WAITS
 
 if TYPE_CHECKING:
-    from railgun.client.producer import Producer, Stage
     from railgun.client.subscription import Subscription
-    from railgun.client.sync import SyncClient, SyncSubscription
+    from railgun.client.sync import SyncClient
     from railgun.wire.records import Records
 
-PREFETCH: Final = 20_000
 AHEAD: Final = 40_000  # messages read ahead of the flow
 PIECE: Final = 256 << 10  # bytes published at once
-UNDER_WAY: Final = 16  # pieces that are not on disk yet
 TIMEOUT: Final = 30.0
 REPLACED: Final = "STREAM_REPLACED"
-MOST_NAME: Final = 200
-"""Letters of the name of a producer."""
-LOOK_S: Final = 1.0  # seconds between two looks at why a publish is not answered yet
 T = TypeVar("T")
 _Future: TypeAlias = "concurrent.futures.Future[Any]"
 Format = Literal["json", "text", "bytes", "msgpack", "message"]
@@ -190,83 +183,8 @@ def _named(who: str) -> Iterator[None]:
         raise ConnectorError(f"{who}: {error}") from cause
 
 
-class _Patient:
-    """The calls of a source or sink to its node, each repeated as long as it fails with an error that may pass."""
-
-    def __init__(self, client: SyncClient, who: str) -> None:
-        self.client = client
-        self.who = who
-
-    def _call(self, call: Callable[[], T]) -> T:
-        try:
-            return patiently(
-                call,
-                waiting=lambda error: WAITS.begin(self.who, str(error), blocks=True),
-                give_up=lambda: self.client.client.closing,
-            )
-        finally:
-            WAITS.end(self.who)
-
-    def admin(self, call: str, **arguments: Any) -> Any:
-        """Do `SyncClient.admin`; only calls that may be done twice."""
-        return self._ask(lambda: self.client.client.admin(call, **arguments))
-
-    def _ask(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do something of the client in its thread, and wait for it in short calls (`outcome`); patiently."""
-        loop = self.client.loop
-        return self._call(lambda: self.outcome(asyncio.run_coroutine_threadsafe(ask(), loop)))
-
-    def ensure(self, stream: str, **settings: Any) -> dict[str, Any]:
-        """Do `SyncClient.ensure`."""
-        return self._ask(lambda: self.client.client.ensure(stream, **settings))
-
-    def subscribe(self, stream: str, start: int | Literal["start"] = "start") -> SyncSubscription:
-        """Do `SyncClient.subscribe`, without a group."""
-        return self._call(lambda: self.client.subscribe(stream, start=start, prefetch=PREFETCH))
-
-    def records(self, reader: SyncSubscription) -> Records:
-        """Return the next batch of a subscription at which there is one, however long it takes."""
-        while True:
-            try:
-                records = reader.records(LOOK_S)
-            except TimeoutError:
-                why = reader.trouble or f"messages of {reader.stream!r}"
-                WAITS.begin(self.who, why, blocks=True)
-                continue
-            WAITS.end(self.who)
-            return records
-
-    def publish(self, stream: str, payloads: list[bytes], id: bytes) -> None:
-        """Publish messages under one ID, which are stored once, however long it takes."""
-        with contextlib.suppress(DuplicateIdError):
-            self._call(lambda: self.outcome(self.soon(stream, payloads, id)))
-
-    def soon(self, stream: str, payloads: list[bytes], id: bytes | str) -> _Future:
-        """Publish messages under one ID; the client sends them until they are stored or refused."""
-        return self.client.publish_soon(stream, payloads, id=id, timeout=math.inf)
-
-    # ------------------------------------------------------------ producers
-
-    def begin(self, stream: str, name: str, epoch: int, keep: list[int] | None = None) -> Producer:
-        """Begin an epoch of a producer."""
-        client = self.client.client
-        return self._ask(lambda: client.producer(stream, name, epoch, keep=keep))
-
-    def open_stage(self, producer: Producer) -> Stage:
-        """Return a new sequence to stage messages for."""
-        return self._ask(producer.open)
-
-    def put(self, stage: Stage, payloads: list[bytes], at: int | None = None) -> _Future:
-        """Stage messages; the client sends them until they are safe or refused. `at`: as of `Stage.put_soon`."""
-
-        async def put() -> None:
-            await stage.put_soon(payloads, at)
-
-        return asyncio.run_coroutine_threadsafe(put(), self.client.loop)
-
-    def put_again(self, stage: Stage, payloads: list[bytes], at: int) -> None:
-        """Stage messages that were refused for a reason that may pass, however long it takes."""
-        self._call(lambda: self.outcome(self.put(stage, payloads, at)))
+class _Patient(Patient):
+    """The calls of a source or sink to its node, also those that commit what snapshots hold."""
 
     def check_identity(self, tokens: Sequence[Token]) -> None:
         """Raise `LostOutputError` if a stream that output was staged for has been deleted and made anew since.
@@ -320,19 +238,6 @@ class _Patient:
                     for token in tokens
                 ]
             )
-
-    def outcome(self, future: concurrent.futures.Future[T]) -> T:
-        """Wait for a publish or a call, in short calls: a worker that waits for its node is not hanging."""
-        try:
-            while True:
-                with contextlib.suppress(concurrent.futures.TimeoutError):
-                    return future.result(LOOK_S)
-                if future.done():  # it is its own TimeoutError
-                    return future.result()
-                why = self.client.client.trouble or "the node does not answer"
-                WAITS.begin(self.who, why, blocks=True)
-        finally:
-            WAITS.end(self.who)
 
 
 # ---------------------------------------------------------------- the source
@@ -736,7 +641,7 @@ class StreamSink(TwoPhaseSink[Any]):
             node.check_identity([token for token in tokens if "staged" not in token])
             own = [t for t in tokens if t.get("producer") == mine and t["target"] == self.name]
             keep = [sequence for token in own for _, sequence, _ in token["parts"]]
-            node.begin(self.name, mine, place.generation, keep)
+            node.begin(self.name, mine, place.generation, keep=keep)
             node.commit_staged([{**token, "epoch": place.generation} for token in own])
             for token in tokens:
                 if "staged" in token:
@@ -751,10 +656,7 @@ def producer_of(place: Place) -> str:
     >>> producer_of(Place("orders", "totals", 0, 1, store="5f3a"))
     '5f3a/orders/totals'
     """
-    name = f"{place.store}/{place.flow}/{place.step}"
-    if len(name) <= MOST_NAME:
-        return name
-    return f"{name[: MOST_NAME - 17]}#{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return producer_name(f"{place.store}/{place.flow}/{place.step}")
 
 
 class _Piece(NamedTuple):
@@ -847,7 +749,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                     at, size = n, 0
         self._waiting, self._size = [], 0
 
-    def pieces(self) -> _Pieces | _Staged:
+    def pieces(self) -> _Pieces | Staged:
         """Where to."""
         raise NotImplementedError
 
@@ -900,14 +802,14 @@ class _Staging(_Encoding):
         with self.named():
             self._producer = self.node.begin(sink.name, self._name, place.generation)
         self._rescale = 0  # the last one that brought keys
-        self._staged: _Staged | None = None
+        self._staged: Staged | None = None
         self._before: list[
-            tuple[int, _Staged]
+            tuple[int, Staged]
         ] = []  # what was staged before rescales of this snapshot
 
-    def pieces(self) -> _Staged:
+    def pieces(self) -> Staged:
         if self._staged is None:
-            self._staged = _Staged(self.node, self.node.open_stage(self._producer))
+            self._staged = Staged(self.node, self.node.open_stage(self._producer))
         return self._staged
 
     def flush(self) -> None:
@@ -943,39 +845,3 @@ class _Staging(_Encoding):
             return token
 
         return rest
-
-
-class _Staged:
-    """Pieces on their way to what is staged under one sequence, in order."""
-
-    def __init__(self, node: _Patient, stage: Stage) -> None:
-        self.stage = stage
-        self.count = 0
-        self._node = node
-        self._under_way: deque[tuple[int, list[bytes], _Future]] = deque()
-
-    def add(self, payloads: list[bytes]) -> None:
-        """Stage one more piece."""
-        while len(self._under_way) >= UNDER_WAY:
-            self._first()
-        sent = self._node.put(self.stage, payloads)
-        self._under_way.append((self.count, payloads, sent))
-        self.count += len(payloads)
-
-    def wait(self) -> None:
-        """Wait until all pieces are safe."""
-        while self._under_way:
-            self._first()
-
-    def _first(self) -> None:
-        """Wait for the first piece under way; if it was refused for a reason that may pass, send it again.
-
-        Those behind it cannot be staged before it (`STAGE_GAP`), and have their turn then.
-        """
-        at, payloads, sent = self._under_way.popleft()
-        try:
-            self._node.outcome(sent)
-        except StreamsError as error:
-            if not error.may_pass:
-                raise
-            self._node.put_again(self.stage, payloads, at)

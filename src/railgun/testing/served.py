@@ -20,7 +20,8 @@ class Served:
         self.data = data
         self.clock = clock
         self.port = 0
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop
+        self.server: Server
         self._stop: asyncio.Event
         self._thread: threading.Thread | None = None
 
@@ -29,8 +30,9 @@ class Served:
         started = threading.Event()
 
         async def main() -> None:
-            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             server = Server(ServerConfig(self.data, port=self.port), clock=self.clock)
+            self.server = server
             await server.start()
             self.port = server.port
             started.set()
@@ -44,7 +46,7 @@ class Served:
     def stop(self) -> None:
         """Stop it in order."""
         if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
             self._thread = None
 

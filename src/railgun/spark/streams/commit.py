@@ -1,322 +1,203 @@
 """How what tasks have written comes into its stream, exactly once, whatever Spark repeats.
 
 Spark repeats a micro-batch that it does not know to be committed: after a failure, or after a restart days later. The
-repeated tasks may share rows out otherwise, and order them otherwise. So nothing of a micro-batch is published before
-all of it is there; and from then on it is decided what it is. Rules:
+repeated tasks may share rows out otherwise, and order them otherwise. Rules:
 
-1. Each query has a journal on the node for each stream it writes to: the stream `_spark.…`. To *begin* a micro-batch is
-   to write there, for good, where the target ends now, and which staged streams are to be published.
-2. If all of it is little, nothing is staged: it is published by one call with one ID, wholly or not at all.
-   Else it is published piece by piece, each with an ID of query, micro-batch, staged stream and piece.
-3. When all is published, the journal says that the micro-batch is *done*; only then staged streams are deleted.
-4. A micro-batch that is done is not published again, whenever it is repeated, and whatever is in it now.
-5. One that has begun and is not done is finished: the target is read from where it ended at its beginning, and what is
-   there already is left out. What was staged then is published, and not what the repetition has brought. That does not
-   depend on how long the target remembers IDs; they only keep two who finish at the same time from doing it twice.
-6. If messages were deleted from the target since, and some are not found, nobody knows: that is an error.
-7. What failed attempts left behind is deleted when the micro-batch is aborted; or else with the first commit after the
-   query is started again, and after an attempt that failed.
-
-A write that is no micro-batch is committed once or never, by Spark's rules: it has no journal. If its commit fails half
-way, what was published stays.
+1. A query is a *producer* of its stream (`client.producer`), by the name that it keeps over its restarts. Tasks stage
+   what they write, each attempt under a sequence of its own. One commit on the driver makes the sequences of the tasks
+   that Spark has accepted part of the stream, in the order of the partitions: all at once, or not at all.
+2. The number of the micro-batch is the *label* of the commit. A micro-batch whose label was committed is done, whenever
+   it is repeated, and whatever is in it now: nothing of the repetition is staged, or it is dropped. What other
+   attempts have staged for the label is dropped with its commit. An empty micro-batch commits its label alone.
+3. Each run of a query is a *session*: once its first task has begun, earlier runs can neither stage nor commit any
+   more, and what they have staged is dropped.
+4. A write with the options `query` and `batch` takes part in the epoch of that query that there is: several such
+   writes at a time leave each other alone. Its label alone keeps it from being there twice.
+5. Another write is committed once or never, by Spark's rules. It is a producer of its own, which is forgotten after its
+   commit. If it fails, a session that nobody has fences its tasks and drops what they have staged.
+6. What was staged for a stream that was deleted and made anew since is lost; that is an error, never silence.
+7. Whatever is left behind all the same is dropped a while later (`QUERY_S`, `WRITE_S`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from railgun.client.errors import DuplicateIdError, StreamsError
-from railgun.client.patience import patiently
-from railgun.client.publisher import MOST
+from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient
+from railgun.connectors.patient import Patient, Staged, producer_name
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
-from railgun.spark.streams.staging import (
-    PREFETCH,
-    Line,
-    Written,
-    delete,
-    digest,
-    is_old,
-    pieces,
-    size_of,
-    stage,
-    staged,
-    staged_name,
-    staged_prefix,
-)
+from railgun.spark.streams.older import take_over
+from railgun.spark.streams.staging import Written
 
-ATOMIC: Final = 4 << 20  # bytes that are published by one call
-RECENT: Final = 8  # entries of a journal that are looked at first
-KEPT: Final = 500  # entries of a journal that are kept at least
-Staged = list[tuple[str, int]]
-_SWEPT: Final[set[tuple[str, str, str]]] = set()
-"""The starts of queries for which this process has looked for what was left behind."""
+if TYPE_CHECKING:
+    from railgun.client.producer import Producer
 
-
-def journal_name(query: str, target: str) -> str:
-    """The journal of a query that writes to a stream."""
-    return f"_spark.{target[:100]}.{digest(query, target)}"
+QUERY_S: Final = 7 * 86_400.0
+"""Seconds for which a query keeps what it has staged and not committed."""
+WRITE_S: Final = 86_400.0
+"""Seconds for which a write that is no micro-batch is known after it was used last."""
 
 
 class Target:
-    """The stream that is written to. `sequential`: no micro-batch begins before the one before is done."""
+    """The stream that is written to, by a query in one of its runs.
+
+    `run`: None: it is a write with a number. `label`: of the micro-batch; None: the write is none.
+    """
 
     def __init__(
-        self, client: SyncClient, stream: str, timeout: float, *, sequential: bool = True
+        self,
+        client: SyncClient,
+        stream: str,
+        timeout: float,
+        query: str,
+        run: str | None = None,
+        label: int | None = None,
     ) -> None:
-        self.client = client
-        self.sequential = sequential
         self.stream = stream
-        self.timeout = timeout
+        self.query = query
+        self.run = run
+        self.label = label
         self.who = f"railgun, stream {stream!r}"
+        self._name = producer_name(f"spark/{query}")
+        self._node = Patient(client, self.who, max(OUTAGE_S, timeout))
 
-    def ensure(self) -> dict[str, Any]:
-        """What the node says of it; it is made if need be."""
-        self.client.ensure(self.stream)
-        told: dict[str, Any] = self.client.admin("describe", name=self.stream)
-        if told["settings"]["kind"] != "persistent":
+    def ensure(self) -> None:
+        """Make the stream if need be; raise `StreamSourceError` if nothing can be exactly once there."""
+        self._node.ensure(self.stream)
+        if self._node.admin("describe", name=self.stream)["settings"]["kind"] != "persistent":
             raise StreamSourceError(
                 f"{self.who}: it is ephemeral and keeps nothing; nothing can be exactly once there. Choose a "
                 "persistent one, or option delivery = 'at-least-once'"
             )
-        return told
 
-    # ------------------------------------------------------------ a write that is no micro-batch
-
-    def commit(self, written: Sequence[Written]) -> None:
-        """Publish what tasks have written."""
-        line = Line(self.client, self.stream)
-        for one in written:
-            for number, piece in enumerate(self._of(one)):
-                line.add(piece, f"{one.query}/{one.partition}/{number}")
-        line.wait()
-        self.discard(written)
-
-    def _of(self, one: Written) -> Any:
-        if one.staged is None:
-            return pieces([one.payloads])
-        return staged(self.client, *one.staged, self.timeout)
-
-    def discard(self, written: Sequence[Written]) -> None:
-        """Take away what tasks have staged."""
-        for one in written:
-            if one.staged is not None:
-                delete(self.client, one.staged[0])
-
-    # ------------------------------------------------------------ a micro-batch
-
-    def commit_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
-        """Publish a micro-batch, unless that was done. What fails and may pass is repeated: the journal allows it."""
-        once = partial(self._commit_batch, query, batch, written)
-        patiently(once, timeout_s=max(OUTAGE_S, self.timeout))
-
-    def _commit_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
-        journal = _Journal(self, query)
-        known = journal.look(batch)
-        repeated = known is not None
-        if known is None:
-            if not any(one.payloads or one.staged for one in written):
-                return
-            known, repeated = self._begin(journal, query, batch, written)
-        if not known.get("done"):
-            self._finish(f"{query}/{batch}", known, written, repeated)
-            journal.done(batch)
-        for name, _ in known.get("staged") or []:
-            delete(self.client, name)
-        self.discard(written)
-        runs = {(self.stream, query, one.run) for one in written}
-        if repeated or not runs <= _SWEPT or any(one.attempt for one in written):
-            self.sweep(query, batch)
-            _SWEPT.update(runs)
-
-    def _begin(
-        self, journal: _Journal, query: str, batch: int, written: Sequence[Written]
-    ) -> tuple[dict[str, Any], bool]:
-        """Decide what the micro-batch is, for good; and whether somebody else has."""
-        told = self.ensure()
-        little = all(one.staged is None for one in written)
-        atomic = little and sum(size_of(one.payloads) for one in written) <= ATOMIC
-        given = None if atomic else self._staged(query, batch, written)
-        return journal.begin(batch, told["end"], given)
-
-    def _staged(self, query: str, batch: int, written: Sequence[Written]) -> Staged:
-        """All of it in staged streams, in the order of the tasks."""
-        found: Staged = []
-        waiting: list[bytes] = []
-
-        def flush() -> None:
-            if waiting:
-                name = staged_name(query, self.stream, batch)
-                found.append(stage(self.client, name, [waiting]))
-                waiting.clear()
-
-        for one in written:
-            waiting += one.payloads
-            if one.staged is not None:
-                flush()
-                found.append(one.staged)
-        flush()
-        return found
-
-    def _finish(
-        self, name: str, known: dict[str, Any], written: Sequence[Written], repeated: bool
-    ) -> None:
-        """Publish what is not there yet."""
-        there = self._there(known["since"], name) if repeated else _Found(set(), False)
-        line = Line(self.client, self.stream)
-        if known["staged"] is None and name not in there.ids:
-            self._sure(there, name)
-            every = [payload for one in written for piece in self._of(one) for payload in piece]
-            self._fits(name, every)
-            if every:
-                line.add(every, name)
-        for number, (stream, count) in enumerate(known["staged"] or []):
-            try:
-                for at, piece in enumerate(staged(self.client, stream, count, self.timeout)):
-                    id = f"{name}/{number}/{at}"
-                    if id not in there.ids:
-                        self._sure(there, name)
-                        line.add(piece, id)
-            except StreamsError as error:
-                if error.code != "NO_STREAM" or not repeated:
-                    raise
-                break  # all was published: it is deleted only then
-        line.wait()
-
-    def _fits(self, name: str, payloads: Sequence[bytes]) -> None:
-        """What was to be published by one call is, also if tasks have shared it out otherwise."""
-        if size_of(payloads) > MOST:
-            raise StreamSourceError(
-                f"{self.who}: micro-batch {name} has become larger when it was repeated. Its source or its query is "
-                "not the same as before: begin with a new checkpoint"
-            )
-
-    def _sure(self, there: _Found, name: str) -> None:
-        if there.cut:
-            raise InDoubtError(
-                f"{self.who}: micro-batch {name} was begun and not finished, and messages have been deleted since "
-                "from where it went to. Whether it was published cannot be seen. Look for yourself; then begin with "
-                "a new checkpoint, or delete the journal (railgun stream ls --all) to have it published once more"
-            )
-
-    def _there(self, since: int, name: str) -> _Found:
-        """The IDs of a micro-batch that are in the target."""
-        told = self.client.admin("describe", name=self.stream)
-        at, end = max(since, told["first"]), told["end"]
-        exact, start = name.encode(), f"{name}/".encode()
-        found: set[str] = set()
-        if at < end:
-            with self.client.subscribe(self.stream, start=at, prefetch=PREFETCH) as reader:
-                while at < end:
-                    records = reader.records(self.timeout)
-                    at = records.end
-                    if records.has_ids:
-                        ids = (id for id in records.ids() if id)
-                        found.update(
-                            id.decode() for id in ids if id == exact or id.startswith(start)
-                        )
-        return _Found(found, since < told["first"])
-
-    def abort_batch(self, query: str, batch: int, written: Sequence[Written]) -> None:
-        """It came to nothing, for now. What has begun is left for who finishes it."""
-        known = _Journal(self, query).look(batch)
-        begun = [] if known is None or known.get("done") else known.get("staged") or []
-        self.sweep(query, batch, but=[name for name, _ in begun])
-
-    def sweep(self, query: str, batch: int = 0, but: Sequence[str] = ()) -> None:
-        """Delete what attempts of this micro-batch and of earlier ones have left behind."""
-        form = re.compile(re.escape(staged_prefix(query, self.stream)) + r"([0-9]+)\.[0-9a-f]+")
-        for one in self.client.admin("list"):
-            found = form.fullmatch(one["name"])
-            if not found or one["name"] in but:
-                continue
-            number = int(found[1])
-            if number == batch or (self.sequential and number < batch):
-                delete(self.client, one["name"])
-
-    def sweep_old(self) -> None:
-        """Delete what writes that are no micro-batches have left behind."""
-        for one in self.client.admin("list"):
-            if is_old(one["name"]):
-                delete(self.client, one["name"])
-
-
-class _Found:
-    """IDs, and whether others may have been deleted."""
-
-    def __init__(self, ids: set[str], cut: bool) -> None:
-        self.ids = ids
-        self.cut = cut
-
-
-class _Journal:
-    """What a query has begun, and what of it is done."""
-
-    def __init__(self, target: Target, query: str) -> None:
-        self._client = target.client
-        self._name = journal_name(query, target.stream)
-        self._who = f"{target.who}, query {query}"
-        self._timeout = target.timeout
-        self._sequential = target.sequential
-
-    def look(self, batch: int) -> dict[str, Any] | None:
-        """What is known of a micro-batch; None: it has not begun."""
+    def begin(self) -> Producer:
+        """Begin the session of this run, or take part in the epoch that there is."""
         try:
-            told = self._client.admin("describe", name=self._name)
+            return self._begin()
         except StreamsError as error:
-            if error.code == "NO_STREAM":
-                return None
-            raise
-        first, end = told["first"], told["end"]
-        at = max(first, end - RECENT) if self._sequential else first
-        found, last = self._read(at, end, batch)
-        if found is None and last >= batch and at > first:
-            found, last = self._read(first, end, batch)
-        if found is None and batch < last and first:
-            raise InDoubtError(
-                f"{self._who}: micro-batch {batch} is to be published, but {last} was already, and what became of "
-                f"{batch} is not known any more. The checkpoint is an old one: begin with a new one"
-            )
-        if end - first > 2 * KEPT:
-            self._client.admin("purge", name=self._name, before=end - KEPT)
-        return found
+            if error.code not in ("NO_STREAM", "NOT_PERSISTENT"):
+                raise
+        self.ensure()
+        return self._begin()
 
-    def _read(self, at: int, end: int, batch: int) -> tuple[dict[str, Any] | None, int]:
-        """What entries say of a micro-batch, and the last one that they are about."""
-        found: dict[str, Any] | None = None
-        last = -1
-        if at < end:
-            with self._client.subscribe(self._name, start=at, prefetch=PREFETCH) as reader:
-                while at < end:
-                    records = reader.records(self._timeout)
-                    at = records.end
-                    for entry in map(json.loads, records.payloads()):
-                        last = max(last, entry["batch"])
-                        if entry["batch"] == batch:
-                            found = {**(found or {}), **entry}
-        return found, last
+    def _begin(self) -> Producer:
+        lifetime = WRITE_S if self.label is None else QUERY_S
+        if self.run is not None:
+            return self._node.begin(self.stream, self._name, session=self.run, lifetime=lifetime)
+        known = self._node.admin("producers", name=self.stream)
+        epoch = max((one["epoch"] for one in known if one["name"] == self._name), default=0)
+        return self._node.begin(self.stream, self._name, epoch, lifetime=lifetime)
 
-    def begin(self, batch: int, since: int, given: Staged | None) -> tuple[dict[str, Any], bool]:
-        """Say what the micro-batch is; or what somebody else has said just before."""
-        entry = {"batch": batch, "since": since, "staged": given}
-        self._client.ensure(self._name)
+    def stage(self, partition: int, found: Iterable[list[bytes]]) -> Written:
+        """Stage what a task writes, piece by piece."""
+        report = Written(self.query, self.run, partition)
+        with self._told():
+            self._stage(report, found)
+        return report
+
+    def _stage(self, report: Written, found: Iterable[list[bytes]]) -> None:
+        staged: Staged | None = None
         try:
-            self._client.publish(self._name, json.dumps(entry), id=f"{batch}")
-        except DuplicateIdError:
-            known = self.look(batch)
-            if known is not None:
-                return known, True
-        return entry, False
+            for piece in found:
+                if staged is None:
+                    producer = self.begin()
+                    report.epoch, report.identity = producer.epoch, producer.identity
+                    staged = Staged(self._node, self._node.open_stage(producer, self.label))
+                staged.add(piece)
+            if staged is not None:
+                staged.wait()
+                report.sequence, report.count = staged.stage.sequence, staged.count
+        except StreamsError as error:
+            if error.code != "SEQUENCE_OVER" or self.label is None:
+                raise
+            report.done = True
 
-    def done(self, batch: int) -> None:
-        """All of it is published."""
-        with contextlib.suppress(DuplicateIdError):
-            self._client.publish(
-                self._name, json.dumps({"batch": batch, "done": True}), id=f"{batch}/done"
+    def commit(self, written: Sequence[Written]) -> int:
+        """Make what was staged part of the stream; return how many messages that were now."""
+        with self._told():
+            return self._commit(written)
+
+    def _commit(self, written: Sequence[Written]) -> int:
+        counts = {one.sequence: one.count for one in written if one.sequence is not None}
+        if not counts and self.label is None:
+            return 0
+        producer = self.begin()
+        replaced = {one.identity for one in written if one.identity} - {producer.identity}
+        if replaced and producer.identity:
+            raise StreamSourceError(
+                f"{self.who}: it was deleted and made anew while it was written to, and what was staged is lost. "
+                "Write it again: a query does so when it is started again"
+            )
+        if any(one.epoch != producer.epoch for one in written if one.sequence is not None):
+            raise StreamsError("FENCED", f"epoch {producer.epoch} has begun")
+        if self.label is None:
+            return self._commit_once(producer, counts)
+        take_over(self._node, producer, self.query, self.label, numbered=self.run is None)
+        known = any(first <= self.label <= last for first, last in producer.labels)
+        if not known and any(one.done for one in written):
+            raise InDoubtError(
+                f"{self.who}: micro-batch {self.label} of query {self.query} was committed before, said the node when "
+                "it was to be staged, and does not know of it any more: its producer was forgotten. Look into the "
+                "stream; then begin with a new checkpoint"
+            )
+        return self._node.commit(producer, counts, label=self.label)
+
+    def _commit_once(self, producer: Producer, counts: dict[int, int]) -> int:
+        try:
+            return self._node.commit(producer, counts)
+        except StreamsError as error:
+            if not error.may_pass:
+                raise
+            raise InDoubtError(
+                f"{self.who}: whether this write was published is not known: {error}. Look into the stream before it "
+                "is written again. With the options query and batch it could be repeated"
+            ) from error
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell what to do about a commit that is refused."""
+        try:
+            yield
+        except StreamsError as error:
+            if error.code == "LABEL_FORGOTTEN":
+                raise InDoubtError(
+                    f"{self.who}: whether micro-batch {self.label} of query {self.query} was published is not known "
+                    f"any more: {error}. The checkpoint is an old one: begin with a new one, and with a new name if "
+                    "there is the option query"
+                ) from error
+            if error.code == "FENCED":
+                raise StreamSourceError(
+                    f"{self.who}: another run of query {self.query} has begun since, and this one is over: {error}. "
+                    "If two drivers run on one checkpoint, stop one of them; else write it again"
+                ) from error
+            raise
+
+    def drop(self, written: Sequence[Written]) -> None:
+        """Drop what tasks of a micro-batch have staged, as far as the node can be asked now.
+
+        The rest goes with the next run, with the commit of the label, or with time.
+        """
+        staged = [one for one in written if one.sequence is not None]
+        if staged:
+            place = {"name": self.stream, "producer": self._name, "epoch": staged[0].epoch}
+            sequences = [one.sequence for one in staged]
+            with contextlib.suppress(StreamsError):
+                self._node.client.admin("drop_sequences", **place, sequences=sequences)
+
+    def forget(self) -> None:
+        """Forget the producer of a write that is committed, as far as the node can be asked now."""
+        with contextlib.suppress(StreamsError):
+            self._node.client.admin("forget_producer", name=self.stream, producer=self._name)
+
+    def give_up(self) -> None:
+        """Fence the tasks of a write that has failed, and drop what they have staged, if the node can be asked now."""
+        session = {"session": uuid.uuid4().hex, "lifetime": WRITE_S}
+        with contextlib.suppress(StreamsError):
+            self._node.client.admin(
+                "begin_producer", name=self.stream, producer=self._name, **session
             )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark import TaskContext
@@ -25,16 +26,7 @@ from railgun.spark.streams.commit import Target
 from railgun.spark.streams.encode import ENCODERS
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError, named
 from railgun.spark.streams.options import Options
-from railgun.spark.streams.staging import (
-    LITTLE,
-    Line,
-    Written,
-    once,
-    pieces,
-    size_of,
-    stage,
-    staged_name,
-)
+from railgun.spark.streams.staging import Line, Written, pieces
 
 
 class _Writing:
@@ -61,57 +53,44 @@ class _Writing:
                 raise
             return connect_to(found, name="spark", timeout=timeout)
 
-    def target(self, client: SyncClient) -> Target:
-        """The stream."""
-        options = self.options
-        one_by_one = options.batch is None  # else by numbers of the user's, in any order
-        return Target(client, options.stream, options.timeout, sequential=one_by_one)
+    def target(self, client: SyncClient, *place: Any) -> Target:
+        """The stream, and who writes to it: the query, its run, and the number of the micro-batch."""
+        return Target(client, self.options.stream, self.options.timeout, *place)
 
     def named(self) -> Any:
         """What the node refuses is told with the stream."""
         return named(str(self.options))
 
-    def _write(self, batches: Iterator[Any], query: str, batch: int) -> Written:
-        """The work of one task."""
+    def _write(
+        self, batches: Iterator[Any], query: str, run: str | None, label: int | None
+    ) -> Written:
+        """Do the work of one task."""
         context = TaskContext.get()
         assert context is not None
-        run = context.getLocalProperty("spark.jobGroup.id") or ""
-        place = (query, batch, context.partitionId(), context.attemptNumber(), run)
-        lists = map(self.encoder.payloads, batches)
+        partition, found = context.partitionId(), pieces(map(self.encoder.payloads, batches))
         with self.named():
             if self.options.delivery == "at-least-once":
-                self._publish(lists)
-                return Written(*place, [], None)
-            little, rest = _little(lists)
-            if rest is None:
-                return Written(*place, list(itertools.chain(*little)), None)
+                self._publish(found)
+                return Written(query, run, partition)
+            first = next(found, None)
+            if first is None:
+                return Written(query, run, partition)
             with self.client() as client:
-                name = staged_name(query, self.options.stream, batch)
-                made = stage(client, name, itertools.chain(little, rest))
-            return Written(*place, [], made)
+                target = self.target(client, query, run, label)
+                report = target.stage(partition, itertools.chain([first], found))
+        deque(
+            batches, maxlen=0
+        )  # what is not staged is made all the same: states of the query go with it
+        return report
 
-    def _publish(self, lists: Iterable[list[bytes]]) -> None:
+    def _publish(self, found: Iterator[list[bytes]]) -> None:
         with self.client() as client:
             client.ensure(self.options.stream)
             line = Line(client, self.options.stream)
             attempt = uuid.uuid4().hex
-            for number, piece in enumerate(pieces(lists)):
+            for number, piece in enumerate(found):
                 line.add(piece, f"{attempt}/{number}")
             line.wait()
-
-
-def _little(
-    lists: Iterator[list[bytes]],
-) -> tuple[list[list[bytes]], Iterator[list[bytes]] | None]:
-    """The first payloads; and the others, if it is more than a little."""
-    found: list[list[bytes]] = []
-    size = 0
-    for some in lists:
-        found.append(some)
-        size += size_of(some)
-        if size > LITTLE:
-            return found, lists
-    return found, None
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
@@ -130,35 +109,37 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
                 f"{options}: the options query and batch go together: what is written by such a name and number is "
                 "written once. In foreachBatch they are a name of yours, and its batch_id"
             )
-        self.query = options.query or once()
+        once = uuid.uuid4().hex
+        self.numbered = options.query is not None
+        self.place = (options.query, None, options.batch) if self.numbered else (once, once, None)
         with self.named(), self.client() as client:
             if options.delivery == "exactly-once":
-                self.target(client).ensure()
-                self.target(client).sweep_old()
+                self.target(client, *self.place).ensure()
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Runs in a task."""
-        return self._write(iterator, self.query, self.options.batch or 0)
+        return self._write(iterator, *self.place)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
         if self.options.delivery == "at-least-once":
             return
         with self.named(), self.client() as client:
-            if self.options.batch is None:
-                self.target(client).commit(_reports(messages))
-            else:
-                reports = _reports(messages)
-                self.target(client).commit_batch(self.query, self.options.batch, reports)
+            target = self.target(client, *self.place)
+            target.commit(_reports(messages))
+            if not self.numbered:
+                target.forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """A task has failed for good, or the commit."""
+        if self.options.delivery == "at-least-once":
+            return
         with self.named(), self.client() as client:
-            if self.options.batch is None:
-                self.target(client).sweep(self.query)  # also of those that were killed
+            target = self.target(client, *self.place)
+            if self.numbered:
+                target.drop(_reports(messages))
             else:
-                reports = _reports(messages)
-                self.target(client).abort_batch(self.query, self.options.batch, reports)
+                target.give_up()  # also of those that were killed
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
@@ -169,21 +150,25 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None
         query = self.options.query or context.getLocalProperty("sql.streaming.queryId")
+        run = context.getLocalProperty("spark.jobGroup.id")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        if not query or batch is None:
+        if not query or not run or batch is None:
             raise StreamSourceError(f"{self.options}: Spark does not say which query this is")
-        return self._write(iterator, query, int(batch))
+        return self._write(iterator, query, run, int(batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """All tasks are done."""
         reports = _reports(messages)
         if reports and self.options.delivery == "exactly-once":
             with self.named(), self.client() as client:
-                self.target(client).commit_batch(reports[0].query, batchId, reports)
+                self._target(client, reports, batchId).commit(reports)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task has failed for good, or the commit."""
         reports = _reports(messages)
-        if reports:
+        if reports and self.options.delivery == "exactly-once":
             with self.named(), self.client() as client:
-                self.target(client).abort_batch(reports[0].query, batchId, reports)
+                self._target(client, reports, batchId).drop(reports)
+
+    def _target(self, client: SyncClient, reports: Sequence[Written], batch: int) -> Target:
+        return self.target(client, reports[0].query, reports[0].run, batch)
