@@ -444,6 +444,47 @@ def test_a_commit_survives_its_master(tmp_path: Path) -> None:
     run(main(), deadline=4 * PATIENCE)
 
 
+def test_commits_and_publishes_of_others_go_on_side_by_side_in_a_cluster(tmp_path: Path) -> None:
+    """Whoever publishes while a unit is written must not be told to the replicas before the unit."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, _ = await cluster.serving(STREAM)
+            others = [await cluster.client() for _ in range(2)]
+            working = True
+
+            async def publish(name: str, publisher: Client) -> list[bytes]:
+                sent: list[bytes] = []
+                while working:
+                    sent.append(b"%s %d" % (name.encode(), len(sent)))
+                    await publisher.publish(STREAM, sent[-1])
+                return sent
+
+            publishing = [
+                asyncio.create_task(publish(f"publisher {n}", other))
+                for n, other in enumerate([*others, *others])
+            ]
+            committed: list[bytes] = []
+            for n in range(100):
+                some = [b"transaction %d.%d" % (n, k) for k in range(3)]
+                async with client.transaction(STREAM) as together:
+                    await together.put_all(some)
+                committed += some
+            working = False
+            lists = [committed, *await asyncio.gather(*publishing)]
+            there = await everything(client)
+            for written in lists:
+                mine = set(written)
+                assert [one for one in there if one in mine] == written
+            assert len(there) == sum(map(len, lists))
+            for n in range(100):
+                at = there.index(committed[3 * n])
+                assert there[at : at + 3] == committed[3 * n : 3 * n + 3]
+            await cluster.in_step(STREAM)
+
+    run(main(), deadline=4 * PATIENCE)
+
+
 def test_a_commit_that_is_not_safe_yet_is_not_repeated(tmp_path: Path) -> None:
     """The unit of a commit waits for replicas when the notes have to be read anew, for another producer's sake."""
 

@@ -715,11 +715,22 @@ class Persistent:
 
     # ------------------------------------------------------------ keeping, ending
 
-    async def perform(self, log: Log, work: Callable[[], T]) -> T:
-        """What the one writer of a log has to do, in its turn."""
+    async def perform(
+        self, log: Log, work: Callable[[], T], then: Callable[[T], None] | None = None
+    ) -> T:
+        """Let the one writer of a log do some work in its turn, and return the result.
+
+        `then` gets the result before anybody is told of what was written to the log after it.
+        """
         done: asyncio.Future[None] = self.loop.create_future()
         results: list[T] = []
-        self._committer.perform(log, lambda: results.append(work()), partial(resolve, done))
+
+        def performed(error: RailgunError | None) -> None:
+            if error is None and then is not None:
+                then(results[0])
+            resolve(done, error)
+
+        self._committer.perform(log, lambda: results.append(work()), performed)
         await done
         return results[0]
 

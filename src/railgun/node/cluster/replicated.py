@@ -366,8 +366,13 @@ class Replicated:
         if not self.acting or master is None or self._held:
             raise self._no_master()
         stamp = Stamp(master.epoch, self.stream.stored_now())
+
+        def stored(where: tuple[int, int]) -> None:
+            if self.master is not None:
+                self._stored_more(Fresh(*where, stamp.epoch, (), is_unit=True))
+
         try:
-            base, end = await self.stream.perform(self.stream.log, lambda: write(stamp))
+            base, end = await self.stream.perform(self.stream.log, lambda: write(stamp), stored)
         except RailgunError as error:
             self._look_for_trouble(error)
             self.around.changed()
@@ -376,7 +381,6 @@ class Replicated:
             raise
         if self.master is None:
             raise DeposedError("this node is no master any more: it may be stored or not")
-        self._stored_more(Fresh(base, end, stamp.epoch, (), is_unit=True))
         return base, end
 
     def _stored_more(self, fresh: Fresh) -> None:
