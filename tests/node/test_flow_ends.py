@@ -351,6 +351,24 @@ def test_a_generation_begins_without_what_older_ones_have_staged(
         writer.close()
 
 
+def test_output_of_a_key_that_moved_comes_in_order_whoever_staged_first(
+    node: Served, client: SyncClient
+) -> None:
+    """Sequences are committed in the order of rescales, which need not be the order in which they were given."""
+    sink = StreamSink("totals", format="text", data=node.data)
+    writers = [sink.open(place(worker=worker)) for worker in range(3)]
+    for at in (2, 1, 0):  # the last owner of the key stages first
+        if at:
+            writers[at].keys_arrive(at)  # type: ignore[attr-defined]
+        writers[at].write([f"{at} a", f"{at} b"])
+        writers[at].flush()
+    tokens = [writer.prepare(1) for writer in writers]  # type: ignore[attr-defined]
+    sink.commit_all([tokens[1], tokens[2], tokens[0]])
+    assert texts(client, "totals") == ["0 a", "0 b", "1 a", "1 b", "2 a", "2 b"]
+    for writer in writers:
+        writer.close()
+
+
 def test_two_jobs_of_one_flow_do_not_touch_each_other(node: Served, client: SyncClient) -> None:
     """They have directories of their own for their snapshots: one restarts while the other is about to commit."""
     sink = StreamSink("totals", format="text", data=node.data)

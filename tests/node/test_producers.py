@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import random
 import threading
 import time
@@ -19,9 +20,10 @@ from tests.node.clustered import Clustered, clustered, until
 from tests.node.refusing import shimmed
 from tests.node.running import Process, node, run
 
+from railgun.client.checks import BadValueError
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
-from railgun.client.producer import Producer, Stage
+from railgun.client.producer import TRANSACTION_S, Producer, Stage
 from railgun.node.errors import NoMasterError, NoSpaceError
 from railgun.node.log import StreamLog
 from railgun.testing.jepsen.shim import Orders
@@ -218,6 +220,71 @@ def test_a_transaction_is_seen_all_together_or_not_at_all(tmp_path: Path) -> Non
     run(main())
 
 
+def test_several_tasks_put_into_one_transaction(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            async with client.transaction(STREAM) as together:
+                await asyncio.gather(*(together.put(b"%d" % n) for n in range(50)))
+                left = asyncio.create_task(together.put_all(b"%d" % n for n in range(50, 60)))
+                await asyncio.sleep(0)  # it has begun, and nobody waits for it
+            assert list(together.offsets) == list(range(60))
+            await left
+            assert await everything(client) == [b"%d" % n for n in range(60)]
+            for late in (together.put(b"late"), together.put_all([b"late"])):
+                with pytest.raises(BadValueError, match="has ended"):
+                    await late
+            assert await end_of(client) == 60
+
+    run(main())
+
+
+def test_a_transaction_into_a_stream_that_was_made_anew_or_after_a_long_rest(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            for turn in range(3):
+                await client.ensure(STREAM)
+                assert await client.publish_many(STREAM, [b"a", b"b"], atomic=True) == [0, 1]
+                async with client.transaction(STREAM) as together:
+                    await together.put(b"%d" % turn)
+                await client.delete(STREAM)
+            await client.ensure(STREAM)
+            await client.publish_many(STREAM, [b"a"], atomic=True)
+            running.ahead = 2 * TRANSACTION_S
+            assert running.server is not None
+            await running.server.node.get_persistent(STREAM).retain()
+            assert await client.admin("producers", name=STREAM) == []
+            assert await client.publish_many(STREAM, [b"b"], atomic=True) == [1]
+
+    run(main())
+
+
+def test_a_producer_of_a_stream_that_was_deleted_writes_nothing_into_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as running:
+            client = await running.client()
+            await client.ensure(STREAM)
+            old = await client.producer(STREAM, "flow", 1)
+            stage = await staged(old, b"old 1", b"old 2")
+            await client.delete(STREAM)
+            await client.ensure(STREAM)
+            new = await client.producer(STREAM, "flow", 1)
+            again = await staged(new, b"new 1", b"new 2")
+            assert (new.number, again.sequence) == (old.number, stage.sequence)
+            for call in (old.commit([stage]), old.open(), old.drop([stage]), stage.put([b"old 3"])):
+                assert await refusal(call) == "STREAM_REPLACED"
+            assert await new.commit([again]) == 2
+            assert await everything(client) == [b"new 1", b"new 2"]
+
+    run(main())
+
+
 def test_a_client_that_went_away_is_forgotten_with_what_it_has_staged(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as running:
@@ -368,6 +435,30 @@ def test_bad_requests_of_producers_are_named(tmp_path: Path) -> None:
             assert await refusal(Stage(producer, 99).put([b"x"])) == "NO_PRODUCER"
             assert await producer.commit([stage]) == 1
             assert await refusal(stage.put([b"late"])) == "SEQUENCE_OVER"
+            for bad in (
+                client.producer(STREAM, "flow", 2, lifetime="x"),  # type: ignore[arg-type]
+                client.producer(STREAM, "flow", 2, lifetime=math.nan),
+                client.producer(STREAM, "flow", 2, keep=5),  # type: ignore[arg-type]
+                client.producer(STREAM, "flow", session="\ud800"),
+                client.admin("begin_producer", name=STREAM, producer="flow", session="\ud800"),
+                producer.commit(5),  # type: ignore[arg-type]
+                producer.commit(["a"]),  # type: ignore[list-item]
+                producer.drop("a"),  # type: ignore[arg-type]
+                client.publish_many(STREAM, {"a": 1}, atomic=True),  # type: ignore[arg-type]
+                client.publish_many(STREAM, {b"a", b"b"}),  # type: ignore[arg-type]
+                client.publish_many(STREAM, [1], atomic=True),  # type: ignore[list-item]
+                client.publish_many(STREAM, ["a"], atomic=True, acks="all"),
+                client.publish_many(STREAM, ["a"], atomic=True, timeout=-1.0),
+                client.publish_many(STREAM, ["a"], atomic=True, timeout="x"),  # type: ignore[arg-type]
+            ):
+                assert await refusal(bad) == "BAD_REQUEST"
+            code = await refusal(client.publish_many(STREAM, ["a"], atomic=True, timeout=0.0))
+            assert code == "DEADLINE"
+            async with client.transaction(STREAM) as together:
+                for one in ([1], None, b"abc"):
+                    assert await refusal(together.put_all(one)) == "BAD_REQUEST"  # type: ignore[arg-type]
+                await together.put_all(text for text in ("b", "c"))
+            assert await everything(client) == [b"a", b"b", b"c"]
 
     run(main())
 

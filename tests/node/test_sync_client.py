@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,24 @@ def test_publish_and_consume(client: SyncClient) -> None:
         with pytest.raises(TimeoutError):
             sub.next(0.05)
     assert client.admin("group", name="orders", group="g")["lag"] == 0
+
+
+def test_messages_are_published_all_together_or_not_at_all(client: SyncClient) -> None:
+    client.ensure("orders")
+    assert client.publish_many("orders", ["a", "b"], atomic=True) == [0, 1]
+    with client.transaction("orders") as together:
+        together.put("c")
+        together.put_all(["d", b"e"])
+        assert client.admin("describe", name="orders")["end"] == 2
+    assert list(together.offsets) == [2, 3, 4]
+    with contextlib.suppress(ZeroDivisionError), client.transaction("orders") as together:
+        together.put("never")
+        raise ZeroDivisionError
+    with pytest.raises(StreamsError, match="has ended"):
+        together.put("late")
+    with pytest.raises(StreamsError, match="NO_STREAM"), client.transaction("none") as together:
+        together.put("x")
+    assert client.admin("describe", name="orders")["end"] == 5
 
 
 def test_records_are_read_from_where_one_wants_to(client: SyncClient) -> None:

@@ -26,6 +26,7 @@ from railgun.node.cluster.config import (
 from railgun.node.cluster.discovery import discovery_of
 from railgun.node.persistent import Persistent
 from railgun.node.server import HTTP_PORT, Server, ServerConfig
+from railgun.node.settings import STAGING
 
 SECTIONS: Final = ("cluster", "node")
 KEYS: Final = (
@@ -77,7 +78,8 @@ async def _serve(config: ServerConfig, out: Output) -> int:
     server = Server(config)
     found = await server.start()
     try:
-        kept = [one for one in server.node.streams.values() if isinstance(one, Persistent)]
+        every = [one for name, one in server.node.streams.items() if not name.endswith(STAGING)]
+        kept = [one for one in every if isinstance(one, Persistent)]
         messages = sum(one.end - one.log.first for one in kept)
         http = None if server.http is None else server.http.url
         out.data(
@@ -87,9 +89,9 @@ async def _serve(config: ServerConfig, out: Output) -> int:
                 "data": str(config.data),
                 "http": http,
             },
-            recovery={"streams": len(server.node.streams), "messages": messages, "found": found},
+            recovery={"streams": len(every), "messages": messages, "found": found},
         )
-        streams = f"{len(server.node.streams)} stream{'s' * (len(server.node.streams) != 1)}"
+        streams = f"{len(every)} stream{'s' * (len(every) != 1)}"
         out.line(
             f"{config.data}: {streams} with {messages:,} message{'s' * (messages != 1)}; "
             + ("all of it is whole" if not found else "recovery has found:")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from railgun.client.errors import StreamsError
@@ -99,8 +99,9 @@ def as_bytes(name: str, value: Any) -> bytes:
 
 
 def check_list(name: str, value: Any) -> Sequence[Any]:
-    """Return a sequence of several values: not a single text or bytes, which would be taken apart."""
-    if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Iterable):
+    """Return a sequence of values: nothing unordered, and no single text or bytes, which would be taken apart."""
+    apart = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set)
+    if apart or not isinstance(value, Iterable):
         raise BadValueError(f"{name} is a list, not {_shown(value)}")
     return value if isinstance(value, Sequence) else list(value)
 

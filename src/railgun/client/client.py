@@ -704,6 +704,11 @@ class Client:
         """
         safety = level(acks)
         if atomic:
+            if safety != level("quorum"):
+                raise StreamsError(
+                    "BAD_REQUEST",
+                    "what is published atomically is on a quorum of disks: leave acks out",
+                )
             return await self._publish_atomically(stream, payloads, ids or id or topic, timeout)
         check_text("stream", stream)
         check_text("topic", topic)
@@ -736,31 +741,38 @@ class Client:
         given = _all_bytes(check_list("payloads", payloads))
         if not given:
             return []
-        async with asyncio.timeout(self.timeout if timeout is None else timeout):
-            async with self.transaction(stream) as transaction:
-                await transaction.put_all(given)
-        return list(transaction.offsets)
+        try:
+            async with (
+                asyncio.timeout_at(self._deadline(timeout)),
+                self.transaction(stream) as together,
+            ):
+                await together.put_all(given)
+        except TimeoutError as error:
+            raise DeadlineError(LATE) from error
+        return list(together.offsets)
 
     @contextlib.asynccontextmanager
     async def transaction(self, stream: str) -> AsyncIterator[Transaction]:
         """Publish messages that are seen all together, or not at all.
 
-        What is put into the transaction is committed when the block ends, and dropped if it raises.
+        What is put into the transaction is committed when the block ends, and dropped if it raises. Raises
+        `StreamsError`; with the codes `DEADLINE` and `CONNECTION_LOST` at its end it may be committed or not.
         """
-        producer = self._producers.get(stream)
-        if producer is None:
-            name = f"client/{self._token}"
-            producer = await self.producer(stream, name, 0, lifetime=TRANSACTION_S)
-            self._producers[stream] = producer
-        transaction = Transaction(producer)
+        check_text("stream", stream)
+
+        async def begin(again: bool) -> Producer:
+            if again or stream not in self._producers:
+                name = f"client/{self._token}"
+                self._producers[stream] = await self.producer(
+                    stream, name, 0, lifetime=TRANSACTION_S
+                )
+            return self._producers[stream]
+
+        transaction = Transaction(begin)
         try:
             yield transaction
             await transaction.commit()
-        except BaseException as error:
-            if isinstance(error, StreamsError) and error.code == "NO_PRODUCER":
-                self._producers.pop(
-                    stream, None
-                )  # it was not used for long, or the stream is another one
+        except BaseException:
             await transaction.abandon()
             raise
 

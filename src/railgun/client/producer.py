@@ -35,10 +35,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.client.checks import as_bytes, check_list, check_text
+from railgun.client.checks import BadValueError, as_bytes, check_list, check_seconds, check_text
 from railgun.client.errors import StreamsError
 from railgun.wire.proto import streams_pb2 as p
 
@@ -60,7 +60,7 @@ class Stage:
         """The number that the stream has given it."""
         self.count = 0
         """How many messages were put, staged or on their way."""
-        self._producer = producer
+        self.producer = producer
 
     def put_soon(
         self, payloads: Sequence[bytes | str], at: int | None = None
@@ -72,9 +72,13 @@ class Stage:
         messages = [as_bytes("payload", one) for one in check_list("payloads", payloads)]
         if not messages:
             raise StreamsError("BAD_REQUEST", "nothing is to be staged: put one message at least")
-        producer = self._producer
+        producer = self.producer
         place = p.Staging(
-            producer=producer.number, epoch=producer.epoch, sequence=self.sequence, at=self.count
+            producer=producer.number,
+            epoch=producer.epoch,
+            sequence=self.sequence,
+            at=self.count,
+            identity=producer.identity,
         )
         if at is not None:
             place.at = at
@@ -87,7 +91,7 @@ class Stage:
 
         If those before them are still on their way to another master (`STAGE_GAP`), they are sent again for a while.
         """
-        at, patience = self.count, self._producer.client.timeout
+        at, patience = self.count, self.producer.client.timeout
         sent = self.put_soon(payloads)
         deadline = asyncio.get_running_loop().time() + patience
         while True:
@@ -143,7 +147,7 @@ class Producer:
         staged nor committed, and `FENCED`.
         """
         if not isinstance(stages, Mapping):
-            stages = {one.sequence: one.count for one in stages}
+            stages = {one.sequence: one.count for one in _checked(stages)}
         labels = {"label": label, "label_since": label_since}
         more = {name: value for name, value in labels.items() if value is not None}
         return int((await self._commit(stages, timeout, **more))["committed"])
@@ -158,46 +162,90 @@ class Producer:
 
     async def drop(self, stages: Iterable[Stage]) -> None:
         """Drop what was staged, and will not be committed."""
-        await self._ask("drop_sequences", sequences=[one.sequence for one in stages])
+        sequences = [one.sequence for one in _checked(stages)]
+        await self._ask("drop_sequences", sequences=sequences)
 
     async def _ask(self, call: str, timeout: float | None = None, **more: Any) -> Any:
-        identity = {"name": self.stream, "producer": self.name, "epoch": self.epoch}
-        return await self.client.admin(call, timeout, **identity, **more)
+        who = {"name": self.stream, "producer": self.name, "epoch": self.epoch}
+        return await self.client.admin(call, timeout, **who, identity=self.identity, **more)
+
+
+def _checked(stages: Any) -> list[Stage]:
+    found = list(check_list("stages", stages))
+    for one in found:
+        if not isinstance(one, Stage):
+            raise BadValueError(f"stages are what Producer.open has returned, not {one!r:.80}")
+    return found
 
 
 class Transaction:
-    """Messages that are seen all together, or not at all. Made by `Client.transaction`."""
+    """Messages that are seen all together, or not at all. Made by `Client.transaction`; several tasks may put some."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, begin: Callable[[bool], Awaitable[Producer]]) -> None:
         self.offsets = range(0)
         """Where the messages are, when the transaction is committed."""
-        self._producer = producer
+        self._begin = begin
         self._stage: Stage | None = None
+        self._opening = asyncio.Lock()
+        self._over = False
+        self._under_way: set[asyncio.Task[None]] = set()
 
     async def put(self, payload: bytes | str) -> None:
-        """Put one message behind those that were put before."""
+        """Put one message behind those that were put before. Raises as `put_all`."""
         await self.put_all([payload])
 
-    async def put_all(self, payloads: Sequence[bytes | str]) -> None:
-        """Put messages behind those that were put before."""
-        if self._stage is None:
-            self._stage = await self._producer.open()
-        await asyncio.gather(*(self._stage.put(some) for some in _pieces(payloads)))
+    async def put_all(self, payloads: Iterable[bytes | str]) -> None:
+        """Put messages behind those that were put before; returns when they are safe.
+
+        Raises `BadValueError` if they are no messages, or the transaction has ended.
+        """
+        given = [as_bytes("payload", one) for one in check_list("payloads", payloads)]
+        if self._over:
+            raise BadValueError("the transaction has ended: put messages before its block ends")
+        if not given:
+            return
+        async with self._opening:  # those who wait go on in the order in which they came
+            stage = self._stage = self._stage or await self._open()
+            if self._over:
+                raise BadValueError("the transaction has ended: put messages before its block ends")
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(stage.put(some)) for some in _pieces(given)]
+            self._under_way.update(tasks)
+            await asyncio.sleep(0)  # each task takes its place
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            self._under_way.difference_update(tasks)
+
+    async def _open(self) -> Stage:
+        """Open a sequence; if the producer is not known any more, it begins again first: nothing was put before."""
+        try:
+            return await (await self._begin(False)).open()
+        except StreamsError as error:
+            if error.code not in ("NO_PRODUCER", "STREAM_REPLACED"):
+                raise
+        return await (await self._begin(True)).open()
 
     async def commit(self) -> None:
         """Let all of them be part of the stream. It is done at the end of `async with`."""
-        stage = self._stage
-        if stage is not None:
-            answer = await self._producer._commit({stage.sequence: stage.count})
+        self._over = True
+        async with self._opening:
+            stage = self._stage
+        if stage is not None and stage.count:
+            await asyncio.gather(*self._under_way)  # of tasks that nobody has waited for
+            answer = await stage.producer._commit({stage.sequence: stage.count})
             base = answer["base"]
             self._stage, self.offsets = None, range(base, base + stage.count)
 
     async def abandon(self) -> None:
         """Let none of them be; what cannot be dropped now goes when the producer is forgotten."""
+        self._over = True
         stage, self._stage = self._stage, None
+        for task in self._under_way:
+            task.cancel()
         if stage is not None:
             with contextlib.suppress(StreamsError):
-                await self._producer.drop([stage])
+                await stage.producer.drop([stage])
 
 
 def _pieces(payloads: Sequence[bytes | str]) -> Iterable[Sequence[bytes | str]]:
@@ -222,9 +270,11 @@ async def begin(
     """Begin an epoch of a producer; see `Client.producer`."""
     check_text("stream", stream)
     check_text("name", name)
+    if session is not None:
+        check_text("session", session, empty=False)
     more: dict[str, Any] = {"epoch": epoch, "session": session}
-    more["keep"] = None if keep is None else list(keep)
-    if lifetime is not None and math.isfinite(lifetime):
+    more["keep"] = None if keep is None else list(check_list("keep", keep))
+    if lifetime is not None and check_seconds("lifetime", lifetime) < math.inf:
         more["lifetime"] = lifetime
     given = {key: value for key, value in more.items() if value is not None}
     answer = await client.admin("begin_producer", name=stream, producer=name, **given)

@@ -22,7 +22,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from railgun.client.checks import LEFT_OUT
 from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
+from railgun.client.producer import Transaction
 from railgun.client.publisher import Acks
 from railgun.client.subscription import Start, Subscription
 from railgun.wire.records import Records
@@ -47,6 +48,27 @@ class SyncMessage(Message):
     def respond(self, payload: Payload, *, confirm: bool = True) -> None:  # type: ignore[override]
         """Answer a request."""
         self.subscription.client.respond(self.response, payload, confirm=confirm)
+
+
+class SyncTransaction:
+    """A `Transaction`, for a program without an event loop. Made by `SyncClient.transaction`."""
+
+    def __init__(self, client: SyncClient, transaction: Transaction) -> None:
+        self._client = client
+        self._transaction = transaction
+
+    @property
+    def offsets(self) -> range:
+        """Where the messages are, when the transaction is committed."""
+        return self._transaction.offsets
+
+    def put(self, payload: Payload) -> None:
+        """Put one message behind those that were put before."""
+        self._client.wait(self._transaction.put(payload))
+
+    def put_all(self, payloads: Iterable[Payload]) -> None:
+        """Put messages behind those that were put before; returns when they are safe."""
+        self._client.wait(self._transaction.put_all(payloads))
 
 
 class SyncClient:
@@ -109,13 +131,28 @@ class SyncClient:
         topic: str = "",
         timeout: float | None = None,
         acks: Acks = "quorum",
+        atomic: bool = False,
     ) -> list[int]:
-        """Publish messages in this order; the offset of each. With one ID for all: wholly or not at all."""
+        """Publish messages in this order; the offset of each.
+
+        With one ID for all, or `atomic` (see `Client.publish_many`): wholly or not at all.
+        """
+        options: dict[str, Any] = {"topic": topic, "timeout": timeout, "acks": acks}
         return self.wait(
-            self.client.publish_many(
-                stream, payloads, ids=ids, id=id, topic=topic, timeout=timeout, acks=acks
-            )
+            self.client.publish_many(stream, payloads, ids=ids, id=id, atomic=atomic, **options)
         )
+
+    @contextlib.contextmanager
+    def transaction(self, stream: str) -> Iterator[SyncTransaction]:
+        """Publish messages that are seen all together, or not at all: committed at the end, dropped if it raises."""
+        context = self.client.transaction(stream)
+        transaction = SyncTransaction(self, self.wait(context.__aenter__()))
+        try:
+            yield transaction
+        except BaseException as error:
+            self.wait(context.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self.wait(context.__aexit__(None, None, None))
 
     def publish_soon(
         self,

@@ -198,22 +198,30 @@ class _Patient(Patient):
             if identity and target not in now:
                 now[target] = self.admin("describe", name=target).get("identity", "")
             if identity and now[target] and now[target] != identity:
-                raise LostOutputError(
-                    f"{self.who}: output of a whole snapshot is lost: stream {target!r} was deleted and made anew "
-                    "since it was staged. Begin with a later snapshot, or drop the output of this sink"
-                )
+                raise self._lost(target)
+
+    def _lost(self, target: str) -> LostOutputError:
+        return LostOutputError(
+            f"{self.who}: output of a whole snapshot is lost: stream {target!r} was deleted and made anew "
+            "since it was staged. Begin with a later snapshot, or drop the output of this sink"
+        )
 
     def commit_staged(self, tokens: Sequence[Token]) -> None:
         """Commit tokens, those of one producer all at once, and in the order of rescales, however long it takes."""
-        self.check_identity(tokens)
-        producers: dict[tuple[str, str, int], list[list[int]]] = {}
+        producers: dict[tuple[str, str, int, str], list[list[int]]] = {}
         for token in tokens:
-            producer = token["target"], token["producer"], token["epoch"]
+            producer = token["target"], token["producer"], token["epoch"], token["identity"]
             producers.setdefault(producer, []).extend(token["parts"])
-        for (stream, name, epoch), parts in producers.items():
-            counts = {str(sequence): count for _, sequence, count in sorted(parts)}
-            told = {"name": stream, "producer": name, "epoch": epoch, "counts": counts}
-            self.admin("commit_sequences", **told)
+        for (stream, name, epoch, identity), parts in producers.items():
+            told = {"name": stream, "producer": name, "epoch": epoch, "identity": identity}
+            told["counts"] = {str(sequence): count for _, sequence, count in parts}
+            told["order"] = [sequence for _, sequence, _ in sorted(parts)]
+            try:
+                self.admin("commit_sequences", **told)
+            except StreamsError as error:
+                if error.code != REPLACED:
+                    raise
+                raise self._lost(stream) from error
 
     def commit_again(self, tokens: Sequence[Token]) -> None:
         """Commit what other producers have staged, also if a later epoch of one has begun since.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 from railgun.core.errors import RailgunError, said
@@ -59,6 +59,14 @@ def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _typed_whole(text: str) -> Any:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text
 
@@ -76,8 +84,8 @@ def _one_of(*choices: str) -> Kind:
 
 
 _INTEGER: Final = {"type": "integer", "minimum": 0}
-TEXT: Final = Kind("text", {"type": "string"}, lambda value: isinstance(value, str))
-WHOLE: Final = Kind("a whole number from 0 on", _INTEGER, _whole, _typed_whole)
+TEXT: Final = Kind("text", {"type": "string"}, lambda v: isinstance(v, str) and _is_unicode(v))
+WHOLE: Final = Kind(f"a whole number from 0 to {_MOST - 1}", _INTEGER, _whole, _typed_whole)
 FLAG: Final = Kind(
     "true or false",
     {"type": "boolean"},
@@ -96,6 +104,7 @@ OFFSETS: Final = Kind(
     {"type": "array", "items": _INTEGER},
     lambda value: isinstance(value, list) and all(map(_whole, value)),
 )
+SEQUENCES: Final = replace(OFFSETS, words="a list of sequences")
 PLACE: Final = Kind(
     "'start', 'end' or an offset",
     {"oneOf": [{"type": "string", "enum": ["start", "end"]}, _INTEGER]},
@@ -112,7 +121,7 @@ LIFETIME: Final = Kind(
 PRODUCER_NAME: Final = Kind(
     "text of 1 to 200 letters",
     {"type": "string", "minLength": 1, "maxLength": 200},
-    lambda value: isinstance(value, str) and 0 < len(value) <= 200,
+    lambda value: isinstance(value, str) and 0 < len(value) <= 200 and _is_unicode(value),
 )
 COUNTS: Final = Kind(
     "an object of sequences and numbers of messages",
@@ -223,6 +232,7 @@ _NODE: Final = Argument("node", TEXT, "The node: its name, or its id.", optional
 _STREAM: Final = "/streams/{name}"
 _OF_GROUP: Final = _STREAM + "/groups/{group}"
 _PRODUCER: Final = Argument("producer", PRODUCER_NAME, "The producer.", optional=False)
+_IDENTITY: Final = Argument("identity", TEXT, "Of the stream: one that was made anew is refused.")
 _EPOCH: Final = Argument("epoch", WHOLE, "Its epoch.", optional=False)
 _OF_PRODUCER: Final = _STREAM + "/producers/{producer}"
 
@@ -289,7 +299,7 @@ _TABLE: Final = (
             _NAME, _PRODUCER,
             Argument("epoch", WHOLE, "Its epoch, by its number."),
             Argument("session", PRODUCER_NAME, "Or who begins: a new one gets the next epoch, and nothing is kept."),
-            Argument("keep", OFFSETS, "Drop what earlier epochs have staged, but for these sequences."),
+            Argument("keep", SEQUENCES, "Drop what earlier epochs have staged, but for these sequences."),
             Argument("lifetime", LIFETIME, "Forget it when it is not used for so long; never, if that is not given."),
         ),
         Node.begin_producer,
@@ -300,6 +310,7 @@ _TABLE: Final = (
         (
             _NAME, _PRODUCER, _EPOCH,
             Argument("label", WHOLE, "Which it will be committed under: refused if that was done."),
+            _IDENTITY,
         ),
         Node.open_sequence,
     ),
@@ -309,9 +320,10 @@ _TABLE: Final = (
         (
             _NAME, _PRODUCER, _EPOCH,
             Argument("counts", COUNTS, "The sequences, each with its number of messages.", optional=False),
-            Argument("order", OFFSETS, "The same sequences, as they follow one another; ascending, if not given."),
+            Argument("order", SEQUENCES, "The same sequences, as they follow one another; ascending, if not given."),
             Argument("label", WHOLE, "A number for this commit: one that was committed before is not done again."),
             Argument("label_since", WHOLE, "Labels from this one on count as committed, too."),
+            _IDENTITY,
         ),
         Node.commit_sequences,
     ),
@@ -320,7 +332,8 @@ _TABLE: Final = (
         _OF_PRODUCER + "/drop",
         (
             _NAME, _PRODUCER, _EPOCH,
-            Argument("sequences", OFFSETS, "The sequences.", optional=False),
+            Argument("sequences", SEQUENCES, "The sequences.", optional=False),
+            _IDENTITY,
         ),
         Node.drop_sequences,
     ),

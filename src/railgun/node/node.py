@@ -65,6 +65,7 @@ from railgun.node.errors import (
     NoStreamError,
     NotPersistentError,
     StorageError,
+    StreamReplacedError,
     later_format,
     storage_error,
 )
@@ -79,6 +80,7 @@ from railgun.snapshots.lock import Lock
 
 if TYPE_CHECKING:
     from railgun.node.cluster.events import Events
+    from railgun.node.producing import Producing
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
 BEAT: Final = 1.0  # seconds between two looks at the clock
@@ -508,6 +510,15 @@ class Node:
             return f"{self.cluster.cluster_id[:16]}-{stream.id}"
         return stream.made
 
+    def check_identity(self, stream: Persistent, identity: str) -> None:
+        """Raise `StreamReplacedError` if a producer has begun at another stream of that name. Empty: nobody knows."""
+        now = self.identity_of(stream)
+        if identity and now and identity != now:
+            raise StreamReplacedError(
+                f"stream {stream.name!r} was deleted and made anew since this producer has begun: what was staged and "
+                "not committed then is lost. Begin again"
+            )
+
     def _persistent(self) -> Iterator[Persistent]:
         return (stream for stream in self.streams.values() if isinstance(stream, Persistent))
 
@@ -775,11 +786,17 @@ class Node:
         found = await stream.producing.begin(producer, epoch, keep, int(lifetime * SECOND), session)
         return found | {"identity": self.identity_of(stream)}
 
+    def _producing(self, name: str, identity: str) -> Producing:
+        """Return the producers of a stream; raise `StreamReplacedError` if the stream has another identity."""
+        stream = self.get_persistent(name)
+        self.check_identity(stream, identity)
+        return stream.producing
+
     async def open_sequence(
-        self, name: str, producer: str, epoch: int, label: int | None = None
+        self, name: str, producer: str, epoch: int, label: int | None = None, identity: str = ""
     ) -> dict[str, Any]:
         """Give a producer a sequence to stage messages for."""
-        producing = self.get_persistent(name).producing
+        producing = self._producing(name, identity)
         return {"sequence": await producing.open(producer, epoch, label)}
 
     async def commit_sequences(
@@ -791,12 +808,13 @@ class Node:
         order: list[int] | None = None,
         label: int | None = None,
         label_since: int | None = None,
+        identity: str = "",
     ) -> dict[str, Any]:
         """Let what a producer has staged be part of a stream, once: how many messages that were now.
 
         Raises `BadRequestError` if `order` has other sequences than `counts`, or `label_since` is above `label`.
         """
-        producing = self.get_persistent(name).producing
+        producing = self._producing(name, identity)
         by_sequence = {int(sequence): count for sequence, count in counts.items()}
         order = sorted(by_sequence) if order is None else order
         if sorted(order) != sorted(by_sequence):
@@ -815,10 +833,10 @@ class Node:
         return {"committed": count, "base": base}
 
     async def drop_sequences(
-        self, name: str, producer: str, epoch: int, sequences: list[int]
+        self, name: str, producer: str, epoch: int, sequences: list[int], identity: str = ""
     ) -> dict[str, Any]:
         """Drop what a producer has staged for some sequences."""
-        await self.get_persistent(name).producing.drop(producer, epoch, sequences)
+        await self._producing(name, identity).drop(producer, epoch, sequences)
         return {}
 
     async def forget_producer(self, name: str, producer: str) -> dict[str, Any]:

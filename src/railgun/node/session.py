@@ -537,6 +537,11 @@ class Session:
             self._relay.published(stream.name)
         answer = partial(self._stored, command, len(blob))
         if command.HasField("staging"):
+            try:
+                self.node.check_identity(stream, command.staging.identity)
+            except StreamReplacedError as error:
+                answer(error)
+                return
             if any(head(batch).flags & HAS_IDS for batch in batches):
                 answer(
                     RequestError(

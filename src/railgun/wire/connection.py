@@ -114,9 +114,10 @@ class Connection(asyncio.BufferedProtocol):
         return self.transport.get_write_buffer_size()
 
     def send(self, data: bytes) -> None:
-        """Send bytes, in order; never waits."""
+        """Send bytes, in order; never waits. What is sent when the connection has ended is dropped."""
         if self._early is None:
-            self.transport.write(data)
+            if not self.transport.is_closing():
+                self.transport.write(data)
         else:
             self._early.append(data)
 

@@ -76,16 +76,18 @@ class Publish(_message.Message):
     def __init__(self, request: _Optional[int] = ..., stream: _Optional[str] = ..., topic: _Optional[str] = ..., response: _Optional[str] = ..., timeout: _Optional[int] = ..., together: bool = ..., acks: _Optional[_Union[Acks, str]] = ..., staging: _Optional[_Union[Staging, _Mapping]] = ...) -> None: ...
 
 class Staging(_message.Message):
-    __slots__ = ("producer", "epoch", "sequence", "at")
+    __slots__ = ("producer", "epoch", "sequence", "at", "identity")
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     producer: int
     epoch: int
     sequence: int
     at: int
-    def __init__(self, producer: _Optional[int] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
+    identity: str
+    def __init__(self, producer: _Optional[int] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., at: _Optional[int] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("request", "base", "stored", "matched", "refused")
