@@ -10,7 +10,8 @@ Rules:
    whatever it asks for must come to nothing.
 4. `TARGETS` are purged all the time (`totals`), or keep only the newest messages (`trail`). IDs are remembered there
    for less than any fault lasts; commits must not need them.
-5. A transaction is a producer with one sequence in the history. One that is abandoned has no commit.
+5. Others publish to these streams meanwhile, one by one and in batches, without IDs.
+6. A transaction is a producer with one sequence in the history. One that is abandoned has no commit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -30,6 +32,7 @@ from railgun.testing.jepsen.workload import (
     SHARED,
     Member,
     Newcomer,
+    Publisher,
     Reader,
     Worker,
     Workload,
@@ -68,6 +71,8 @@ def start(workload: Workload) -> None:
     for at, stream in enumerate(TARGETS):
         for number in range(load.flows):
             workload.add(_Flow, f"{stream}-pf{number}", stream, at + number)
+        for number in range(load.publishers if load.flows else 0):
+            workload.add(_Beside, f"{stream}-p{number}", stream, at + number)
         for number in range(load.transactors):
             workload.add(_Transactor, f"{stream}-pt{number}", stream, at + number + 1)
         for number in range(load.members if load.flows else 0):
@@ -91,6 +96,14 @@ class _Saved:
 
     epoch: int = 0
     snapshots: list[list[_Token]] = field(default_factory=lambda: [[]])
+
+
+class _Beside(Publisher):
+    """Publishes what is no part of any commit."""
+
+    def way(self) -> Callable[[Client], Awaitable[bool]]:
+        """Choose how to publish next: without IDs, which these streams do not remember for long."""
+        return self.chance.choices([self.plain, self.batch], [4, 1])[0]
 
 
 class _Flow(Worker):

@@ -111,7 +111,7 @@ class Workload:
         load = self.load
         for stream in STREAMS:
             for number in range(load.publishers):
-                self.add(_Publisher, f"{stream}-p{number}", stream, number)
+                self.add(Publisher, f"{stream}-p{number}", stream, number)
             for number in range(load.members):
                 self.add(Member, f"{stream}-s{number}", stream, number, SHARED, False)
                 self.add(Member, f"{stream}-x{number}", stream, number, ONLY, True)
@@ -225,7 +225,7 @@ class Worker:
             return await call
 
 
-class _Publisher(Worker):
+class Publisher(Worker):
     """Publishes one by one, with IDs and without, and batches."""
 
     def __init__(self, *told: Any) -> None:
@@ -236,15 +236,21 @@ class _Publisher(Worker):
 
     @property
     def on(self) -> bool:
+        """Whether it goes on."""
         return self.w.publishing
 
     async def work(self, client: Client) -> None:
+        """Publish until the run ends, or too much is in doubt at this node."""
         doubts = 0
-        ways = [self._id, self._plain, self._batch, self._id_batch, self._together, self._again]
         while self.on and doubts < 3:
-            fine = await self.chance.choices(ways, [4, 4, 1, 1, 1, 2])[0](client)
+            fine = await self.way()(client)
             doubts = 0 if fine else doubts + 1
             await asyncio.sleep(self.chance.expovariate(1 / self.w.load.pause))
+
+    def way(self) -> Callable[[Client], Awaitable[bool]]:
+        """Choose how to publish next."""
+        ways = [self._id, self.plain, self.batch, self._id_batch, self._together, self._again]
+        return self.chance.choices(ways, [4, 4, 1, 1, 1, 2])[0]
 
     def _value(self) -> str:
         self._numbers += 1
@@ -261,7 +267,8 @@ class _Publisher(Worker):
         acks, told = self._acks(client)
         return await self._one(client, self._value(), acks, told, True)
 
-    async def _plain(self, client: Client) -> bool:
+    async def plain(self, client: Client) -> bool:
+        """Publish one message without an ID; return whether it is known what became of it."""
         acks, told = self._acks(client)
         return await self._one(client, self._value(), acks, told, False)
 
@@ -302,7 +309,8 @@ class _Publisher(Worker):
             )
         return outcome == "ok"
 
-    async def _batch(self, client: Client) -> bool:
+    async def batch(self, client: Client) -> bool:
+        """Publish some messages without IDs; return whether it is known what became of them."""
         return await self._many(client, lambda values: {}, lambda value, n: None)
 
     async def _id_batch(self, client: Client) -> bool:
