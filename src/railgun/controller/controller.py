@@ -310,6 +310,11 @@ class Controller:
         return self._over.is_set()
 
     @property
+    def ended(self) -> bool:
+        """Whether the flow is over, and no process is left: what it held is being let go of, if it is not yet."""
+        return self.lifecycle.gone
+
+    @property
     def shown(self) -> State:
         """The state, for people: that it has ended is told when all that it held is free for another job."""
         if self.lifecycle.over and not self.over:
