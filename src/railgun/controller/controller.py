@@ -541,12 +541,7 @@ class Controller:
         if not found and not (seen.given_up and IN_STEP in why):
             return  # its process has ended, as it was to: a slow call of before is over
         text = self._with_breadcrumb(seen, why, found)
-        life = self.lifecycle
-        if life.over:
-            lost = o.Failed(life.generation, text, final=True)
-            self._obey(life.reported(seen.spec.worker, lost, _now()))
-        else:
-            self._happened("trouble", f"worker {seen.spec.worker}, on its way out: {text}")
+        self._obey(self.lifecycle.lost_leaving(seen.spec.worker, text, _now()))
 
     def _with_breadcrumb(self, seen: Seen, why: str, found: str) -> str:
         """Add which user code a worker was in when it was lost, unless `why` says where the worker hung.

@@ -55,7 +55,8 @@ class UserCodeError(StepError):
 
     def __str__(self) -> str:
         which = f" {self.record}" if self.record else ""
-        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
 
 
 class InterruptedCallError(KeyboardInterrupt):
@@ -71,7 +72,8 @@ class InterruptedCallError(KeyboardInterrupt):
 
     def __str__(self) -> str:
         which = f" {self.which}" if self.which else ""
-        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
 
 
 class NotAResultError(StepError):
