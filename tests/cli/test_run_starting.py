@@ -76,6 +76,7 @@ def test_a_signal_while_spark_starts_stops_the_job_and_ends_the_jvm(
     (os.killpg if to_all else os.kill)(process.pid, number)
     out, _ = process.communicate(timeout=WITHIN_S)
     assert out.splitlines()[:1] == ["early: starting on local[3]"]
+    assert "stopping: it has not begun" in out
     assert "before it began" in out.splitlines()[-1]
     assert "Traceback" not in out
     assert "KeyboardInterrupt" not in out

@@ -531,3 +531,19 @@ def test_who_has_not_begun_since_a_restart_has_written_nothing_since() -> None:
         play.life.lost_leaving(0, "it was in step 'out', function close", 0), "told trouble"
     )
     assert play.state == "finished"
+
+
+def test_a_stop_says_what_it_does() -> None:
+    play = Play(saving=Saving(SECOND))
+    play.any(play.life.start(0)).any(play.stop())
+    assert play.life.how == "it has not begun"
+    assert play.heard[0].text == "stopping: it has not begun"
+    play = Play(saving=Saving(SECOND)).running()
+    play.any(play.stop())
+    assert play.life.how == "a last snapshot"
+    play = Play(saving=Saving(SECOND)).running()
+    play.any(play.down(1, 2)).any(play.stop())
+    assert play.life.how == "it has not begun again"
+    play = Play().running()
+    play.any(play.stop())
+    assert play.life.how == "sources end, what is under way is finished"

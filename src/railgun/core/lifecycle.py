@@ -174,9 +174,16 @@ class Lifecycle(Snapshots):
         if not self.over and not self._stopping:
             self.wanted = None
             self._drain = drain or not self.saving.on
-            how = "sources end, what is under way is finished" if self._drain else "a last snapshot"
-            self._happened("stopping", f"stopping: {how}")
-            if self.coordinator is not None or (self.saving.on and self._drain) or self.saving.open:
+            goes_on = self.coordinator is not None or (self.saving.on and self._drain)
+            goes_on = goes_on or self.saving.open
+            if not goes_on:
+                self.how = f"it has not begun{' again' * self._has_run}"
+            elif self._drain:
+                self.how = "sources end, what is under way is finished"
+            else:
+                self.how = "a last snapshot"
+            self._happened("stopping", f"stopping: {self.how}")
+            if goes_on:
                 self._stopping = True
                 self.state = "stopping"
             elif self.failed_times and self._has_run and not self.saving.on:

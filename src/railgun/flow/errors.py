@@ -86,6 +86,14 @@ class NotAResultError(StepError):
         )
 
 
+class NotAPairError(RailgunError):
+    """A function of `stateful_map` returned something else than a state and a result."""
+
+
+class PartError(RailgunError):
+    """A part of a source that cannot be one."""
+
+
 class NotAStateError(NotAResultError):
     """A function returned a coroutine or a generator as the state of a key."""
 

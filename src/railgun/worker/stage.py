@@ -29,6 +29,7 @@ from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.order import Order
 from railgun.flow.calls import KeyCalls, ValueCalls
 from railgun.flow.errors import UnpicklableRecordError
+from railgun.flow.functions import check_part
 from railgun.flow.operators.keyed import LOOKED_AT, Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
 from railgun.flow.telling import shorten
@@ -244,7 +245,11 @@ class StageRunner:
             return
         reading.now = now
         with reading.calling("partitions"):
-            fresh = [part for part in reading.source.partitions() if part not in self.listed]
+            fresh = []
+            for part in reading.source.partitions():
+                check_part(part)
+                if part not in self.listed:
+                    fresh.append(part)
             batch = RowBatch.keyed(fresh, [None] * len(fresh), now)
         if fresh:
             self.listed.update(dict.fromkeys(fresh))
