@@ -73,6 +73,8 @@ def test_a_function_with_state_that_returns_no_pair_is_told_what_it_returned(
 
 def test_what_a_function_with_state_raises_itself_is_told_as_it_is() -> None:
     def unpacks(state: int, item: int) -> Any:
+        first: int
+        second: int
         first, second = item  # type: ignore[misc]
         return first, second
 

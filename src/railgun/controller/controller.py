@@ -765,9 +765,9 @@ class Controller:
                 machine = seen.who.get("machine")
                 told = f"worker {lost} (incarnation {incarnation}), which was lost on {machine}: {text}"
                 self._happened("warning", told)
-            case control.Warned(_, text):
-                if text not in self._warned:  # other workers may see the same
-                    self._warned.add(text)
+            case control.Warned(_, text, about):
+                if about not in self._warned:  # other workers may see the same
+                    self._warned.add(about)
                     self._happened("warning", text)
             case _:
                 report = self._ledger.heard(worker, message)

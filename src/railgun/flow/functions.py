@@ -104,7 +104,7 @@ def check_pair(step: str, made: Any) -> tuple[Any, Any]:
 
     >>> check_pair("total", 5)
     Traceback (most recent call last):
-    railgun.flow.errors.NotAPairError: the function of step 'total' must return a pair, (state, result), and returned ...
+    railgun.flow.errors.NotAPairError: the function of step 'total' must return a pair, (state, result), ...
     """
     try:
         state, result = made
