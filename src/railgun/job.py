@@ -91,6 +91,7 @@ def run(
     token: str | None = None,
     by_value: Iterable[ModuleType] = (),
     watch: Callable[[Event], None] | None = None,
+    begun: Callable[[Job], None] | None = None,
 ) -> Job:
     """Start a flow; returns when its workers are being launched. Others find it, and can rescale or stop it, before.
 
@@ -102,7 +103,8 @@ def run(
     flow's name), in `registry` (a directory, default ~/.railgun/jobs). `http=False` leaves the HTTP API out, and
     with it the registry; `port` and `token` (default: a free one, a new one) are for those who look without the
     registry, such as Prometheus. `by_value` names modules the workers cannot import: their functions and classes
-    are sent along. `watch` is called for every event.
+    are sent along. `watch` is called for every event, `begun` with the job, as soon as it can be talked to: if it is
+    stopped before Spark is up, from whatever thread, Spark is given up, and the job that is returned is over.
 
     What is wrong with the flow or these arguments is told before anything is started.
     """
@@ -153,13 +155,14 @@ def run(
         if http:
             assert isinstance(registry, Registry)
             api = _serve(stack, controller, registry, port, token)
-        host = None
-        if (
-            launcher is None
-        ):  # to start Spark takes a while: by then others can see the job, and talk to it
-            launcher, host = _on_spark(below, job_name, workers, master, spark, conf)
-        controller.begin(launcher, host)
-        return Job(controller, api, stack.pop_all())
+        job = Job(controller, api)
+        if begun is not None:
+            begun(job)
+        if launcher is not None:
+            controller.begin(launcher)
+        elif found := _on_spark(below, controller, workers, master, spark, conf):
+            controller.begin(*found)
+        return job.opened(stack.pop_all())
 
 
 def _begin_with(
@@ -187,21 +190,33 @@ def _check_name(name: str | None) -> None:
 
 def _on_spark(
     stack: ExitStack,
-    name: str,
+    controller: Controller,
     workers: int,
     master: str | None,
     spark: SparkSession | None,
     conf: Mapping[str, str] | None,
-) -> tuple[Launcher, str]:
-    """A launcher on a session, and the address workers find this program at."""
+) -> tuple[Launcher, str] | None:
+    """A launcher on a session, and the address workers find this program at; None if the job is over before.
+
+    To start Spark takes a while: others see the job meanwhile, and can talk to it.
+    """
     # Here and not above: whoever does not run on Spark does not wait for it to be imported.
     from railgun.spark.launcher import SparkLauncher
-    from railgun.spark.session import driver_host, opened
+    from railgun.spark.session import Start, StartGivenUpError, driver_host, opened
 
     if spark is None:
-        spark = stack.enter_context(
-            opened(name, master or "local[*]", workers=workers, conf=dict(conf or {}))
+        start = Start()
+        controller.when_over(start.give_up)
+        if controller.ended:
+            return None
+        master = master or "local[*]"
+        starting = opened(
+            controller.name, master, workers=workers, conf=dict(conf or {}), start=start
         )
+        try:
+            spark = stack.enter_context(starting)
+        except StartGivenUpError:
+            return None
     return SparkLauncher(spark, workers=workers), driver_host(spark)
 
 
@@ -225,13 +240,18 @@ def _serve(
 class Job:
     """A flow that runs. Leaving its `with` block ends it, at once if it has not ended."""
 
-    def __init__(self, controller: Controller, api: Api | None, ending: ExitStack) -> None:
+    def __init__(self, controller: Controller, api: Api | None) -> None:
         self._controller = controller
         self._api = api
-        self._ending = ending
+        self._ending = ExitStack()
         self._changed = threading.Condition()
         controller.watch(self._notify)
+
+    def opened(self, ending: ExitStack) -> Self:
+        """Have what it began let go of when it is closed; `run` does this."""
+        self._ending = ending
         _LEFT.add(self)
+        return self
 
     def __repr__(self) -> str:
         return f"<Job {self.name!r}, {self._controller.shown}>"

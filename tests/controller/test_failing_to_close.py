@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -130,3 +131,36 @@ def test_a_slow_call_that_has_returned_fails_no_flow() -> None:
         assert job.wait(flows.DEADLINE)
         assert "failed" not in flows.kinds(job)
         assert sorted(job.collected("out")) == list(range(20))
+
+
+class SlowToLoad:
+    """A function that no worker has unpickled before it is ended."""
+
+    def __init__(self, sign: Path) -> None:
+        self.sign, self.home = sign, os.getpid()
+
+    def __call__(self, item: int) -> int:
+        return item
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() != self.home:
+            self.sign.touch()
+            time.sleep(flows.DEADLINE)
+
+
+@pytest.mark.parametrize("saves", [False, True], ids=["without snapshots", "with snapshots"])
+def test_a_flow_that_is_stopped_while_its_workers_load_it_has_not_failed(
+    saves: bool, tmp_path: Path
+) -> None:
+    options = {"snapshots": saved(tmp_path)} if saves else {}
+    flow = Flow("loads")
+    loads = SlowToLoad(tmp_path / "loads")
+    flow.source(Items(range(20)), name="numbers").map(loads, name="slow").sink(
+        Collect(), name="out"
+    )
+    with flows.started(flow, 1, by_value=BY_VALUE, **options) as job:
+        flows.eventually(loads.sign.exists, "it loads the flow")
+        assert job.stop(timeout=flows.DEADLINE / 2)
+        assert flows.kinds(job) == ["stopping", "finished"]
+        assert job.status()["state"] == "finished"

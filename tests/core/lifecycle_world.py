@@ -17,7 +17,7 @@ from typing import Literal
 import pytest
 
 from railgun.core import orders as o
-from railgun.core.crew import SECOND
+from railgun.core.crew import SECOND, Member
 from railgun.core.lifecycle import GRACE, LEAVE, Lifecycle, StaleWorkerError
 from railgun.core.placement import Placement, Worker
 from railgun.core.rescale import messages as m
@@ -48,6 +48,7 @@ class Process:
     parted: bool = False  # whether it has nothing more to do here
     ended: bool = False
     told_stop: bool = False
+    told_begin: bool = False  # in the generation it was started for last
     fresh: set[int] = field(default_factory=set)  # items that are not prepared
     prepared: set[int] = field(default_factory=set)  # that are, and not known to be published
 
@@ -76,6 +77,7 @@ class World:
 
     def __init__(self, seed: int, kind: type[Lifecycle] = Lifecycle) -> None:
         self.random = random.Random(seed)
+        self.inside = random.Random(f"inside of user code {seed}")
         self.stages = self.random.randint(1, 3)
         self.now = 0
         self.saves = self.random.random() < 0.8
@@ -116,6 +118,7 @@ class World:
         self.visible: set[int] = set()
         self.seen: Counter[str] = Counter()  # what happened in this world
         self.heard: list[o.Happened] = []
+        self.lost_inside = False  # whether that has failed the flow when it had finished
         self.doubtful: set[int] = set()  # incarnations of a generation that failed, not ready since
         self.obey(self.life.start(0))
 
@@ -171,6 +174,9 @@ class World:
         match order:
             case o.Start():
                 self.check_start(order)
+                process.told_begin = False
+            case o.Begin():
+                process.told_begin = True
             case o.Stop(handing_over):
                 process.told_stop = True
                 if handing_over:
@@ -337,11 +343,31 @@ class World:
         member, failed_times = self.life.members.get(worker), self.life.failed_times
         is_member = member is not None and member.incarnation == incarnation
         is_told = incarnation in self.doubtful
+        if member is not None and is_member and member.leaving:
+            self.lose_inside(worker, member)
         orders = self.life.down(worker, incarnation, why, self.now)
         if is_told and is_member:
             self.seen["lost too"] += 1
             assert self.life.failed_times == failed_times, "a failure is counted twice"
         self.obey(orders)
+
+    def lose_inside(self, worker: Worker, member: Member) -> None:
+        """One that was to leave has ended inside user code: it loads the flow, or closes a sink."""
+        has_begun = member.address is not None and member.begun
+        if self.inside.random() < 0.5 or (has_begun and self.calm):
+            return
+        state, told = self.life.state, len(self.heard)
+        self.obey(self.life.lost_leaving(worker, "inside", self.now))
+        if member.address is None:
+            self.seen["ended as it loads"] += 1
+            assert len(self.heard) == told, "it was to end"
+        elif not has_begun:
+            self.seen["ended before it begins"] += 1
+            assert self.life.state == state, "it has written nothing"
+        else:
+            self.seen[f"lost as it leaves, {state}"] += 1
+            assert self.life.state == ("failed" if state == "finished" else state)
+            self.lost_inside |= state == "finished"
 
     def come(self, process: Process) -> None:
         process.up = True
@@ -621,7 +647,7 @@ def wild_end(seed: int, kind: type[Lifecycle] = Lifecycle) -> World:
     assert not world.store
     if life.state == "finished":
         assert world.cut is None
-    elif way not in ("abort", "fail") and world.saves:
+    elif way not in ("abort", "fail") and world.saves and not world.lost_inside:
         assert "the last snapshot cannot be saved" in life.cause
         assert world.clumsy
     return world

@@ -52,8 +52,9 @@ def test_the_fates_know_every_moment() -> None:
     for state in ("running", "starting", "stopping"):
         assert seen[f"written while {state}"]
     kinds = ("joined", "rolled back", "the end is saved", "snapshot-failed", "late farewell")
-    for kind in (*kinds, "lost too"):
-        assert seen[kind]
+    inside = ("ended as it loads", "ended before it begins", "lost as it leaves, finished")
+    for kind in (*kinds, *inside, "lost too"):
+        assert seen[kind], kind
 
 
 # ---------------------------------------------------------------- machines that are wrong
@@ -252,12 +253,28 @@ class WaitsForTheLost(Lifecycle):
         super()._next_generation()
 
 
+class BlamesWhomItEnds(Lifecycle):
+    """Takes it for a failure that a worker it has ended itself was loading the flow."""
+
+    def lost_leaving(self, worker: Worker, why: str, now: int) -> list[o.Order]:
+        self._failed_leaving(worker, o.Failed(self.generation, why, final=True))
+        return self._orders(now)
+
+
+class BlamesWhoHasNotBegun(Lifecycle):
+    """Takes it for a failure that a worker which has written nothing cannot let go."""
+
+    def _failed_leaving(self, worker: Worker, report: o.Failed) -> None:
+        self.members[worker].begun = True
+        super()._failed_leaving(worker, report)
+
+
 MUTANTS: tuple[type[Lifecycle], ...] = (
     *(IgnoresOwing, LosesFarewells, LeavesEarly, DoesNotWait, UsesNumbersAgain),
     *(LoadsWhatIsNotCommitted, ForgetsHowFarItWas, NobodyRecovers, CountsItTooEarly),
     *(IgnoresTrouble, DoesNotPublish, StopsTooSoon, GoesOnAfterTheEnd, GivesUpInSilence),
     *(HandsRescalesOverAtOnce, NeverTriesAgain, TakesOneAtAnyTime),
-    *(CountsEveryLoss, WaitsForTheLost),
+    *(CountsEveryLoss, WaitsForTheLost, BlamesWhomItEnds, BlamesWhoHasNotBegun),
 )
 
 

@@ -9,6 +9,7 @@ from railgun.core import orders as o
 from railgun.core.crew import SECOND
 from railgun.core.lifecycle import GRACE, HASTE, LEAVE, LifecycleError, StaleWorkerError
 from railgun.core.rescale import messages as m
+from railgun.core.saving import Saving
 from railgun.core.snapshots import BACK_OFF
 
 # ---------------------------------------------------------------- rule 8: before the start
@@ -501,3 +502,48 @@ def test_a_worker_that_leaves_and_cannot_close_fails_a_flow_unless_that_may_pass
     orders = play.report(1, o.Failed(1, "no disk", final=final, step="out"))
     assert told in [word(order) for order in orders]
     assert play.life.over == final
+
+
+def test_whoever_is_ended_as_it_loads_the_flow_was_to_end() -> None:
+    play = Play()
+    play.any(play.life.start(0)).any(play.up(1, 2))
+    play.expect(play.stop(), "told stopping", "told finished", "cancel 0#1", "→1 stop")
+    play.expect(play.life.lost_leaving(0, "it was unpickling the flow", 0))
+    play.expect(play.life.lost_leaving(1, "it was in step 'out', function open", 0), "told trouble")
+    play.expect(play.report(1, o.Failed(0, "no disk", final=True, step="out")), "told trouble")
+    assert play.state == "finished"
+
+
+def test_who_is_to_join_and_is_ended_as_it_loads_the_flow_is_not_told_of() -> None:
+    play = Play(workers=1).running()
+    play.expect(play.scale(2), "launch 1#2")
+    play.expect(play.report(0, o.Ended(1)), "told finished", "→0 stop", "cancel 1#2")
+    play.expect(play.life.lost_leaving(1, "it was unpickling the flow", 0))
+    assert play.state == "finished"
+    play.expect(play.life.lost_leaving(0, "it was in step 'out', function close", 0), "told failed")
+
+
+def test_who_has_not_begun_since_a_restart_has_written_nothing_since() -> None:
+    play = Play(saving=Saving(SECOND)).running()
+    play.any(play.down(1, 2)).any(play.up(1, 3)).any(play.stop())
+    assert play.state == "finished"
+    play.expect(
+        play.life.lost_leaving(0, "it was in step 'out', function close", 0), "told trouble"
+    )
+    assert play.state == "finished"
+
+
+def test_a_stop_says_what_it_does() -> None:
+    play = Play(saving=Saving(SECOND))
+    play.any(play.life.start(0)).any(play.stop())
+    assert play.life.how == "it has not begun"
+    assert play.heard[0].text == "stopping: it has not begun"
+    play = Play(saving=Saving(SECOND)).running()
+    play.any(play.stop())
+    assert play.life.how == "a last snapshot"
+    play = Play(saving=Saving(SECOND)).running()
+    play.any(play.down(1, 2)).any(play.stop())
+    assert play.life.how == "it has not begun again"
+    play = Play().running()
+    play.any(play.stop())
+    assert play.life.how == "sources end, what is under way is finished"

@@ -70,10 +70,64 @@ def test_keys_of_another_type_than_in_the_snapshot_are_told_also_if_they_are_non
     assert first.world.keeper is not None
     first.world.keeper.release()
     told: list[str] = []
+
+    def warn(text: str, about: str) -> None:
+        told.append(text)
+
     second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
     for runtime in second.runtimes.values():
-        runtime.outside = replace(runtime.outside, warn=told.append)
+        runtime.outside = replace(runtime.outside, warn=warn)
     second.feed("in", [now, now])
     assert len(told) == 1
     assert f"step 'count': the snapshot has keys of type {had} ({before!r})" in told[0]
     assert f"the flow makes keys of type {has} ({now!r}) now" in told[0]
+
+
+def mixed(key: Any) -> list[str]:
+    """What is told of a flow that goes on with other keys than 0 … 9, which are in the snapshot."""
+    disk = SimulatedDisk()
+    first = FlowTester(counting(), workers=2, feed=["in"], snapshots=disk)
+    first.feed("in", range(10))
+    first.snapshot()
+    assert first.world.keeper is not None
+    first.world.keeper.release()
+    told: dict[str, str] = {}
+
+    def warn(text: str, about: str) -> None:
+        told.setdefault(about, text)  # as a controller does
+
+    second = FlowTester(counting(), workers=2, feed=["in"], snapshots=disk)
+    for runtime in second.runtimes.values():
+        runtime.outside = replace(runtime.outside, warn=warn)
+    for start in range(0, 100, 10):
+        second.feed("in", [key(number) for number in range(start, start + 10)])
+    return sorted(told.values())
+
+
+def test_keys_of_which_some_are_of_another_type_are_told_once_for_each_type() -> None:
+    assert mixed(lambda n: n) == []
+    assert mixed(lambda n: n / 2) == []
+    [told] = mixed(lambda n: n if n % 2 else str(n))
+    assert "step 'count': the snapshot has keys of type int (" in told
+    assert "and the flow makes some keys of type str ('" in told
+    [late] = mixed(lambda n: n if n < 60 else (n, 1))
+    assert "makes some keys of type (int, int) ((" in late
+    both = mixed(lambda n: (n, str(n), str(n).encode())[n % 3])
+    assert len(both) == 2
+    assert "type bytes (b'" in both[0]
+    assert "type str ('" in both[1]
+
+
+def test_a_type_of_which_few_keys_are_saved_is_known() -> None:
+    disk = SimulatedDisk()
+    first = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
+    first.feed("in", [*range(500), None])
+    first.snapshot()
+    assert first.world.keeper is not None
+    first.world.keeper.release()
+    told: list[str] = []
+    second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
+    for runtime in second.runtimes.values():
+        runtime.outside = replace(runtime.outside, warn=lambda text, about: told.append(text))
+    second.feed("in", [1, None])
+    assert told == []

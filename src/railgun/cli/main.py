@@ -191,12 +191,7 @@ def _stop(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     client = find(options.name, registry)
     taken = client.post("/abort") if options.now else client.post("/stop", drain=options.drain)
     out.data(accepted=True, status=taken["status"])
-    how = "ends at once"
-    if not options.now:
-        last = taken["status"]["snapshots"] is not None and not options.drain
-        how = "stops: " + (
-            "a last snapshot" if last else "sources end, what is under way is finished"
-        )
+    how = "ends at once" if options.now else f"stops: {taken['how']}"
     out.line(f"{options.name} {how}")
     return DONE
 

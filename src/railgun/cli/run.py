@@ -6,11 +6,10 @@ import argparse
 import os
 import queue
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from dataclasses import asdict
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
@@ -37,6 +36,7 @@ def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> in
     happenings: Happenings = queue.SimpleQueue()
     out.line(f"{loaded.flow.name}: starting on {options.master or 'local Spark'}")
     with (
+        _Signals(happenings) as signals,
         run(
             loaded.flow,
             options.workers,
@@ -49,13 +49,15 @@ def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> in
             token=os.environ.get("RAILGUN_TOKEN") or None,
             by_value=loaded.modules,
             watch=happenings.put,
+            begun=signals.begun,
         ) as job,
-        _signals(happenings),
     ):
+        asked = signals.started()
         told = job.status()["snapshots"]
         out.data(job={"name": job.name, "url": job.url, "snapshots": told})
-        out.line(announced(told, options.master))
-        return follow(job, happenings, out)
+        if not job.over:
+            out.line(announced(told, options.master))
+        return follow(job, happenings, out, asked)
 
 
 def announced(told: dict[str, Any] | None, master: str | None) -> str:
@@ -102,9 +104,8 @@ def snapshots_of(options: argparse.Namespace) -> Snapshots | None:
     return snapshots
 
 
-def follow(job: Job, happenings: Happenings, out: Output) -> int:
-    """Tell what happens until it is over. Ctrl-C stops; a second one ends at once."""
-    asked = 0
+def follow(job: Job, happenings: Happenings, out: Output, asked: int = 0) -> int:
+    """Tell what happens until it is over. Ctrl-C stops; a second one ends at once. `asked`: so often before."""
     while True:
         try:
             happened = happenings.get(timeout=1.0)
@@ -118,10 +119,7 @@ def follow(job: Job, happenings: Happenings, out: Output) -> int:
                 break
         else:
             asked += 1
-            if asked == 1:
-                job.stop(wait=False)
-            else:
-                job.abort("interrupted")
+            _end(job, asked)
     try:
         while not job.wait(1.0):  # for processes to end; so long Ctrl-C still counts
             while not happenings.empty():
@@ -129,7 +127,7 @@ def follow(job: Job, happenings: Happenings, out: Output) -> int:
                     out.event(asdict(happened))
                 else:
                     asked += 1
-                    job.abort("interrupted")
+                    _end(job, asked)
     except FlowFailedError as error:
         while not happenings.empty():  # a flow that has finished may fail as it closes its sinks
             if isinstance(happened := happenings.get(), Event):
@@ -151,19 +149,65 @@ def _tell_where(job: Job, out: Output) -> None:
         out.line(f"run it again, and it goes on from snapshot {told['last']['snapshot']}")
 
 
-@contextmanager
-def _signals(happenings: Happenings) -> Iterator[None]:
-    """Ctrl-C and the like become things that happen; Spark's own handler would kill all workers."""
+def _end(job: Job, asked: int) -> None:
+    if asked == 1:
+        job.stop(wait=False)
+    else:
+        job.abort("interrupted")
 
-    def put(number: int, frame: FrameType | None) -> None:
-        happenings.put(signal.Signals(number))
 
-    before = {number: signal.signal(number, put) for number in STOP}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+class _Signals:
+    """Ctrl-C and the like become things that happen, from before Spark is started until the job is closed.
+
+    What they would interrupt is not made for it: PySpark's start would leave a JVM behind, Spark's own handler would
+    kill all workers. While `run` starts the job, and nobody looks at what happens, a thread does what is asked, as soon
+    as there is a job. A third signal interrupts whatever this program does.
+    """
+
+    def __init__(self, happenings: Happenings) -> None:
+        self._happenings = happenings
+        self._job: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._early: queue.SimpleQueue[int] = queue.SimpleQueue()  # which one it is; 0: no more
+        self._asked = 0
+        self._is_starting = True
+        self._thread = threading.Thread(target=self._obey, name="railgun-signals", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._before = {number: signal.signal(number, self._put) for number in STOP}
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._job.put(None)
+        self._early.put(0)
+
+    def begun(self, job: Job) -> None:
+        """There is a job that can be asked to end."""
+        self._job.put(job)
+
+    def started(self) -> int:
+        """How often it was asked to end; from now on that is among what happens."""
+        self._is_starting = False
+        self._job.put(None)
+        self._early.put(0)
+        self._thread.join()
+        return self._asked
+
+    def _put(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        if self._asked > 2:
+            raise KeyboardInterrupt
+        if self._is_starting:
+            self._early.put(self._asked)
+        else:
+            self._happenings.put(signal.Signals(number))
+
+    def _obey(self) -> None:
+        job = self._job.get()
+        while job is not None and (asked := self._early.get()):
+            _end(job, asked)
 
 
 def settings_of(given: list[str]) -> dict[str, str]:

@@ -113,7 +113,12 @@ class Stream:
         if key is not None:
             size += len(_text(what, key))
         if time is not None and (type(time) is not int or not EARLIEST <= time <= LATEST):
-            raise FeedError(f"{what}: a time is a whole number of microseconds, not {time!r:.80}")
+            why = (
+                "a whole number of microseconds"
+                if type(time) is not int
+                else f"from {EARLIEST} to {LATEST} µs"
+            )
+            raise FeedError(f"{what}: a time is {why}, not {time!r:.80}")
         if size > LARGEST - HEADROOM:
             raise TooLargeError(
                 f"{what} has {size - OVERHEAD:,} bytes, with its key: {LARGEST - HEADROOM - OVERHEAD:,} are the most"

@@ -310,6 +310,11 @@ class Controller:
         return self._over.is_set()
 
     @property
+    def ended(self) -> bool:
+        """Whether the flow is over, and no process is left: what it held is being let go of, if it is not yet."""
+        return self.lifecycle.gone
+
+    @property
     def shown(self) -> State:
         """The state, for people: that it has ended is told when all that it held is free for another job."""
         if self.lifecycle.over and not self.over:
@@ -536,12 +541,7 @@ class Controller:
         if not found and not (seen.given_up and IN_STEP in why):
             return  # its process has ended, as it was to: a slow call of before is over
         text = self._with_breadcrumb(seen, why, found)
-        life = self.lifecycle
-        if life.over:
-            lost = o.Failed(life.generation, text, final=True)
-            self._obey(life.reported(seen.spec.worker, lost, _now()))
-        else:
-            self._happened("trouble", f"worker {seen.spec.worker}, on its way out: {text}")
+        self._obey(self.lifecycle.lost_leaving(seen.spec.worker, text, _now()))
 
     def _with_breadcrumb(self, seen: Seen, why: str, found: str) -> str:
         """Add which user code a worker was in when it was lost, unless `why` says where the worker hung.
@@ -765,9 +765,9 @@ class Controller:
                 machine = seen.who.get("machine")
                 told = f"worker {lost} (incarnation {incarnation}), which was lost on {machine}: {text}"
                 self._happened("warning", told)
-            case control.Warned(_, text):
-                if text not in self._warned:  # other workers may see the same
-                    self._warned.add(text)
+            case control.Warned(_, text, about):
+                if about not in self._warned:  # other workers may see the same
+                    self._warned.add(about)
                     self._happened("warning", text)
             case _:
                 report = self._ledger.heard(worker, message)

@@ -203,7 +203,8 @@ class Api(HttpPort):
         if not isinstance(drain, bool):
             raise RequestError(400, "bad-request", f"drain is true or false, not {drain!r}")
         self._check_not_over("stopped")
-        return self._taken(lambda: self.controller.stop(drain=drain))
+        life = self.controller.lifecycle
+        return self._taken(lambda: self.controller.stop(drain=drain), lambda: {"how": life.how})
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         last_event = self.controller.last_event
@@ -220,10 +221,13 @@ class Api(HttpPort):
         if life.over:
             raise LifecycleError(f"the flow is {life.told_state}: it cannot be {what}")
 
-    def _taken(self, order: Callable[[], None]) -> web.Response:
+    def _taken(
+        self, order: Callable[[], None], more: Callable[[], dict[str, Any]] = dict
+    ) -> web.Response:
         before = self.controller.status()["last_event"]
         order()
-        return _answer({"last_event": before, "status": self.controller.status()}, 202)
+        told = {"last_event": before, "status": self.controller.status(), **more()}
+        return _answer(told, 202)
 
     # ------------------------------------------------------------ listening
 

@@ -32,6 +32,7 @@ class Member:
     since: int
     address: Address | None = None  # known when it is up
     ready: bool = False
+    begun: bool = False  # whether it was told to begin, in the generation it is of
     ended: bool = False
     leaving: bool = False
     told: int | None = None  # when it was told to leave

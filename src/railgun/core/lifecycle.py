@@ -26,7 +26,9 @@ when a rescale may begin, when a snapshot is taken, and when all is over. Its ru
 8. **Before the start** nothing is launched: a flow that waits for its cluster can be rescaled, stopped and looked at.
 9. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
 10. **Who leaves** lets go of sources and sinks. If one of them cannot be closed, the flow has failed, also one that
-    had finished: everything is written, but somebody should look. While the flow goes on, what may pass is only told.
+    had finished: everything is written, but somebody should look. While the flow goes on, what may pass is only told,
+    and so is whatever befalls a worker that has not begun: it has written nothing. One that is ended while it loads the
+    flow was to end: that is nothing at all.
 
 Methods take what happened and the time, and return orders, to be carried out in order.
 """
@@ -109,6 +111,13 @@ class Lifecycle(Snapshots):
                 self._restart(lost, now)
         return self._orders(now)
 
+    def lost_leaving(self, worker: Worker, why: str, now: int) -> list[Order]:
+        """A worker that was to leave has ended inside user code: of a source or a sink that it closed (rule 10)."""
+        member = self.members[worker]
+        if member.leaving and member.address is not None:
+            self._failed_leaving(worker, Failed(self.generation, why, final=False))
+        return self._orders(now)
+
     def reported(self, worker: Worker, report: WorkerReport, now: int) -> list[Order]:
         """A worker reported."""
         member = self.members.get(worker)
@@ -165,9 +174,16 @@ class Lifecycle(Snapshots):
         if not self.over and not self._stopping:
             self.wanted = None
             self._drain = drain or not self.saving.on
-            how = "sources end, what is under way is finished" if self._drain else "a last snapshot"
-            self._happened("stopping", f"stopping: {how}")
-            if self.coordinator is not None or (self.saving.on and self._drain) or self.saving.open:
+            goes_on = self.coordinator is not None or (self.saving.on and self._drain)
+            goes_on = goes_on or self.saving.open
+            if not goes_on:
+                self.how = f"it has not begun{' again' * self._has_run}"
+            elif self._drain:
+                self.how = "sources end, what is under way is finished"
+            else:
+                self.how = "a last snapshot"
+            self._happened("stopping", f"stopping: {self.how}")
+            if goes_on:
                 self._stopping = True
                 self.state = "stopping"
             elif self.failed_times and self._has_run and not self.saving.on:
@@ -256,8 +272,7 @@ class Lifecycle(Snapshots):
             self._has_run = True
             self.saving.begin_generation(now)
             for worker in self.placement.workers:
-                self.members[worker].owing = self.saving.on
-                self._to(worker, Begin(self.generation, self.saving.number))
+                self._begin(worker)
             size = len(self.placement.workers)
             self._happened("running", self._where(f"running on {size} worker{'s' * (size != 1)}"))
             return True
@@ -283,6 +298,11 @@ class Lifecycle(Snapshots):
             self.generation, self.placement, members, epochs, addresses, snapshot, recover
         )
         self._to(worker, order)
+
+    def _begin(self, worker: Worker) -> None:
+        member = self.members[worker]
+        member.owing, member.begun = self.saving.on, True
+        self._to(worker, Begin(self.generation, self.saving.number))
 
     # ------------------------------------------------------------ rescaling
 
@@ -314,8 +334,7 @@ class Lifecycle(Snapshots):
                         dial = [w for w in members if w not in workers or w < worker]
                         self._start_worker(worker, members, dial)
                 case c.Begin(worker):
-                    self.members[worker].owing = self.saving.on
-                    self._to(worker, Begin(self.generation, self.saving.number))
+                    self._begin(worker)
                 case c.TakeSnapshot(worker, snapshot):
                     self.saving.phase = "saving"
                     self._to(worker, TakeSnapshot(self.generation, snapshot, self.saving.full))
@@ -379,6 +398,7 @@ class Lifecycle(Snapshots):
         self.generation += 1
         for member in self.members.values():
             member.ready = False
+            member.begun = member.begun and member.leaving
 
     def _lost_too(self, worker: Worker, why: str) -> None:
         """Another worker of the generation that failed is lost: the flow goes back already (rule 5)."""
@@ -404,7 +424,9 @@ class Lifecycle(Snapshots):
     def _failed_leaving(self, worker: Worker, report: Failed) -> None:
         """A worker that leaves could not let go of its sources and sinks (rule 10)."""
         why = f"worker {worker}, on its way out: {report.error}"
-        if self.state == "finished":
+        if not self.members[worker].begun:
+            self._happened("trouble", why)
+        elif self.state == "finished":
             self.failed_step = report.step
             self._fail(f"everything is written, but {why}")
         elif report.final and not self.over:

@@ -62,6 +62,7 @@ class Snapshots:
         self.failures: list[int] = []  # within the window
         self.failed_times = 0  # in all
         self._lost_joining: dict[Worker, list[int]] = {}  # when, within the window
+        self.how = ""  # it stops
         self._has_run = False
         self._starting = False  # whether this generation's workers have been told to start
         self._draining = False  # whether sources have been told to stop

@@ -92,6 +92,15 @@ def others(thread: int) -> dict[int, list[Call]]:
     return {other: within for other, within in found.items() if within}
 
 
+def told_place(step: str, name: str) -> str:
+    """Tell the place of a call whose function has this name, or these names.
+
+    >>> told_place("total", "add"), told_place("", "unpickling the flow")
+    ("in step 'total', function add", 'unpickling the flow')
+    """
+    return f"in step {step!r}, function {name}" if step else name
+
+
 class Call:
     """User code of a step is running; `function` is the function or the name it has in messages."""
 
@@ -158,6 +167,11 @@ class Call:
         named = UserCodeError(self.step, self.name, "", self.which(), tell(error))
         named.passing = may_pass(error)
         return named
+
+    @property
+    def place(self) -> str:
+        """Where one is in this call, as in "it was …": in a function of a step, or at what is done for all steps."""
+        return told_place(self.step, self.name)
 
     @property
     def name(self) -> str:

@@ -55,7 +55,8 @@ class UserCodeError(StepError):
 
     def __str__(self) -> str:
         which = f" {self.record}" if self.record else ""
-        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
 
 
 class InterruptedCallError(KeyboardInterrupt):
@@ -71,7 +72,8 @@ class InterruptedCallError(KeyboardInterrupt):
 
     def __str__(self) -> str:
         which = f" {self.which}" if self.which else ""
-        return f"step {self.step!r}: {self.function} raised{which}\n{self.cause.rstrip()}"
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
 
 
 class NotAResultError(StepError):
@@ -82,6 +84,14 @@ class NotAResultError(StepError):
             f"step {self.step!r}: {self.function} returned a {self.record}, which is no result, as nobody runs it: "
             f"{self.cause}"
         )
+
+
+class NotAPairError(RailgunError):
+    """A function of `stateful_map` returned something else than a state and a result."""
+
+
+class PartError(RailgunError):
+    """A part of a source that cannot be one."""
 
 
 class NotAStateError(NotAResultError):

@@ -14,7 +14,10 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
-from railgun.flow.errors import NotAResultError, NotAStateError
+import numpy as np
+
+from railgun.core.frontier import LAST, MIN
+from railgun.flow.errors import NotAPairError, NotAResultError, NotAStateError, PartError
 from railgun.flow.telling import name_of, shorten
 
 ASYNCHRONOUS: Final = frozenset({CoroutineType, AsyncGeneratorType})
@@ -78,6 +81,57 @@ def check_done(result: Any) -> None:
     if type(result) is CoroutineType:
         result.close()  # Python would warn that nobody has awaited it
     raise TypeError(f"it returned a coroutine instead of doing its work: {_RUN}")
+
+
+def check_time(what: str, time: Any) -> int:
+    """Return a time (µs) that a function gave, as an `int`. Raise `TypeError` or `ValueError` if it is none.
+
+    >>> check_time("a time", 2**70)
+    Traceback (most recent call last):
+    ValueError: a time is between -9223372036854775807 and 9223372036854775805 µs since 1970, and ... out of that range
+    """
+    if not isinstance(time, int | np.integer):
+        raise TypeError(f"{what} is a whole number of microseconds, not {shorten(time)}")
+    if not MIN < time < LAST:
+        raise ValueError(
+            f"{what} is between {MIN + 1} and {LAST - 1} µs since 1970, and {shorten(time)} is out of that range"
+        )
+    return int(time)
+
+
+def check_pair(step: str, made: Any) -> tuple[Any, Any]:
+    """Return the state and the result that a function of `stateful_map` returned. Raise `NotAPairError` if it has not.
+
+    >>> check_pair("total", 5)
+    Traceback (most recent call last):
+    railgun.flow.errors.NotAPairError: the function of step 'total' must return a pair, (state, result), ...
+    """
+    try:
+        state, result = made
+    except (TypeError, ValueError) as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None:  # of an iterator of the user's
+            raise
+        kind = type(made).__name__
+        raise NotAPairError(
+            f"the function of step {step!r} must return a pair, (state, result), and returned {shorten(made)}, "
+            f"of type {kind}"
+        ) from None
+    return state, result
+
+
+def check_part(part: Any) -> None:
+    """Raise `PartError` if a part of a source is not hashable."""
+    try:
+        hash(part)
+    except TypeError as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None:  # of a __hash__ of the user's
+            raise
+        raise PartError(
+            f"the part {shorten(part)} is of type {type(part).__name__}, and not hashable ({error}): parts are found "
+            "again by their hash, so make them of numbers, text, or tuples of these"
+        ) from None
 
 
 def check_result(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from railgun.core.errors import RailgunError, represent
 from railgun.flow.errors import StepError
 
 SHOWN: Final = 500
+_RAILGUN: Final = str(Path(__file__).parents[1])
 PLACES: Final = 200  # of which tracebacks are remembered
 
 
@@ -19,8 +22,17 @@ def tell(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     hidden = error.__suppress_context__ or error.__context__ is None
     if error.__cause__ is not None or not hidden or isinstance(error, BaseExceptionGroup):
-        return "".join(traceback.format_exception(error, limit=-8))
+        of_user = beyond_railgun(error.__traceback__)
+        return "".join(traceback.format_exception(type(error), error, of_user, limit=-8))
     return _way_to(error) + "".join(traceback.format_exception_only(error))
+
+
+def beyond_railgun(trace: TracebackType | None) -> TracebackType | None:
+    """Return where a traceback comes to code of users, without what leads there; all of it if it never does."""
+    at = trace
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_RAILGUN):
+        at = at.tb_next
+    return at or trace
 
 
 _ways: dict[tuple[Any, ...], str] = {}
@@ -29,7 +41,7 @@ _ways: dict[tuple[Any, ...], str] = {}
 def _way_to(error: BaseException) -> str:
     """Where it was raised: mostly at one place, for thousands of records, so that is worked out once."""
     place: list[Any] = []
-    at = error.__traceback__
+    at = first = beyond_railgun(error.__traceback__)
     while at is not None:
         code = at.tb_frame.f_code
         place += code.co_filename, code.co_name, at.tb_lineno, at.tb_lasti
@@ -39,7 +51,7 @@ def _way_to(error: BaseException) -> str:
     if found is None:
         if len(_ways) >= PLACES:
             _ways.clear()
-        lines = traceback.format_tb(error.__traceback__, limit=-8)
+        lines = traceback.format_tb(first, limit=-8)
         found = _ways[known] = "".join(["Traceback (most recent call last):\n", *lines])
     return found
 

@@ -12,14 +12,14 @@ Rules:
 4. A position means something only within the layout of its source (`Source.layout`). A snapshot with another one than
    the source has now is refused: going on from it would leave records out, and bring others twice.
 5. Keys of another type than those in the snapshot find none of its state, and parts that a source does not have any
-   more cannot be read on. Both can be meant, and are told as a warning, by name (`other_keys`, `other_parts`).
+   more cannot be read on. Both can be meant, and are told as a warning, by name (`KeysMade`, `other_parts`).
 6. A name that is given and leads nowhere is a slip of the pen, and refused. All that is wrong is told at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Number
 
 from railgun.snapshots.choices import FRESH
@@ -27,6 +27,9 @@ from railgun.snapshots.choices import drop as drop_of
 from railgun.snapshots.choices import rename as rename_as
 from railgun.snapshots.errors import DoesNotFitError
 from railgun.snapshots.manifest import Manifest, StepInfo
+
+MADE = 1_000
+"""Keys of a step that are compared with those in the snapshot."""
 
 
 def fit(
@@ -161,24 +164,50 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def other_keys(step: str, saved: Sequence[object], made: Sequence[object]) -> str:
-    """Say what is wrong if the keys a flow makes are of other types than all of those in a snapshot; else nothing.
+class KeysMade:
+    """The first keys that a flow makes, beside some of those in a snapshot: each type that none of these has is told.
 
     Numbers are of one type: 1, 1.0 and True are the same key.
 
-    >>> other_keys("total", ["ada", "bob"], ["eve"]), other_keys("total", [1, 2], [2.5])
-    ('', '')
-    >>> other_keys("total", ["1", "2"], [1, 2])
-    "step 'total': the snapshot has keys of type str ('1'), and the flow makes keys of type int (1) now, ...
+    >>> made = KeysMade("total", [1, 2])
+    >>> made.others([1, 2.5, True], lambda key: True)
+    {}
+    >>> made.others([3, "3", "4"], lambda key: True)
+    {'str': "step 'total': the snapshot has keys of type int (1), and the flow makes some ...
+    >>> made.others(["5"], lambda key: True)
+    {}
     """
-    if not saved or not made or {*map(_kind, saved)} & {*map(_kind, made)}:
-        return ""
-    had, now = saved[0], made[0]
-    return (
-        f"step {step!r}: the snapshot has keys of type {_kind_name(had)} ({had!r:.100}), and the flow makes keys of "
-        f"type {_kind_name(now)} ({now!r:.100}) now, which find none of the saved state: make keys as before, or drop "
-        "the state of this step"
-    )
+
+    def __init__(self, step: str, saved: Sequence[object], most: int = MADE) -> None:
+        self.step = step
+        self.left = most if saved else 0
+        """How many keys are still to be looked at."""
+        self._had = saved[0] if saved else None
+        self._known = {*map(_kind, saved)}
+        self._are_others = True  # whether none so far was of a type of those in the snapshot
+
+    def others(self, keys: Sequence[object], kept: Callable[[object], object]) -> dict[str, str]:
+        """Say what is wrong, by the names of types that were not told before; `kept`: whether the step has a key."""
+        found: dict[str, str] = {}
+        if not self.left:
+            return found
+        keys = keys[: self.left]
+        self.left -= len(keys)
+        kinds = [_kind(key) for key in keys]
+        self._are_others &= self._known.isdisjoint(kinds)
+        some = "" if self._are_others else "some "
+        new: dict[object, object] = {}
+        for kind, key in zip(kinds, keys, strict=True):
+            if kind not in self._known and kind not in new and kept(key):
+                new[kind] = key
+        self._known.update(new)
+        for now in new.values():
+            found[_kind_name(now)] = (
+                f"step {self.step!r}: the snapshot has keys of type {_kind_name(self._had)} ({self._had!r:.100}), and "
+                f"the flow makes {some}keys of type {_kind_name(now)} ({now!r:.100}) now, which find none of the saved "
+                "state: make keys as before, or drop the state of this step"
+            )
+        return found
 
 
 def other_parts(step: str, saved: Iterable[object], listed: Collection[object]) -> str:

@@ -5,7 +5,8 @@ address, and starts its workers with whatever `python3` comes first in the path.
 so that a user sees our lines and Spark's errors, and nothing else:
 
 - Spark's logs: `log4j2.properties` beside this file is given to the JVM.
-- What the JVM prints while it starts is held back, and told only if the start fails (`Relay`).
+- What the JVM prints while it starts is held back, and told only if the start fails (`starting`).
+- A start that is interrupted, or given up, leaves no JVM behind (`starting`).
 - The environment variables that Spark reads at its start are set for just that long.
 - Ctrl-C stays what it was: PySpark would have it cancel all jobs, and thereby kill all workers.
 
@@ -31,7 +32,6 @@ from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
 from railgun.core.errors import RailgunError
@@ -45,6 +45,7 @@ from railgun.spark.conf import (
     is_loopback,
     refuse,
 )
+from railgun.spark.starting import SparkStartError, Start, StartGivenUpError
 
 __all__ = [
     "DataFrame",
@@ -52,6 +53,8 @@ __all__ = [
     "RefusedConfigurationError",
     "SparkSession",
     "SparkStartError",
+    "Start",
+    "StartGivenUpError",
     "check",
     "driver_host",
     "interrupts",
@@ -70,10 +73,6 @@ class JavaMissingError(RailgunError):
     """Spark needs a Java runtime, and there is none that is new enough."""
 
 
-class SparkStartError(RailgunError):
-    """Spark did not start."""
-
-
 def session(
     name: str,
     master: str = "local[*]",
@@ -82,6 +81,7 @@ def session(
     conf: Conf | None = None,
     quick: bool = False,
     preload: bool | None = None,
+    start: Start | None = None,
 ) -> SparkSession:
     """A Spark session on which `workers` workers can run.
 
@@ -89,7 +89,8 @@ def session(
     worker, whatever the number of cores), or the URL of a cluster. `conf` goes over what is set
     here. `quick` is for short runs: the JVM starts sooner and computes slower. `preload` has the
     executors load modules before they are needed; by default only where their Python is ours, for
-    where it lacks Railgun no Python task would run at all.
+    where it lacks Railgun no Python task would run at all. `start` is by what another thread gives the
+    start up: this raises `StartGivenUpError` then.
 
     A process has one session at a time: while one is active, it is the one returned, if workers can
     run on it.
@@ -106,13 +107,8 @@ def session(
         settings["spark.driver.extraJavaOptions"] = " ".join(options)
     environment = _environment_for(settings, java)
     made = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    before = signal.getsignal(signal.SIGINT)
     with _environment(environment):
-        try:
-            return _start(made)
-        finally:
-            if before is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, before)
+        return SparkSession((start or Start()).context(made))
 
 
 def check(active: SparkSession, workers: int = 0) -> None:
@@ -134,14 +130,19 @@ def check(active: SparkSession, workers: int = 0) -> None:
 
 @contextmanager
 def opened(
-    name: str, master: str = "local[*]", *, workers: int = 0, conf: Conf | None = None
+    name: str,
+    master: str = "local[*]",
+    *,
+    workers: int = 0,
+    conf: Conf | None = None,
+    start: Start | None = None,
 ) -> Iterator[SparkSession]:
     """Open the session to run a job on: the active one, or a new one.
 
     A session that was made here is stopped when the last job opened on it has ended; any other is left running.
     """
     was_active = _active() is not None
-    used = session(name, master, workers=workers, conf=conf)
+    used = session(name, master, workers=workers, conf=conf, start=start)
     context = used.sparkContext
     with _guard:
         ours = not was_active or context in _opened
@@ -245,31 +246,6 @@ def _environment_for(settings: Conf, java: Path) -> dict[str, str]:
     return variables
 
 
-def _start(conf: SparkConf) -> SparkSession:
-    if SparkContext._gateway is not None:  # the JVM of an earlier session
-        try:
-            return SparkSession(SparkContext(conf=conf))
-        except (PySparkException, Py4JError) as error:
-            raise SparkStartError(f"Spark did not start: {error}") from error
-    relay = Relay()
-    try:
-        # In a session of its own: what is sent to all of ours, as `timeout` does and terminals do, would end the JVM
-        # while workers still save. It ends with its standard input, whatever becomes of this process.
-        options = {"stderr": relay.entry, "start_new_session": True}
-        gateway = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
-        relay.close_entry()
-        made = SparkSession(SparkContext(conf=conf, gateway=gateway))
-    except (PySparkException, Py4JError, OSError) as error:
-        relay.close_entry()
-        told = relay.held()
-        relay.open()
-        raise SparkStartError(
-            f"Spark did not start: {error}" + (f"\nIt said:\n{told}" if told else "")
-        ) from error
-    relay.open()
-    return made
-
-
 def find_java(environ: Mapping[str, str]) -> Path:
     """The home of a Java runtime for Spark: the one JAVA_HOME names, else the one in the path."""
     candidates = [environ["JAVA_HOME"] + "/bin/java"] if environ.get("JAVA_HOME") else []
@@ -296,49 +272,6 @@ def java_version(java: str) -> int:
         return 0
     found = re.search(r'version "(\d+)', told.stderr + told.stdout)
     return int(found.group(1)) if found and told.returncode == 0 else 0
-
-
-class Relay:
-    """Where the JVM's stderr goes: held back until `open`, passed on to ours from then on.
-
-    Spark starts the JVM with an option at which Java prints a warning that no setting turns off.
-    What tasks print comes the same way, so the stream cannot just be thrown away.
-    """
-
-    def __init__(self) -> None:
-        self._exit, self.entry = os.pipe()
-        self._lines: list[bytes] = []
-        self._passing = False
-        self._guard = threading.Lock()
-        self._thread = threading.Thread(target=self._carry, name="spark-stderr", daemon=True)
-        self._thread.start()
-
-    def close_entry(self) -> None:
-        """The JVM has its own copy of our end; without ours, its end is the stream's end."""
-        if self.entry >= 0:
-            os.close(self.entry)
-            self.entry = -1
-
-    def open(self) -> None:
-        """Spark is up: forget what was said so far, and pass on what comes."""
-        with self._guard:
-            self._passing = True
-            self._lines.clear()
-
-    def held(self) -> str:
-        """What was said so far. Waits for the rest if the JVM has just ended."""
-        self._thread.join(timeout=2)
-        with self._guard:
-            return b"".join(self._lines).decode(errors="replace").strip()
-
-    def _carry(self) -> None:
-        with os.fdopen(self._exit, "rb") as lines:
-            for line in lines:
-                with self._guard:
-                    if self._passing:
-                        os.write(2, line)
-                    else:
-                        self._lines.append(line)
 
 
 @contextmanager

@@ -162,6 +162,8 @@ class Warned:
 
     generation: int
     text: str
+    about: str
+    """What is told once, whoever tells it, and with whatever example."""
 
 
 @dataclass(frozen=True, slots=True)

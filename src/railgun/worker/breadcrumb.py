@@ -77,7 +77,7 @@ class Breadcrumb:
         try:
             note = describe(call)
         except Exception:  # of a function or a sequence of the user's that is none
-            note = f"step {call.step!r}"
+            note = f"in step {call.step!r}" if call.step else "before any step"
         self._write(part, depth, note)
         self._memory[part] = depth
 
@@ -183,7 +183,7 @@ def _taken(path: str) -> str:
         return ""
     notes = [note for note in (_innermost(data[:_PART]), _innermost(data[_PART:SIZE])) if note]
     stack = data[SIZE:][:MOST_STACK_BYTES].decode("utf-8", "replace").strip()
-    told = f"it was in {', and at the same time in '.join(notes)}" if notes else ""
+    told = f"it was {', and at the same time '.join(notes)}" if notes else ""
     return f"{told}\n{stack}".strip() if stack else told
 
 
@@ -204,7 +204,7 @@ def describe(call: calls.Call) -> str:
 
 def describe_record(call: calls.Call) -> str:
     """Name the step, the function and the record that a call has come to."""
-    return _joined(f"step {call.step!r}, function {call.name}", call.which(glimpse))
+    return _joined(call.place, call.which(glimpse))
 
 
 def _joined(where: str, which: str) -> str:
@@ -225,7 +225,7 @@ def _where(call: calls.Call) -> str:
             _kept.clear()
         # The function is kept, so that no other one can have its identity.
         _kept.append(call.function)
-        found = _known[known] = f"step {call.step!r}, function {call.names}"
+        found = _known[known] = calls.told_place(call.step, call.names)
     return found
 
 

@@ -415,7 +415,7 @@ class _Process:
                 tell=self._tell,
                 mark=self._marker(start.generation),
                 keep=gc.freeze,
-                warn=lambda text: self._tell(control.Warned(start.generation, text)),
+                warn=lambda text, about: self._tell(control.Warned(start.generation, text, about)),
                 background=self._background(start),
             )
             runtime = Runtime(

@@ -55,7 +55,7 @@ MOST_STUCK_CHARACTERS: Final = 3000
 MOST_CHARACTERS: Final = 2000  # of what is waited for
 IN_STEP: Final = "it is in step"
 """Begins what is said of a thread that is inside a call of user code."""
-UNPICKLE_FLOW: Final = "unpickle the flow"
+UNPICKLE_FLOW: Final = "unpickling the flow"
 """The function that a call of user code is said to be in while the flow is unpickled."""
 _IMPORT: Final = ("<frozen importlib._bootstrap>", "_find_and_load")
 _RAILGUN: Final = str(Path(__file__).resolve().parents[1])

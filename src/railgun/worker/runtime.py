@@ -79,7 +79,7 @@ class Outside:
     """Say that what goes to the driver from a stage's step from now on is not part of a snapshot."""
     keep: Callable[[], None] = lambda: None
     """What is in memory now is here to stay: the collector need not look through it."""
-    warn: Callable[[str], None] = lambda text: None
+    warn: Callable[[str, str], None] = lambda text, about: None
     """Tell people of something that may be wrong."""
     background: Callable[[Work, Then], None] = at_once
     """Do something in another thread, then call the second function here with its result, or what it raised."""

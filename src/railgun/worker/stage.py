@@ -29,10 +29,11 @@ from railgun.core.rescale.interrogate import Interrogate
 from railgun.core.rescale.order import Order
 from railgun.flow.calls import KeyCalls, ValueCalls
 from railgun.flow.errors import UnpicklableRecordError
-from railgun.flow.operators.keyed import LOOKED_AT, Keyed, Leaving
+from railgun.flow.functions import check_part
+from railgun.flow.operators.keyed import Keyed, Leaving
 from railgun.flow.plan import Operators, Stage
 from railgun.flow.telling import shorten
-from railgun.snapshots.fit import other_keys, other_parts
+from railgun.snapshots.fit import KeysMade, other_parts
 from railgun.wire.columns import EncodingError
 from railgun.wire.pickling import dumps
 from railgun.wire.rows import RowBatch
@@ -75,6 +76,7 @@ class StageRunner:
         self._busy = False
         self.leaving = Leaving()
         # Operators whose keys and states nobody has looked at yet; parts of a source that were saved.
+        self._made: dict[Keyed, KeysMade] = {}  # by step of which the first state was looked at
         self._unseen = [op for op in operators.keyed if type(op).packed is Keyed.packed]
         self._compares_parts = True
         self._census: Iterator[tuple[list[Any], tuple[Keyed, ...]]] | None = None
@@ -181,17 +183,22 @@ class StageRunner:
         """
         keys = batch.keys or []
         for operator in list(self._unseen):
+            made = self._made.get(operator)
+            if made is None:
+                with KeyCalls(operator.step, keys):
+                    found = list(islice((key for key in keys if key in operator.states), 1))
+                if not found:
+                    continue
+                key = found[0]  # which may be None
+                operator.check_state(key, operator.states[key])
+                made = self._made[operator] = KeysMade(operator.step, operator.loaded_keys)
+                operator.loaded_keys = []
             with KeyCalls(operator.step, keys):
-                found = list(islice((key for key in keys if key in operator.states), 1))
-            if not found:
-                continue
-            key = found[0]  # which may be None
-            self._unseen.remove(operator)
-            operator.check_state(key, operator.states[key])
-            told = other_keys(operator.step, operator.loaded_keys, keys[:LOOKED_AT])
-            operator.loaded_keys = []
-            if told:
-                self.runtime.outside.warn(told)
+                others = made.others(keys, operator.states.__contains__)
+            for kind, told in others.items():
+                self.runtime.outside.warn(told, f"keys of step {operator.step!r}: {kind}")
+            if not made.left:
+                self._unseen.remove(operator)
 
     def flush_outlets(self) -> bool:
         """Hand on what was keyed for the stages that follow, ahead of anything else that goes to them."""
@@ -244,7 +251,11 @@ class StageRunner:
             return
         reading.now = now
         with reading.calling("partitions"):
-            fresh = [part for part in reading.source.partitions() if part not in self.listed]
+            fresh = []
+            for part in reading.source.partitions():
+                check_part(part)
+                if part not in self.listed:
+                    fresh.append(part)
             batch = RowBatch.keyed(fresh, [None] * len(fresh), now)
         if fresh:
             self.listed.update(dict.fromkeys(fresh))
@@ -254,7 +265,7 @@ class StageRunner:
             unfinished = [part for part in reading.loaded_keys if not reading.is_finished(part)]
             told = other_parts(reading.step, unfinished, self.listed)
             if told:
-                self.runtime.outside.warn(told)
+                self.runtime.outside.warn(told, told)
         self.end_listing(MAX if reading.source.bounded else LAST)
 
     def end_listing(self, frontier: int = MAX) -> None:

@@ -207,6 +207,7 @@ class Keyed(Operator):
         """Put saved rows in; those of an older snapshot come first. `loaded` is called when all are in."""
         keys, states = rows.keys, rows.states
         self.loaded_keys += keys[:LOOKED_AT]
+        self.loaded_keys += dict(zip(map(type, keys), keys, strict=True)).values()  # one of each
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
         with KeyCalls(self.step, keys) as looking:

@@ -13,8 +13,9 @@ import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN, late_rows
 from railgun.flow.calls import NO_PART, SourceCall
+from railgun.flow.functions import check_time
 from railgun.flow.operators.keyed import Keyed
-from railgun.flow.operators.operator import Setting, shorten
+from railgun.flow.operators.operator import Setting
 from railgun.flow.operators.stateless import kept
 from railgun.flow.source import Reader, Source
 from railgun.wire.rows import RowBatch, Times
@@ -135,10 +136,7 @@ class Reading(Keyed):
 
     def _time_of(self, item: Any) -> int:
         assert self.clock.time is not None
-        time = self.clock.time(item)
-        if not isinstance(time, int | np.integer) or not MIN < time < LAST:
-            raise TypeError(f"a time is a whole number of microseconds, not {shorten(time)}")
-        return int(time)
+        return check_time("a time", self.clock.time(item))
 
     def _finish(self, partition: Any, part: Part) -> None:
         part.finished = True

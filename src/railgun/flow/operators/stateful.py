@@ -26,7 +26,7 @@ import numpy as np
 
 from railgun.core.frontier import LAST, MAX, MIN
 from railgun.flow.calls import KeyCalls, RecordCalls, TimerCalls
-from railgun.flow.functions import ASYNCHRONOUS, check_result
+from railgun.flow.functions import ASYNCHRONOUS, check_pair, check_result, check_time
 from railgun.flow.operators.copying import ATOMS
 from railgun.flow.operators.keyed import Keyed
 from railgun.flow.operators.operator import Setting
@@ -78,7 +78,7 @@ class StatefulMap(Keyed):
         function, initial, states = self.function, self.initial, self.states
         get = states.get
         rows = zip(batch.keys, batch.values, strict=True)
-        checked = self.sharing.strict
+        checked, step = self.sharing.strict, self.step
         state: Any = None
         with RecordCalls(self, function, batch, other=initial) as call:
             append = self.taking(call.results)
@@ -89,7 +89,11 @@ class StatefulMap(Keyed):
                         state = get(key, _NONE_YET)
                         if state is _NONE_YET:
                             state = initial()
-                        state, result = called(state, value)
+                        made = called(state, value)
+                        try:
+                            state, result = made
+                        except (TypeError, ValueError):
+                            state, result = check_pair(step, made)
                         if type(result) not in ATOMS and not checked:
                             result = apart(state, result)
                         if state is FORGET:
@@ -176,11 +180,7 @@ class Context(Generic[K, S]):
 
     def set_timer(self, at: int) -> None:
         """Call `on_timer` for this key when time has come to `at` (µs)."""
-        if not isinstance(at, int | np.integer) or not MIN < at < LAST:
-            raise ValueError(
-                f"a timer is set for a whole number of microseconds that fits 64 bits, not for {at!r}"
-            )
-        self._set(self.key, int(at))
+        self._set(self.key, check_time("the time of a timer", at))
 
     def cancel_timer(self, at: int) -> None:
         """Do not."""
