@@ -500,6 +500,8 @@ class Client:
         """Go to another node, if this one is to be left and nothing is under way to it."""
         if self._connection is not None and not self._answers and not self._publisher.awaits:
             assert self._outbox is not None
+            for subscription in self._subscriptions.values():
+                subscription.send_acks()
             self._outbox.flush()
             self._connection.close()
 

@@ -237,6 +237,7 @@ class Subscription:
             case p.Failed() if command.request:
                 pass
             case p.Failed() if resent(command.code):
+                self.send_acks()  # its master may take them still
                 self.cut_off(StreamsError(command.code, command.text))
                 self.client.renew(self)
             case p.Failed() if command.code == DAMAGED:
@@ -388,8 +389,7 @@ class Subscription:
             reason=reason,
             block=block,
         )
-        if self._acks:
-            self._flush()  # those that were said before count before
+        self.send_acks()  # those that were said before count before
         if self.client.connected:
             self._sent += 1
             self.client.send(told, (), self.channel)
@@ -414,6 +414,11 @@ class Subscription:
         """Refuse acks of messages that have none."""
         if not self.persistent:
             raise StreamsError("NO_ACKS", "messages of an ephemeral stream are not acked")
+
+    def send_acks(self) -> None:
+        """Send what was said, now: the node is about to end it, or to end."""
+        if self._acks:
+            self._flush()
 
     def _flush(self, request: int = 0) -> None:
         self._flushing = False
@@ -467,8 +472,7 @@ class Subscription:
     async def close(self) -> None:
         """No more; what was not acked goes to others, and does not count as delivered."""
         if not self.closed:
-            if self._acks:
-                self._flush()
+            self.send_acks()
             self.ended()
             await self.client.unsubscribe(self)
 

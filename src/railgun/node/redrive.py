@@ -84,6 +84,9 @@ class _Member:
     def lost(self, error: RailgunError) -> None:
         """Ignore this: its next read says so."""
 
+    def let_go(self, error: RailgunError) -> None:
+        """Ignore this: it leaves by itself."""
+
 
 class RefusedLetterError(RailgunError):
     """A letter that cannot be redriven."""
