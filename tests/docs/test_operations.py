@@ -95,4 +95,6 @@ def test_stored_times_are_mended_as_it_is_written(tmp_path: Path) -> None:
     with served(tmp_path / "DIR"), connect_sync(data=tmp_path / "DIR") as client:
         client.ensure("orders")
         client.publish("orders", b"1")
-    assert command([str(tmp_path / word) if word == "DIR" else word for word in line.split()]) == DONE
+    assert (
+        command([str(tmp_path / word) if word == "DIR" else word for word in line.split()]) == DONE
+    )

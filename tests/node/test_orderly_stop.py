@@ -168,7 +168,9 @@ def test_a_master_that_ends_alone_writes_what_its_groups_have_acked(tmp_path: Pa
             task.cancel()
             await asyncio.gather(*(cluster.start(name) for name in ("n1", "n2", "n3")))
             again = await cluster.client()
-            task = asyncio.create_task(watch(await again.subscribe("orders", group="workers"), seen))
+            task = asyncio.create_task(
+                watch(await again.subscribe("orders", group="workers"), seen)
+            )
             await again.publish("orders", b"100")
             await until(lambda: 100 in seen)
             assert twice(seen) == {}

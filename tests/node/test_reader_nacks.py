@@ -1,4 +1,4 @@
-"""A reader without a group may nack: its messages come again, acks mean nothing, and `flush` has nothing to complain of."""
+"""A reader without a group may nack: its messages come again, acks mean nothing, and `flush` does not complain."""
 
 from __future__ import annotations
 

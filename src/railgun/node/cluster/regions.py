@@ -12,8 +12,8 @@ Rules:
    begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
 6. A master that is asked to hand over (`yield_up`) takes nothing more, answers what it has taken, and never acts in its
-   epoch again. Members of groups have `LAST_ACKS` to say what they have acked, and that is safe before. So another one may follow at once, with nobody waiting for a lease to end; if none does, this node
-   has to begin `anew`.
+   epoch again. Members of groups have `LAST_ACKS` seconds to say what they have acked, and that is safe before. So
+   another one may follow at once, with nobody waiting for a lease to end; if none does, this node has to begin `anew`.
 7. A master that cannot write gives way at once (`give_way`): it asks the leader to hand over, and does so again every
    `RETRY` seconds while it is master and in trouble. Who could not be stored waits for the answer.
 8. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
