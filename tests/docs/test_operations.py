@@ -11,8 +11,12 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from railgun.cli.errors import DONE
+from railgun.cli.main import main as command
+from railgun.client.sync import connect_sync
 from railgun.core.cluster.alarms import TODO
 from railgun.core.cluster.options import OPTIONS
+from railgun.testing.served import served
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -84,3 +88,13 @@ def test_every_setting_is_explained() -> None:
     told = dict(re.findall(r"^\| `([a-z_]+)` \| ([\d.]+ s|none) \|", PAGE, re.MULTILINE))
     usual = {key: one.default for key, one in OPTIONS.items()}
     assert told == {key: "none" if one is None else f"{one:g} s" for key, one in usual.items()}
+
+
+def test_stored_times_are_mended_as_it_is_written(tmp_path: Path) -> None:
+    [line] = re.findall(r"^    railgun (stream retime .*)$", PAGE, re.MULTILINE)
+    with served(tmp_path / "DIR"), connect_sync(data=tmp_path / "DIR") as client:
+        client.ensure("orders")
+        client.publish("orders", b"1")
+    assert (
+        command([str(tmp_path / word) if word == "DIR" else word for word in line.split()]) == DONE
+    )

@@ -787,9 +787,17 @@ def test_a_redrive_says_what_it_cannot_do(tmp_path: Path) -> None:
             await client.delete("orders")
             await refused("NO_STREAM", client.redrive("orders"))
             await client.ensure("orders")
+            told = await client.redrive("orders")
+            texts = {one["offset"]: one["text"] for one in told["refused"]}
+            assert "ends before message 0 (at 0): it was deleted and made anew" in texts[0]
             await client.publish_many("orders", [b"other", b"0", b"1", b"2"])
             told = await client.redrive("orders")
             assert {one["code"] for one in told["refused"]} == {"MESSAGE_GONE", "NOT_A_LETTER"}
+            texts = {one["offset"]: one["text"] for one in told["refused"]}
+            assert "has another message 0: it was deleted and made anew" in texts[0]
+            await client.purge("orders", 2)
+            told = await client.redrive("orders", offsets=[0])
+            assert "does not have message 0 any more (it begins at 2)" in told["refused"][0]["text"]
 
     run(main())
 

@@ -268,6 +268,27 @@ def test_a_client_leaves_a_node_that_is_cut_off_for_the_majority(tmp_path: Path)
     run(main(), deadline=4 * DEADLINE)
 
 
+def test_a_client_that_waits_for_a_quorum_is_served_when_there_is_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with minority(tmp_path, again=False) as (cluster, client, left):
+            patient = await cluster.client(left, timeout=4 * DEADLINE, wait_for_quorum=True)
+            publish = asyncio.create_task(patient.publish("orders", b"10"))
+            ensure = asyncio.create_task(patient.ensure("more"))
+            await asyncio.sleep(2 * WAIT)
+            with pytest.raises(StreamsError, match="nothing was stored"):
+                await client.publish("orders", b"not waited for")
+            assert not publish.done()
+            assert not ensure.done()
+            with pytest.raises(StreamsError) as caught:
+                await patient.publish("orders", b"not for so long", timeout=0.5)
+            assert caught.value.code == "DEADLINE"
+            await cluster.start("n1")
+            assert await publish == 10
+            await ensure
+
+    run(main(), deadline=5 * DEADLINE)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["goes on", "started anew"])
 def test_the_status_says_no_quorum_and_knows_the_nodes(tmp_path: Path, again: bool) -> None:
     async def main() -> None:

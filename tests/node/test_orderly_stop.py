@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.node.clustered import retried
+from tests.node.clustered import clustered, retried, until
 from tests.node.outages import DEADLINE, Processes, processes
-from tests.node.running import stored
+from tests.node.running import run, stored
 
 from railgun.client.client import Client
+from railgun.client.subscription import Subscription
 
 PUBLISHERS = 8
 
@@ -106,3 +107,73 @@ def test_a_rolling_restart_is_not_noticed_by_publishers(tmp_path: Path, consumes
 async def consume(sub: object) -> None:
     async for message in sub:  # type: ignore[attr-defined]
         message.ack()
+
+
+async def watch(sub: Subscription, seen: dict[int, list[int]]) -> None:
+    """Ack every message in the moment in which it is seen; note their delivery numbers."""
+    async for message in sub:
+        seen.setdefault(message.offset, []).append(message.delivery)
+        message.ack()
+
+
+def twice(seen: dict[int, list[int]]) -> dict[int, list[int]]:
+    """What came more than once."""
+    return {offset: numbers for offset, numbers in seen.items() if len(numbers) > 1}
+
+
+@pytest.mark.parametrize("exclusive", [False, True], ids=["shared", "exclusive"])
+def test_what_was_acked_does_not_come_again_from_the_next_master(
+    tmp_path: Path, exclusive: bool
+) -> None:
+    """Not even if it was acked in the moment in which the old one handed over: the consumers have their say first."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            publisher, _ = await cluster.serving("orders")
+            steady = Steady(publisher, "p")
+            seen: dict[int, list[int]] = {}
+            tasks = []
+            for name in ("n1", "n2", "n3"):  # one of them by the master itself
+                client = await cluster.client(name)
+                sub = await client.subscribe("orders", group="workers", exclusive=exclusive)
+                tasks.append(asyncio.create_task(watch(sub, seen)))
+            for _ in range(4):
+                await steady.more(100)
+                master = cluster.master()
+                to = next(name for name in ("n1", "n2", "n3") if name != master)
+                await publisher.admin("transfer", node=to, region="global")
+            await steady.more(100)
+            await steady.end()
+            assert steady.errors == []
+            await until(lambda: len(seen) >= len(steady.done), lambda: f"{len(seen)} were seen")
+            assert twice(seen) == {}
+            for task in tasks:
+                task.cancel()
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_master_that_ends_alone_writes_what_its_groups_have_acked(tmp_path: Path) -> None:
+    """All nodes are stopped at once, so that nobody can take over."""
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            client, _ = await cluster.serving("orders")
+            await client.publish_many("orders", [b"%d" % n for n in range(100)])
+            seen: dict[int, list[int]] = {}
+            sub = await client.subscribe("orders", group="workers")
+            task = asyncio.create_task(watch(sub, seen))
+            await until(lambda: len(seen) == 100)
+            await asyncio.gather(*(cluster.stop(name) for name in ("n1", "n2", "n3")))
+            task.cancel()
+            await asyncio.gather(*(cluster.start(name) for name in ("n1", "n2", "n3")))
+            again = await cluster.client()
+            task = asyncio.create_task(
+                watch(await again.subscribe("orders", group="workers"), seen)
+            )
+            await again.publish("orders", b"100")
+            await until(lambda: 100 in seen)
+            assert twice(seen) == {}
+            task.cancel()
+
+    run(main(), deadline=4 * DEADLINE)

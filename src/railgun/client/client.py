@@ -24,6 +24,7 @@ Rules:
    but for those that have said so themselves within `NO_QUORUM_S`. The client leaves for the first that answers. If
    none does within `SEEK_S`, or if there are none, the request fails at once with `NO_MASTER`; the connection stays,
    with what is subscribed. If one answers later, the client leaves for it then, for the sake of what comes next.
+   With `wait_for_quorum` requests do not fail then: they are tried again until their deadline.
 """
 
 from __future__ import annotations
@@ -134,9 +135,11 @@ class Client:
         tls: ssl.SSLContext | None = None,
         socket: str | None = None,
         others: Sequence[Where] = (),
+        wait_for_quorum: bool = False,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.timeout = timeout
+        self._waits_for_quorum = check_flag("wait_for_quorum", wait_for_quorum)
         self._nodes = Nodes([(host, port), *others])
         self._secret, self._name, self._tls = secret, name, tls
         self._socket = ((host, port), socket)  # for whom, if it is on this machine
@@ -500,6 +503,8 @@ class Client:
         """Go to another node, if this one is to be left and nothing is under way to it."""
         if self._connection is not None and not self._answers and not self._publisher.awaits:
             assert self._outbox is not None
+            for subscription in self._subscriptions.values():
+                subscription.send_acks()
             self._outbox.flush()
             self._connection.close()
 
@@ -529,7 +534,7 @@ class Client:
         if self.where not in recent:
             self._without_quorum[self.where] = now_s
         if self.where in recent or not others:
-            return True
+            return not self._waits_for_quorum
         self._on_hold = True
         self._open.clear()
         self._seeking = self.loop.create_task(self._seek(others, error.text))
@@ -1062,20 +1067,30 @@ async def connect(
     name: str = "",
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
+    wait_for_quorum: bool = False,
 ) -> Client:
     """A client of the node at `where` ("host:port"); without, of the one that works in the directory `data`.
 
     Several may be given, as a list or with commas between them: one of them is enough, the others will do as well.
+    `wait_for_quorum`: what is refused because a majority of the nodes is lost is tried again until its deadline; else
+    it fails at once.
     """
     check_text("name", name)
     check_seconds("timeout", timeout)
     find = partial(Address.find, where, secret=secret, data=data)
     address = await asyncio.to_thread(find)  # it reads files, and may knock at the node's port
-    return await reach(address, name=name, timeout=timeout, tls=tls)
+    return await reach(
+        address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum
+    )
 
 
 async def reach(
-    address: Address, *, name: str = "", timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None
+    address: Address,
+    *,
+    name: str = "",
+    timeout: float = TIMEOUT,
+    tls: ssl.SSLContext | None = None,
+    wait_for_quorum: bool = False,
 ) -> Client:
     """A client of the node with this address."""
     client = Client(
@@ -1087,6 +1102,7 @@ async def reach(
         tls=tls or address.tls(),
         socket=address.socket,
         others=address.others,
+        wait_for_quorum=wait_for_quorum,
     )
     await client.open()
     return client

@@ -9,7 +9,9 @@ Rules:
    behind the last message it gave, or where it began, of the same stream: if that was deleted and made anew meanwhile,
    it ends with `STREAM_REPLACED`. What has come and was not given is dropped: it comes again.
    So is it when its master is none any more: it is made anew as soon as there is another one.
-3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch.
+3. Without a group a message is acked when the next one is asked for; with `records`, a whole batch. `ack` means nothing
+   there. A nack counts until then: the message comes again, as long as the connection lasts, and the position stays
+   where it is. `flush` raises if the connection was lost before it came.
 4. What comes behind a message that was nacked or kept too long, in an exclusive group, is recalled by the node and
    comes again after it, in a later epoch: what is here of it is dropped.
 5. A nack with `block` blocks this subscription, too: what has come already is given when the delay is over.
@@ -115,6 +117,7 @@ class Subscription:
         self._recalled = -1  # messages of this epoch and before will come again
         self._given = 0  # ephemeral: since credit was granted
         self._pending: list[Ack] = []  # without a group: of what was given last
+        self._owed: set[int] = set()  # without a group: what was nacked, and has not come again
         self._blocked_until = 0.0  # no message is given before, by the clock of the event loop
         self.closed = False
         self.trouble = ""
@@ -162,7 +165,8 @@ class Subscription:
         self._recalled = -1
         self._pending = []
         self.trouble = ""
-        self._blocked_until = 0.0  # what was here is gone, and the node knows of the block
+        if self.group:
+            self._blocked_until = 0.0  # what was here is gone, and the node knows of the block
 
     def cut_off(self, error: StreamsError) -> None:
         """The connection is lost."""
@@ -174,8 +178,9 @@ class Subscription:
         if self.persistent:
             self._messages.clear()
             self.forfeits += bool(self.group)
-        if self.group and (self._acks or self._sent > self._safe):
+        if self._owed or (self.group and (self._acks or self._sent > self._safe)):
             self._doubted(error)
+        self._owed.clear()
         self._acks.clear()
         self._safe = self._sent
 
@@ -232,6 +237,7 @@ class Subscription:
             case p.Failed() if command.request:
                 pass
             case p.Failed() if resent(command.code):
+                self.send_acks()  # its master may take them still
                 self.cut_off(StreamsError(command.code, command.text))
                 self.client.renew(self)
             case p.Failed() if command.code == DAMAGED:
@@ -271,8 +277,9 @@ class Subscription:
         if not self.persistent:
             self._grant(len(found))
         elif not self.group:
-            self._next = found[-1].offset + 1
+            self._owed.difference_update(message.offset for message in found if self._owed)
             self._pending = _acks(found)
+            self._next = max(self._next, *(end for _, end, *_ in self._pending))
         return found
 
     async def _some(self) -> None:
@@ -323,7 +330,9 @@ class Subscription:
         async with asyncio.timeout(timeout):
             await self._some()
         taken = self._messages.take_batch()
-        records, self._next = taken.records, taken.records.end
+        records = taken.records
+        self._owed.difference_update(range(records.base, records.end) if self._owed else ())
+        self._next = max(self._next, records.end)
         self._pending = [(records.base, records.end, taken.delivery, taken.epoch)]
         return records
 
@@ -343,16 +352,20 @@ class Subscription:
     # ------------------------------------------------------------ what is said of them
 
     def ack(self, message: Message) -> None:
-        """It is done."""
+        """It is done; without a group this means nothing."""
         self.check_acks()
+        if not self.group:
+            return
         if self._asked[0]:
             message.arrival.acked.add(message.row)
         offset = message.offset
         self._said([(offset, offset + 1, message.delivery, message.epoch)])
 
     def ack_all(self, messages: Sequence[Message]) -> None:
-        """They are done."""
+        """They are done; without a group this means nothing."""
         self.check_acks()
+        if not self.group:
+            return
         if self._asked[0]:
             for message in messages:
                 message.arrival.acked.add(message.row)
@@ -376,11 +389,13 @@ class Subscription:
             reason=reason,
             block=block,
         )
-        if self._acks:
-            self._flush()  # those that were said before count before
+        self.send_acks()  # those that were said before count before
         if self.client.connected:
             self._sent += 1
             self.client.send(told, (), self.channel)
+            if not self.group:
+                self._pending = _without(self._pending, message.offset)
+                self._owed.add(message.offset)
         else:
             self._doubted(StreamsError("CONNECTION_LOST", "there was no node to be told"))
         if block:
@@ -399,6 +414,11 @@ class Subscription:
         """Refuse acks of messages that have none."""
         if not self.persistent:
             raise StreamsError("NO_ACKS", "messages of an ephemeral stream are not acked")
+
+    def send_acks(self) -> None:
+        """Send what was said, now: the node is about to end it, or to end."""
+        if self._acks:
+            self._flush()
 
     def _flush(self, request: int = 0) -> None:
         self._flushing = False
@@ -452,8 +472,7 @@ class Subscription:
     async def close(self) -> None:
         """No more; what was not acked goes to others, and does not count as delivered."""
         if not self.closed:
-            if self._acks:
-                self._flush()
+            self.send_acks()
             self.ended()
             await self.client.unsubscribe(self)
 
@@ -476,6 +495,16 @@ def _acks(messages: Sequence[Message]) -> list[Ack]:
         else:
             acks += [(base + row, base + row + 1, delivery, epoch) for row in rows]
     return acks
+
+
+def _without(acks: list[Ack], offset: int) -> list[Ack]:
+    """Return acks without that of one message.
+
+    >>> _without([(0, 3, 1, 0), (3, 5, 1, 0)], 3)
+    [(0, 3, 1, 0), (4, 5, 1, 0)]
+    """
+    parts = [((a, min(b, offset), n, e), (max(a, offset + 1), b, n, e)) for a, b, n, e in acks]
+    return [part for pair in parts for part in pair if part[0] < part[1]]
 
 
 def _ranges(acks: list[tuple[int, int, int]]) -> list[p.Range]:

@@ -353,21 +353,27 @@ def connect_sync(
     name: str = "",
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
+    wait_for_quorum: bool = False,
 ) -> SyncClient:
     """As `railgun.connect`, for a program without an event loop."""
     address = Address.find(where, secret=secret, data=data)
-    return connect_to(address, name=name, timeout=timeout, tls=tls)
+    return connect_to(address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum)
 
 
 def connect_to(
-    address: Address, *, name: str = "", timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None
+    address: Address,
+    *,
+    name: str = "",
+    timeout: float = TIMEOUT,
+    tls: ssl.SSLContext | None = None,
+    wait_for_quorum: bool = False,
 ) -> SyncClient:
     """A client of the node with this address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=_turn, args=(loop,), name="railgun-client", daemon=True)
     thread.start()
     try:
-        made = reach(address, name=name, timeout=timeout, tls=tls)
+        made = reach(address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum)
         return SyncClient(_wait(loop, made), loop, thread)
     except BaseException:
         loop.call_soon_threadsafe(loop.stop)

@@ -14,6 +14,7 @@ Rules:
 5. Consumers of a stream whose log is damaged are told so when they have everything before the damage. They stay
    members: what they have they may still ack.
 6. A dead letter is in the dead letters before the group lets go of it. If that fails, it stays, and is tried again.
+7. Who is told to go elsewhere (`let_go`) gets nothing more; what it says counts until it leaves.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ class Consumer(Protocol):
 
     def lost(self, error: RailgunError) -> None:
         """There is nothing more to get, for this reason."""
+
+    def let_go(self, error: RailgunError) -> None:
+        """It gets nothing more here, for this reason, and is to leave when it has said what it has to say."""
 
 
 @dataclass(eq=False, slots=True)
@@ -177,6 +181,11 @@ class GroupDriver:
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.send_away(member, self.stream.now()))
             self.look()
+
+    def let_go(self, error: RailgunError) -> None:
+        """Let all consumers go elsewhere: rule 7."""
+        for consumer in list(self.consumers.values()):
+            consumer.let_go(error)
 
     # ------------------------------------------------------------ what members say
 

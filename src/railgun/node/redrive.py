@@ -84,6 +84,9 @@ class _Member:
     def lost(self, error: RailgunError) -> None:
         """Ignore this: its next read says so."""
 
+    def let_go(self, error: RailgunError) -> None:
+        """Ignore this: it leaves by itself."""
+
 
 class RefusedLetterError(RailgunError):
     """A letter that cannot be redriven."""
@@ -250,10 +253,16 @@ def _not_redriven(stream: Persistent, letter: Letter, how: Redrove) -> RefusedLe
 
 
 def _gone(stream: Persistent, offset: int) -> RefusedLetterError:
+    first, end = stream.log.first, stream.end
+    if offset < first:
+        why = f"does not have message {offset} any more (it begins at {first})"
+    elif offset >= end:
+        why = f"ends before message {offset} (at {end}): it was deleted and made anew since"
+    else:
+        why = f"has another message {offset}: it was deleted and made anew since"
     return RefusedLetterError(
         "MESSAGE_GONE",
-        f"stream {stream.name!r} does not have message {offset} any more (it begins at {stream.log.first}): the letter "
-        "has its payload, publish it again as a new message",
+        f"stream {stream.name!r} {why}. The letter has the payload: publish it again as a new message",
     )
 
 

@@ -10,7 +10,8 @@ Rules:
    that: the same for all nodes.
 5. On SIGTERM or Ctrl-C a member of a cluster first hands over what it is master of, and the lead (`railgun serve` does
    that). Then it says to all clients that it goes away: it takes nothing more (`STOPPING`), answers what it has taken,
-   and when each client knows (or after `GO_AWAY_S`) it writes what has to be written, and ends.
+   and when each client knows (or after `GO_AWAY_S`) it writes what has to be written, and ends. Clients that consume
+   have `LAST_ACKS_S` more to go by themselves: until then their acks count.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ HAND_OVER: Final = 3.0
 
 GO_AWAY_S: Final = 3.0
 """Seconds in which clients take note that a node is about to end, and get their answers."""
+LAST_ACKS_S: Final = 0.5
+"""Seconds in which clients that consume say what they have acked, and go."""
 LINGER_S: Final = 1.0
 """Seconds in which clients read the last answers, before a node that ends closes their connections."""
 
@@ -276,7 +279,12 @@ class Server:
         deadline = time.monotonic() + GO_AWAY_S
         while time.monotonic() < deadline:
             if all(session.drained for session in self.sessions.values()):
-                return
+                break
+            await asyncio.sleep(0.005)
+        deadline = min(deadline, time.monotonic() + LAST_ACKS_S)
+        while time.monotonic() < deadline:
+            if not any(session.consumes for session in self.sessions.values()):
+                break
             await asyncio.sleep(0.005)
 
     async def stop(self) -> list[str]:
@@ -295,6 +303,7 @@ class Server:
             session.subscriptions.clear()
         lost = []
         if self.member is not None:
+            await self.member.regions.write_groups()
             await self.member.stop()
             failed = self.member.failed
             if failed is not None and not isinstance(failed, RemovedError):

@@ -17,7 +17,8 @@ Rules:
    nothing is done of them; it is *drained* when the client has confirmed it, and all that was taken is answered.
 7. In a cluster, what another node serves is passed on to it (`node.cluster.relay`). When a stream has another master
    than before, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old
-   one does not answer is cut off, and comes again.
+   one does not answer is cut off, and comes again. A master that hands over tells them before (`Consumer.let_go`),
+   and takes what they have said until they have unsubscribed.
 8. Consumers that end by what nodes do are *sent away* (`Group.send_away`): what they had has not failed. So it is when
    this node is about to end, their stream has another master, or they are cut off; and when a session that another
    node has passed on ends, unless that node says that its client has gone (`GoingAway`). A client that goes itself,
@@ -118,11 +119,14 @@ class Consumer:
         self._stop_told = False
         self.gone: RailgunError = RequestError("NO_SUBSCRIPTION", "it ended before it began")
         """Why it has ended, if it has."""
+        self.going = False
+        """Whether the client was told that it ends, and has not left: it may still ack."""
 
     def deliver(self, delivers: list[Deliver]) -> None:
         """Send these, when there is room."""
-        self.outbox.extend(delivers)
-        self.flush()
+        if not self.going:
+            self.outbox.extend(delivers)
+            self.flush()
 
     def flush(self) -> None:
         """Send what there is room for."""
@@ -211,9 +215,18 @@ class Consumer:
         """There is nothing more to get."""
         self.session.lose(self, error)
 
+    def let_go(self, error: RailgunError) -> None:
+        """It gets nothing more, and the client subscribes again; what it says counts until it has unsubscribed."""
+        if self.begun and not self.going:
+            self.going = True
+            self.outbox.clear()
+            self.session.fail(0, error, self.channel)
+
     def leave(self, graceful: bool) -> None:
         """It goes."""
-        if self.driver is not None:
+        if self.going:
+            self.send_away()
+        elif self.driver is not None:
             self.stream.leave(self.driver, self.name, graceful)
 
     def send_away(self) -> None:
@@ -463,6 +476,14 @@ class Session:
         relayed = self._relay is not None and self._relay.busy
         under_way = self._unstored or self._calls or self._requests or relayed
         return self._confirmed >= GOING and not under_way
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it has consumers of groups, here or elsewhere, that may have something to say."""
+        here = self.subscriptions.values()
+        if any(isinstance(one, Consumer) and one.driver and one.driver.tracked for one in here):
+            return True
+        return self._relay is not None and self._relay.consumes
 
     def rest(self, for_good: bool = False) -> None:
         """Read nothing more, for the time being or for good."""
@@ -858,7 +879,8 @@ class Session:
         """What a consumer is to get cannot be read: it is told, and goes."""
         self.subscriptions.pop(consumer.channel, None)
         consumer.outbox.clear()
-        self.fail(0, error, consumer.channel)
+        if not consumer.going:  # else it was told
+            self.fail(0, error, consumer.channel)
         self.node.loop.call_soon(consumer.send_away)
 
     # ------------------------------------------------------------ everything else

@@ -12,8 +12,8 @@ Rules:
    begin `anew`, and the leader of the cluster gives it the next one.
 5. A master without a lease does nothing. See docs/design/cluster.md for what a lease is.
 6. A master that is asked to hand over (`yield_up`) takes nothing more, answers what it has taken, and never acts in its
-   epoch again. So another one may follow at once, with nobody waiting for a lease to end; if none does, this node
-   has to begin `anew`.
+   epoch again. Members of groups have `LAST_ACKS` seconds to say what they have acked, and that is safe before. So
+   another one may follow at once, with nobody waiting for a lease to end; if none does, this node has to begin `anew`.
 7. A master that cannot write gives way at once (`give_way`): it asks the leader to hand over, and does so again every
    `RETRY` seconds while it is master and in trouble. Who could not be stored waits for the answer.
 8. A stream that another node does not know yet is told of when it does (`Stands`); what is told of a stream that is
@@ -44,6 +44,7 @@ from railgun.node.cluster.replicated import Replicated
 from railgun.node.commit import Committer
 from railgun.node.disk import Disk, put
 from railgun.node.errors import NoMasterError, storage_error
+from railgun.node.groups import GroupDriver
 from railgun.node.persistent import Persistent
 from railgun.wire.commands import Blob, FrameError
 from railgun.wire.proto import cluster_pb2 as n
@@ -51,6 +52,7 @@ from railgun.wire.proto import cluster_pb2 as n
 PROMISES: Final = "cluster/promises.json"
 MOST_EARLY: Final = 10_000
 DRAIN: Final = 0.5  # seconds for what was taken, when a master hands over
+LAST_ACKS: Final = 0.4  # seconds for consumers to say what they have acked, before that
 PAUSE: Final = 0.002
 RETRY: Final = 0.5
 _LOG: Final = logging.getLogger(__name__)
@@ -296,15 +298,33 @@ class Region:
             )
         self._yields, self.lease = True, 0.0
         self.changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_ACKS):
+                for driver in self._groups():
+                    name = driver.stream.name
+                    driver.let_go(NoMasterError(f"{name!r} gets another master: subscribe again"))
+                while any(driver.consumers for driver in self._groups()):
+                    await asyncio.sleep(PAUSE)
+        await self.write_groups()
+        async with self._turn:
+            if self.led == epoch:
+                self._step_down()
+
+    def _groups(self) -> list[GroupDriver]:
+        """The groups that this node serves."""
+        streams = [copy.stream for copy in self.streams.values() if copy.leads]
+        return [one for stream in streams for one in stream.groups.values() if one.tracked]
+
+    async def write_groups(self) -> None:
+        """Write all that groups have to say; wait for it, and for all else that was taken, until it is safe."""
         with contextlib.suppress(TimeoutError, RailgunError):
             async with asyncio.timeout(DRAIN):
+                for driver in self._groups():
+                    driver.safe(lambda error: None)
                 for copy in list(self.streams.values()):
                     await copy.settle()
                 while any(copy.owes for copy in self.streams.values()):
                     await asyncio.sleep(PAUSE)
-        async with self._turn:
-            if self.led == epoch:
-                self._step_down()
 
     def report(self, metadata: Metadata) -> dict[str, Any] | None:
         """What the leader of the cluster has to know; None: nothing."""
@@ -542,6 +562,10 @@ class Regions:
                 _LOG.error("region %r: %s", asked.region, error)
                 region.broken_promise = str(error)
             await asyncio.sleep(RETRY)
+
+    async def write_groups(self) -> None:
+        """Write all that groups have to say: the node is about to end, and may be master still."""
+        await asyncio.gather(*(region.write_groups() for region in self if region.led))
 
     def close(self) -> None:
         """The node is about to end."""

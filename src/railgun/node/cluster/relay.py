@@ -562,6 +562,11 @@ class Relay:
         """Whether publishes of the client are not answered, or wait."""
         return bool(self._busy or self._lines)
 
+    @property
+    def consumes(self) -> bool:
+        """Whether the client is a member of groups at other nodes."""
+        return any(one.begun and one.key.write for one in self._channels.values())
+
     # ------------------------------------------------------------ moving, ending
 
     def moved(self, gone: Callable[[str], bool]) -> None:
