@@ -100,6 +100,8 @@ class Parked:
     def wait(self) -> None:
         if self.outage:
             OUTAGES.begin("sink", "no network", blocks=True)
+        else:
+            OUTAGES.end("sink")
         self.there.release()
         assert self.go_on.acquire(timeout=60)
 
@@ -138,7 +140,9 @@ def test_another_thread_may_wait_outside_of_user_code_or_for_an_outage_to_pass()
     beside = Beside()
     with Parked(inside=False):
         assert [looked(beside) for _ in range(3)] == [None] * 3
-    with Parked(outage=True):
+    with Parked(outage=True) as parked:
         assert [looked(beside) for _ in range(3)] == [None] * 3
-        OUTAGES.end("sink")
+        parked.outage = False
+        parked.turn()
+        assert looked(beside) is None, "it has only begun"
         assert looked(beside)

@@ -128,7 +128,7 @@ class Patient:
 
     def outcome(self, future: concurrent.futures.Future[T]) -> T:
         """Wait for a publish or a call, in short calls: a worker that waits for its node is not hanging."""
-        deadline = time.monotonic() + self.patience_s
+        deadline, goes_on = time.monotonic() + self.patience_s, True
         try:
             while True:
                 with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -139,8 +139,12 @@ class Patient:
                 if time.monotonic() > deadline:
                     raise DeadlineError(f"not done within {self.patience_s:g} s: {why}")
                 WAITS.begin(self.who, why, blocks=True)
+        except StreamsError as error:
+            goes_on = not error.may_pass  # else it is tried again, and waits as before
+            raise
         finally:
-            WAITS.end(self.who)
+            if goes_on:
+                WAITS.end(self.who)
 
 
 class Staged:

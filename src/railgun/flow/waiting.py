@@ -1,7 +1,8 @@
 """What the sources and sinks of this process wait for: outages outside of the flow that may pass.
 
-A source or sink that waits says so with `WAITS.begin`, and `WAITS.end` when it goes on. The worker tells its controller
-(`worker.pulse`), which shows it to people as events. Waiting is no hang: a worker that waits is not given up.
+A source or sink that waits says so with `WAITS.begin`, and `WAITS.end` when it goes on, from the same thread. A sink
+may wait in several threads at once: it flushes while it prepares. The worker tells its controller (`worker.pulse`),
+which shows it to people as events. Waiting is no hang: a worker that waits is not given up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SETTLED_S: Final = 2.0
 
 
 class Waits:
-    """What is waited for, by who waits. Any thread may use it.
+    """What is waited for, by who waits and in which thread. Any thread may use it, for itself.
 
     >>> now = [0.0]
     >>> waits = Waits(lambda: now[0])
@@ -34,42 +35,44 @@ class Waits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[float, str]] = {}
-        self._blocked: dict[str, int] = {}
+        self._waiting: dict[tuple[str, int], tuple[float, str]] = {}
+        self._blocked: set[tuple[str, int]] = set()
 
     def begin(self, who: str, why: str, *, blocks: bool = False) -> None:
         """Note that `who` waits because of `why`; the time counts from the first call until `end`.
 
         With `blocks` the calling thread does nothing else meanwhile.
         """
+        key = who, threading.get_ident()
         with self._lock:
-            since = self._waiting[who][0] if who in self._waiting else self._clock()
-            self._waiting[who] = (since, why)
+            since = self._waiting[key][0] if key in self._waiting else self._clock()
+            self._waiting[key] = (since, why)
             if blocks:
-                self._blocked[who] = threading.get_ident()
+                self._blocked.add(key)
 
     def end(self, who: str) -> None:
-        """Note that `who` waits no more."""
+        """Note that `who` waits no more in the calling thread."""
         if self._waiting:
+            key = who, threading.get_ident()
             with self._lock:
-                self._waiting.pop(who, None)
-                self._blocked.pop(who, None)
+                self._waiting.pop(key, None)
+                self._blocked.discard(key)
 
     def blocks(self, thread: int) -> bool:
         """Return whether a thread does nothing but wait, and says so."""
         with self._lock:
-            return thread in self._blocked.values()
+            return any(blocked == thread for _, blocked in self._blocked)
 
     def told(self) -> str:
         """Return what has been waited for longer than `SETTLED_S`, for people; empty: nothing."""
         with self._lock:
             now = self._clock()
-            settled = [
+            settled = {
                 f"{who}: {why}"
-                for who, (since, why) in sorted(self._waiting.items())
+                for (who, _), (since, why) in self._waiting.items()
                 if now - since >= SETTLED_S
-            ]
-        return "; ".join(settled)
+            }
+        return "; ".join(sorted(settled))
 
 
 WAITS: Final = Waits()
