@@ -8,8 +8,10 @@ import doctest
 import json
 import pickle
 import re
+import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -209,7 +211,7 @@ def test_messages_deleted_between_plan_and_task_are_an_error_or_passed_over(
     ("options", "said"),
     [
         ({"format": "xml"}, "option format is 'bytes' or 'json' or 'arrow', not 'xml'"),
-        ({"partitions": 0}, "option partitions is a number, at least 1, not '0'"),
+        ({"partitions": 0}, "option partitions is a number from 1 to 4611686018427387903, not '0'"),
         ({"start": "yesterday"}, "option start is 'start', 'end' or an offset, not 'yesterday'"),
         ({"start": 9}, "option start is 9, and the stream has 0 to 1"),
         ({"start": 1, "end": 0}, "option start is 1, behind end, which is 0"),
@@ -232,6 +234,22 @@ def test_what_cannot_be_is_told_with_the_option(
         client.ensure("fleeting", kind="ephemeral")
     with pytest.raises(StreamSourceError, match=re.escape(said)):
         reading.here(**{"stream": "known", **options})
+
+
+def test_a_node_that_worked_in_the_directory_is_waited_for(tmp_path: Path) -> None:
+    with served(tmp_path) as own:
+        found = Options.of({"stream": "known", "data": str(tmp_path)})
+        address = found.address()
+        own.stop()
+        hasty = Options.of({"stream": "known", "data": str(tmp_path), "timeout": "0.3"})
+        with pytest.raises(StreamSourceError, match="no node works in"):
+            hasty.address()
+        with ThreadPoolExecutor(1) as other:
+            again = other.submit(found.address)
+            time.sleep(0.5)
+            assert not again.done()
+            own.start()
+            assert again.result(PATIENCE) == address
 
 
 def test_a_wrong_secret_is_refused_and_no_secret_is_ever_shown(

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from railgun.client.address import DATA, Address
+from railgun.client.address import DATA, SECRET, Address
+from railgun.client.checks import MAX_OFFSET
 from railgun.client.errors import StreamsError
+from railgun.client.patience import patiently
 from railgun.core.errors import said
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
@@ -91,12 +93,20 @@ class Options:
         )
 
     def address(self) -> Address:
-        """Where the node is. To be asked on the driver: the answer can be sent to executors."""
+        """Return where the node is. To be asked on the driver: the answer can be sent to executors.
+
+        A node that has worked in the directory `data`, and is gone now, is waited for. Raises `StreamSourceError` after
+        `timeout`.
+        """
         try:
             secret = self.secret
             if secret is None and self.secret_file is not None:
                 secret = Path(self.secret_file).read_text("ascii").strip()
-            found = Address.find(self.node, secret=secret, data=self.data)
+            was_there = self.node is None and (Path(self.data) / SECRET).exists()
+            found = patiently(
+                lambda: Address.find(self.node, secret=secret, data=self.data),
+                timeout_s=self.timeout if was_there else 0.0,
+            )
             if self.certificate is not None:
                 found = replace(found, certificate=Path(self.certificate).read_text("ascii"))
         except StreamsError as error:
@@ -142,9 +152,10 @@ class _Found:
         value = self.get(name)
         if value is None:
             return None
-        if not value.isdecimal() or int(value) < least:
-            raise self._wrong(name, f"a number, at least {least}")
-        return int(value)
+        number = int(value) if value.isdecimal() and len(value) < 20 else -1
+        if not least <= number < MAX_OFFSET:
+            raise self._wrong(name, f"a number from {least} to {MAX_OFFSET - 1}")
+        return number
 
     def number(self, name: str, otherwise: float) -> float:
         value = self.get(name)

@@ -36,7 +36,7 @@ class _Writing:
         if overwrite:
             raise BadOptionError(
                 f'{options}: messages are added to a stream, and those in it stay: mode("append"), INSERT INTO, or '
-                'outputMode("append") or ("update"). To empty it: railgun stream purge'
+                'outputMode("append"). To empty it: railgun stream purge'
             )
         self.options = options
         self.encoder = ENCODERS[options.format](options.stream, schema, options.rows_per_message)
