@@ -78,8 +78,9 @@ class _Accepted(asyncio.StreamReaderProtocol):
             self._made.abort()
             return
         loop = asyncio.get_running_loop()
-        writer = asyncio.StreamWriter(self._made, self, self._streams, loop)
-        task = loop.create_task(_talk(server.talk, self._streams, writer))
+        # A writer that nobody has any more closes its connection, whenever it is collected.
+        self._writer = asyncio.StreamWriter(self._made, self, self._streams, loop)
+        task = loop.create_task(_talk(server.talk, self._streams, self._writer))
         server.tasks.add(task)
         task.add_done_callback(self._ended)
 

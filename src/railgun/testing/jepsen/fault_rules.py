@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from railgun.testing.jepsen.anomalies import Findings
-from railgun.testing.jepsen.history import Blown, CutOff, Delivery, Meta, Publish, Record
+from railgun.testing.jepsen.history import Blown, CutOff, Delivery, Meta, Publish, Purged, Record
 
 LONG_FREEZE_S: Final = 8.0
 """How long a freeze must last to be judged: longer than a client needs to leave a silent node."""
@@ -52,7 +52,9 @@ def check_faults(records: Sequence[Record], findings: Findings) -> None:
         return
     every = [one for one in records if isinstance(one, Publish)]
     publishes = [one for one in every if one.acks != "all"]
-    deliveries = [one for one in records if isinstance(one, Delivery)]
+    purged = {one.stream for one in records if isinstance(one, Purged)}
+    # Of purged streams a reader need not see what was published meanwhile.
+    deliveries = [one for one in records if isinstance(one, Delivery) and one.stream not in purged]
     for blow in blows:
         if not _alone(blow, blows):
             continue
