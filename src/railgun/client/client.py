@@ -285,7 +285,7 @@ class Client:
                 await self._ask(
                     lambda n: self.send(subscription.request(n), (), channel), None, once=True
                 )
-                if self._connection is not here or not self._renewing[channel]:
+                if self._connection is not here or not self._renewing.get(channel):
                     break
                 self._renewing[channel] = False  # it was there, and was lost before this task ran
                 self.send(p.Unsubscribe(), (), channel)
