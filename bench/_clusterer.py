@@ -23,7 +23,7 @@ from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.client.load import Waits
 from railgun.client.publisher import Acks
-from railgun.wire.records import build
+from railgun.transport.records import build
 
 SIZE = 100
 BATCH = 1_000

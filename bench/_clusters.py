@@ -23,11 +23,11 @@ from typing import Any
 from bench._peers import PeerError, end_with_parent, interpreter
 from bench._servers import PATIENCE, _answers, _running, _wait
 from railgun.client.client import Client, connect
-from railgun.core.errors import RailgunError
-from railgun.node.cluster.config import ClusterConfig
-from railgun.node.cluster.links import Identity, Lane, Links
-from railgun.testing.ports import free_ports
-from railgun.wire.commands import Blob
+from railgun.errors import RailgunError
+from railgun.broker.cluster.config import ClusterConfig
+from railgun.broker.cluster.links import Identity, Lane, Links
+from verification.ports import free_ports
+from railgun.transport.commands import Blob
 
 NODES = 3
 SOON = 0.04  # seconds between two looks: each is a new connection to every node

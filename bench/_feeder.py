@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from railgun.connector import Connector
+from railgun.ingest import Connector
 
 
 def payload(number: int) -> bytes:

@@ -17,11 +17,11 @@ import time
 from operator import itemgetter
 
 from bench._workload import KEYS, add
-from railgun.flow.operators.operator import Setting
-from railgun.flow.operators.stateful import Reduce
-from railgun.flow.operators.stateless import KeyBy
-from railgun.wire.columns import decode_column, encode_column
-from railgun.wire.rows import RowBatch
+from railgun.engine.operators.operator import Setting
+from railgun.engine.operators.stateful import Reduce
+from railgun.engine.operators.stateless import KeyBy
+from railgun.transport.columns import decode_column, encode_column
+from railgun.transport.rows import RowBatch
 
 SIZE = 5_000
 

@@ -12,7 +12,7 @@ from bench._peers import PeerError
 from bench._workload import CORES, Rate, add, batches
 from bench.peers._processor import processor_seconds_of
 from railgun import Flow, Place, Reader, Sink, Source, Writer, run
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 from railgun.job import Snapshots
 from railgun.spark.session import session
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from bench._workload import Rate
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks" / "peers"

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from bench._outage import AFTER, EVERY, NEW, Outage
 from railgun import run
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 from railgun.job import Job, Snapshots
 from railgun.spark.session import SparkSession
-from railgun.testing.load import PARTS, Load, Logged, Rows, judge, logs, numbered_flow
+from verification.numbered_load import PARTS, Load, Logged, Rows, judge, logs, numbered_flow
 
 STAGE = "by key"
 PATIENCE = 300.0

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from rich.console import Console
 
 from bench._peers import PeerError
-from railgun.testing.report import Report, options
+from verification.report import Report, options
 
 
 class Sectioned(Protocol):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
-from railgun.testing.debian import NoProgramError, find_program
-from railgun.testing.ports import free_port
+from verification.debian import NoProgramError, find_program
+from verification.ports import free_port
 
 PATIENCE = 30.0  # seconds to start or to end
 REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")

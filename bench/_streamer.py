@@ -26,8 +26,8 @@ from railgun import __version__
 from railgun.client import load
 from railgun.client.client import Client, connect
 from railgun.client.message import Message
-from railgun.core.delivery import Group, GroupConfig, Receipt
-from railgun.wire.records import build
+from railgun.broker.protocol.groups import Group, GroupConfig, Receipt
+from railgun.transport.records import build
 
 SIZE = 100
 BATCH, SMALL_BATCH = 1_000, 100

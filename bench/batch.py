@@ -33,9 +33,9 @@ from pyspark.sql import DataFrame, SparkSession
 from bench import _servers, datasource
 from railgun import Flow, Items, run_batch
 from railgun.connectors import Collect
-from railgun.flow.flow import Stream
+from railgun.flows.flow import Stream
 from railgun.spark.session import opened
-from railgun.testing.report import Report, options
+from verification.report import Report, options
 
 COLUMNS = "key long, total long"
 BY_HAND = 0.8

@@ -11,8 +11,8 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 
-from railgun.testing.chaos import ChaosError, Storm, storm_over
-from railgun.testing.report import Report, options
+from verification.chaos import ChaosError, Storm, storm_over
+from verification.report import Report, options
 
 SECONDS, QUICK_SECONDS = 120.0, 30.0
 

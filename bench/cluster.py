@@ -41,8 +41,8 @@ from bench._peers import Peer, PeerError
 from bench._sections import measure
 from bench.streams import NATS, OURS, of, spread
 from railgun import __version__
-from railgun.core.errors import RailgunError
-from railgun.testing.report import Report
+from railgun.errors import RailgunError
+from verification.report import Report
 
 RATE = 200_000  # messages a second with a quorum, at least
 TIMES_NATS = 5.0

@@ -30,10 +30,10 @@ from typing import Any
 from bench._feeder import payload
 from railgun import Flow, Job, run
 from railgun.connectors import ConnectorMessage, Connectors, Files
-from railgun.controller.storekeeper import Snapshots
-from railgun.flow.source import Reader, Source
-from railgun.testing.report import Report, options
-from railgun.testing.validator import check_streams
+from railgun.engine.controller.storekeeper import Snapshots
+from railgun.flows.source import Reader, Source
+from verification.report import Report, options
+from verification.stream_validator import check_streams
 
 WANTED = 300_000  # messages/s
 PEER = 86_000  # messages/s: what Wallaroo published for Python

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench import _servers
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.session import opened
-from railgun.testing.report import Report, options
+from verification.report import Report, options
 
 SIZE, TOGETHER, UNDER_WAY = 100, 1_000, 16
 GOAL = 1_000_000  # messages/s

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from railgun.testing.jepsen.nemesis import Kind
-from railgun.testing.jepsen.run import Run, perform
-from railgun.testing.report import Report, options
+from verification.faults.nemesis import Kind
+from verification.faults.run import Run, perform
+from verification.report import Report, options
 
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 

@@ -13,9 +13,9 @@ from operator import itemgetter
 
 from railgun import Flow, run
 from railgun.spark.session import session
-from railgun.testing.load import Load, Log, Record, follow, nothing, read_logs
-from railgun.testing.report import Report, options
-from railgun.testing.rescale_run import Latency
+from verification.numbered_load import Load, Log, Record, follow, nothing, read_logs
+from verification.report import Report, options
+from verification.rescale_run import Latency
 
 KEYS, RATE = 10_000, 10_000
 SECONDS, QUICK_SECONDS, WARM_UP = 20.0, 6.0, 4.0

@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from bench._workload import CORES, Batch, Rate, add, batches
-from railgun.core.hashing import hash_keys
-from railgun.core.placement import Placement
-from railgun.testing.report import Report, options
+from railgun.hashing import hash_keys
+from railgun.engine.protocol.placement import Placement
+from verification.report import Report, options
 
 SIZES = (5_000, 1_000)  # records in a batch
 WARM_UP = 1.0  # seconds

@@ -24,9 +24,9 @@ from typing import Any
 
 from rich.console import Console
 
-from railgun.core.hashing import hash_keys
-from railgun.core.placement import Placement
-from railgun.testing.report import Report, options
+from railgun.hashing import hash_keys
+from railgun.engine.protocol.placement import Placement
+from verification.report import Report, options
 
 ROWS = 10_000
 WORKERS = 16

@@ -27,8 +27,8 @@ from bench._outage import KEYS, NEW, RATE, Outage
 from bench._peers import Peer, PeerError
 from bench._recovering import Outcome, Recovering
 from railgun.spark.session import session
-from railgun.testing.load import Load
-from railgun.testing.report import Report, options
+from verification.numbered_load import Load
+from verification.report import Report, options
 
 ROUNDS, PAUSE = 3, 3.0
 QUICK_KEYS, QUICK_RATE, QUICK_PAUSE = 100_000, 10_000, 1.0

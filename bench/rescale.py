@@ -23,10 +23,10 @@ from statistics import median
 
 from railgun.job import run
 from railgun.spark.session import session
-from railgun.testing.load import Load, numbered_flow
-from railgun.testing.picture import draw
-from railgun.testing.report import Report, options
-from railgun.testing.rescale_run import RescaleRun, Result
+from verification.numbered_load import Load, numbered_flow
+from verification.rescale_picture import draw
+from verification.report import Report, options
+from verification.rescale_run import RescaleRun, Result
 
 FULL = (1_000_000, 20_000, 6.0, 3)  # keys, records/s, seconds between two rescales, rounds
 QUICK = (200_000, 10_000, 3.0, 1)

@@ -27,8 +27,8 @@ from bench._servers import PATIENCE, ours
 from railgun import Files, Place, StreamSink
 from railgun.client.errors import StreamsError
 from railgun.client.sync import connect_sync
-from railgun.testing.ports import free_port
-from railgun.testing.report import Report, options
+from verification.ports import free_port
+from verification.report import Report, options
 
 SIZE, EVERY = 100, 500_000
 ITEMS, QUICK_ITEMS = 2_000_000, 200_000

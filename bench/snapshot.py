@@ -33,11 +33,11 @@ from bench._ours import ours
 from bench._workload import Rate
 from railgun import Flow, Reader, Source, run
 from railgun.job import Job, Snapshots
-from railgun.snapshots.store import SnapshotStore
+from railgun.engine.snapshots.store import SnapshotStore
 from railgun.spark.session import session
-from railgun.testing.load import Log, Record, follow, nothing, read_logs
-from railgun.testing.report import Report, options
-from railgun.testing.rescale_run import Latency
+from verification.numbered_load import Log, Record, follow, nothing, read_logs
+from verification.report import Report, options
+from verification.rescale_run import Latency
 
 PARTS = 8
 CHANGED = 10_000

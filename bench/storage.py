@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from railgun.core.errors import RailgunError
-from railgun.node.commit import Committer, Stamp
-from railgun.node.disk import NodeDisk
-from railgun.node.log import StreamLog
-from railgun.testing.report import Report, options
-from railgun.wire.records import build, check
+from railgun.errors import RailgunError
+from railgun.broker.log.committer import Committer, Stamp
+from railgun.broker.log.disk import NodeDisk
+from railgun.broker.log.log import StreamLog
+from verification.report import Report, options
+from railgun.transport.records import build, check
 
 MESSAGES, SIZE = 1_000, 100
 

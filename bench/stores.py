@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from railgun.state.rocks import Rocks
-from railgun.testing.report import Report, options
+from railgun.engine.state.rocks import Rocks
+from verification.report import Report, options
 
 CACHE = 64 << 20
 BATCH = 1_000

@@ -43,7 +43,7 @@ from bench._peers import Peer, PeerError, last_line
 from bench._sections import measure
 from bench._servers import Server
 from bench._streamer import LANES, TOGETHER
-from railgun.testing.report import Report
+from verification.report import Report
 
 OURS, NATS, REDIS = "Railgun", "NATS", "Redis"
 TIMES_NATS, TIMES_REDIS = 10.0, 4.0

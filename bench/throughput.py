@@ -27,7 +27,7 @@ from bench._ours import ours
 from bench._peers import PEERS, PeerError
 from bench._workload import Rate
 from bench.limit import SIZES, limit
-from railgun.testing.report import Report, options
+from verification.report import Report, options
 
 ROUNDS = 3
 SECONDS = 8.0

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from railgun import Connectors, Files, Flow
-from railgun.connector import Connector
+from railgun.ingest import Connector
 
 SENSORS, READINGS = 5, 20_000
 

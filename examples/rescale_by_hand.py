@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from railgun.core.hashing import key_hash
-from railgun.core.placement import Placement
-from railgun.core.rescale import Distributor
-from railgun.core.rescale import messages as m
-from railgun.core.rescale.order import Order
-from railgun.testing.rows import Item, Rows
+from railgun.hashing import key_hash
+from railgun.engine.protocol.placement import Placement
+from railgun.engine.protocol.rescale import Distributor
+from railgun.engine.protocol.rescale import messages as m
+from railgun.engine.protocol.rescale.order import Order
+from verification.rescale.rows import Item, Rows
 
 ADA = key_hash("ada")
 BEFORE = Placement.of([0])

@@ -6,10 +6,10 @@ import pytest
 
 # Each takes tens of seconds: clusters of processes that are treated badly, servers of others, a Spark cluster.
 SLOW_FILES = {
-    *("test_bench.py", "test_chaos.py", "test_discovery_servers.py", "test_jepsen_single.py"),
+    *("test_bench.py", "test_chaos.py", "test_servers.py", "test_faults_single.py"),
     *("test_operations.py", "test_standalone.py", "test_table_promises.py"),
     *("test_demo.py", "test_driver.py", "test_frozen_node.py", "test_killed_programs.py"),
-    *("test_orderly_stop.py", "test_sink_flows.py"),
+    *("test_orderly_stop.py", "test_flows.py"),
 }
 
 

@@ -1,6 +1,6 @@
 """Bytewax: two processes with recovery partitions, killed and started again: from the kill to the first new output.
 
-The records and the state are those of `railgun.testing.load`: a number per key and 100 bytes; the
+The records and the state are those of `verification.numbered_load`: a number per key and 100 bytes; the
 source brings every key in once, as fast as it can, and then has a record due at fixed times. Keys are text, for
 Bytewax has no others. Both processes are killed a second after an epoch is committed in all recovery partitions, as the
 partitions themselves tell, and started again at that moment.

@@ -15,21 +15,21 @@ from railgun.connectors import (
     Parquet,
     Print,
 )  # fmt: skip
-from railgun.core.errors import RailgunError
-from railgun.flow.errors import FlowError, StepError
-from railgun.flow.flow import Flow, KeyedStream, Stream
-from railgun.flow.operators.operator import DeadLetter
-from railgun.flow.operators.stateful import FORGET, Context, Stateful
-from railgun.flow.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
-from railgun.flow.source import Reader, Source
-from railgun.state.disk import OnDisk
+from railgun.errors import RailgunError
+from railgun.flows.errors import FlowError, StepError
+from railgun.flows.flow import Flow, KeyedStream, Stream
+from railgun.engine.operators.operator import DeadLetter
+from railgun.engine.operators.stateful import FORGET, Context, Stateful
+from railgun.flows.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
+from railgun.flows.source import Reader, Source
+from railgun.engine.state.disk import OnDisk
 
 if TYPE_CHECKING:
-    from railgun.batch.errors import BatchError
+    from railgun.engine.batch.errors import BatchError
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
-    from railgun.connectors.outside import Outside
-    from railgun.connectors.streams import StreamMessage, Streams, StreamSink
+    from railgun.sinks.external import Outside
+    from railgun.sinks.streams import StreamMessage, Streams, StreamSink
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
     from railgun.spark.batch import BatchResult, run_batch
     from railgun.spark.initial import State
@@ -92,9 +92,9 @@ _ELSEWHERE = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
     **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
-    "Outside": "railgun.connectors.outside",
-    **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.connectors.streams"),
-    "BatchError": "railgun.batch.errors",
+    "Outside": "railgun.sinks.external",
+    **dict.fromkeys(("StreamMessage", "StreamSink", "Streams"), "railgun.sinks.streams"),
+    "BatchError": "railgun.engine.batch.errors",
     **dict.fromkeys(("BatchResult", "run_batch"), "railgun.spark.batch"),
     **dict.fromkeys(("DONE", "Input"), "railgun.spark.inputs"),
     "State": "railgun.spark.initial",

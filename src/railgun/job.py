@@ -2,7 +2,7 @@
 
 >>> from railgun import Flow, run
 >>> from railgun.connectors import Collect, Items
->>> from railgun.testing.subprocesses import SubprocessLauncher
+>>> from railgun.testing.local_workers import SubprocessLauncher
 >>> flow = Flow("totals")
 >>> numbers = flow.source(Items(range(10)), name="numbers")
 >>> numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b).sink(Collect(), name="out")
@@ -30,8 +30,8 @@ from contextlib import ExitStack
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from railgun.client.registry import Entry, Registry
-from railgun.controller.controller import (
+from railgun.transport.registry import Entry, Registry
+from railgun.engine.controller.controller import (
     Controller,
     Event,
     FlowFailedError,
@@ -39,17 +39,17 @@ from railgun.controller.controller import (
     Settings,
     check_workers,
 )
-from railgun.controller.inquiries import NoAnswerError, NoKeyError, NoStepError, state_of
-from railgun.controller.launcher import Launcher
-from railgun.controller.storekeeper import FinishedError, Snapshots, Storekeeper
-from railgun.core.errors import RailgunError
-from railgun.flow.errors import FlowError
-from railgun.flow.flow import Flow
-from railgun.flow.shipping import ship
+from railgun.engine.controller.state_queries import NoAnswerError, NoKeyError, NoStepError, state_of
+from railgun.engine.controller.launcher import Launcher
+from railgun.engine.controller.storekeeper import FinishedError, Snapshots, Storekeeper
+from railgun.errors import RailgunError
+from railgun.flows.errors import FlowError
+from railgun.flows.flow import Flow
+from railgun.flows.shipping import ship
 
 if TYPE_CHECKING:
-    from railgun.controller.http import Api
-    from railgun.flow.plan import Plan
+    from railgun.engine.controller.http import Api
+    from railgun.flows.plan import Plan
     from railgun.spark.initial import State
     from railgun.spark.session import DataFrame, SparkSession
 
@@ -224,7 +224,7 @@ def _serve(
     stack: ExitStack, controller: Controller, registry: Registry, port: int, token: str | None
 ) -> Api:
     """Serve the HTTP API, and tell others where."""
-    from railgun.controller.http import Api
+    from railgun.engine.controller.http import Api
 
     token = token or secrets.token_urlsafe(32)
     api = Api(controller, token, port=port)

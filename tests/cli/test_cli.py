@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.controller import closing, flows
-from tests.controller.flows import counting, eventually, more, running, started
+from tests.engine.controller import closing, flows
+from tests.engine.controller.flows import counting, eventually, more, running, started
 
 from railgun import Collect, Flow, Items, Job, __version__
 from railgun.cli.errors import DONE, EXIT_CODES, FAILED, INTERRUPTED, NO_FLOW, NO_JOB, USAGE
@@ -358,7 +358,7 @@ def test_the_traceback_has_the_user_s_lines_and_none_of_ours(
 
 
 def test_a_flow_is_drawn(folder: Path, terminal: Terminal) -> None:
-    pytest.importorskip("railgun.flow.draw")
+    pytest.importorskip("railgun.flows.draw")
     assert terminal.type("draw", "good.py") == DONE
     assert "numbers" in terminal.out
     assert terminal.type("draw", "good.py", "--svg", "flow.svg") == DONE

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.clustered import DEADLINE, Clustered, clustered
+from tests.broker.clustered import DEADLINE, Clustered, clustered
 
 from railgun.cli import cluster_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE
 from railgun.cli.main import main
 from railgun.client.client import connect
 from railgun.client.errors import DuplicateIdError
-from railgun.testing.ports import free_ports
+from verification.ports import free_ports
 
 RAILGUN = [sys.executable, "-m", "railgun"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from railgun.wire.codes import CODES
+from railgun.transport.error_codes import CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "design" / "wire.md").read_text()
 BEFORE, TABLE = PAGE.split("\n## Codes\n")[1].split("\n| code |", 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import railgun
-from railgun.testing.diagrams import renew
+from verification.diagrams import renew
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]

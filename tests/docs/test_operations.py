@@ -14,9 +14,9 @@ from pathlib import Path
 from railgun.cli.errors import DONE
 from railgun.cli.main import main as command
 from railgun.client.sync import connect_sync
-from railgun.core.cluster.alarms import TODO
-from railgun.core.cluster.options import OPTIONS
-from railgun.testing.served import served
+from railgun.broker.protocol.metadata.alarms import TODO
+from railgun.broker.protocol.metadata.options import OPTIONS
+from railgun.testing.node import served
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

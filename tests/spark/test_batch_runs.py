@@ -15,10 +15,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from tests.batch.random_flows import draw, rows
-from tests.batch.test_batch_and_live import live, sinks, told
-from tests.flow.test_lateness import LATENESS, Judged, drawn, late_by_hand
-from tests.flow.test_lateness import expected as judged_by_hand
+from tests.engine.batch.random_flows import draw, rows
+from tests.engine.batch.test_batch_and_live import live, sinks, told
+from tests.engine.operators.test_lateness import LATENESS, Judged, drawn, late_by_hand
+from tests.engine.operators.test_lateness import expected as judged_by_hand
 
 import railgun
 from railgun import (
@@ -35,17 +35,17 @@ from railgun import (
     State,
     Stateful,
 )  # fmt: skip
-from railgun.flow.flow import Stream
-from railgun.flow.plan import DEAD
+from railgun.flows.flow import Stream
+from railgun.flows.plan import DEAD
 from railgun.spark import lateness
 from railgun.spark.session import SparkSession
-from railgun.testing.subprocesses import SubprocessLauncher
-from railgun.worker.pulse import HungCallError
+from railgun.testing.local_workers import SubprocessLauncher
+from railgun.engine.worker.liveness import HungCallError
 
 pytestmark = pytest.mark.spark
 HERE = [
     sys.modules[__name__],
-    sys.modules["tests.flow.test_lateness"],
+    sys.modules["tests.engine.operators.test_lateness"],
 ]  # which workers cannot import
 run = partial(railgun.run, launcher=SubprocessLauncher(), http=False, by_value=HERE)
 run_batch = partial(railgun.run_batch, by_value=HERE)

@@ -16,7 +16,7 @@ SPARK_NOISE = ("WARN", "Setting default log level", "Using Spark's default", "in
 @pytest.mark.spark
 def test_the_demo_passes_and_leaves_a_picture(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "railgun.demo", "--quick", "--json"],
+        [sys.executable, "-m", "verification.demo", "--quick", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

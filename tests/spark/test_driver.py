@@ -85,7 +85,7 @@ import json, sys, threading, time, urllib.request
 from pathlib import Path
 from pyspark import SparkContext
 from railgun import Collect, Flow, Generate, run
-from railgun.client.registry import Registry
+from railgun.transport.registry import Registry
 
 here = Path(sys.argv[1])
 registry = Registry(here / "jobs")

@@ -9,10 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.connector.fed import check, connector, fed_job, items, until
+from tests.ingest.fed_flow import check, connector, fed_job, items, until
 
 from railgun import Job
-from railgun.connector import Connector
+from railgun.ingest import Connector
 from railgun.job import NotRescaledError
 from railgun.spark.session import SparkSession
 

@@ -15,10 +15,10 @@ import pytest
 from tests.spark.workers import eventually, is_alive
 
 from railgun import Collect, Flow, Items, run
-from railgun.controller.controller import FlowFailedError
+from railgun.engine.controller.controller import FlowFailedError
 from railgun.spark.session import SparkSession
-from railgun.testing.load import Load, numbered_flow
-from railgun.testing.rescale_run import RescaleRun
+from verification.numbered_load import Load, numbered_flow
+from verification.rescale_run import RescaleRun
 
 pytestmark = pytest.mark.spark
 

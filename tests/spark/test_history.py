@@ -25,9 +25,9 @@ from railgun.cli.main import main
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.archive import archive_options
 from railgun.spark.session import QUICK, SparkSession, find_java
-from railgun.testing.served import Served, served
-from railgun.testing.standalone import Standalone, standalone
-from railgun.testing.subprocesses import SubprocessLauncher
+from railgun.testing.node import Served, served
+from verification.spark_cluster import Standalone, standalone
+from railgun.testing.local_workers import SubprocessLauncher
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from tests.spark.workers import Desk, Endings, ends, eventually, imports, is_alive, raises, waits
 
-from railgun.controller.launcher import Launcher
+from railgun.engine.controller.launcher import Launcher
 from railgun.spark import failure, task
 from railgun.spark.conf import TooFewSlotsError
 from railgun.spark.launcher import LaunchedTwiceError, SparkLauncher

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from railgun import Files, Parquet, Place, TwoPhaseWriter
-from railgun.connectors.staging import StagedSink
+from railgun.sinks.staging import StagedSink
 from railgun.spark.session import SparkSession
 
 pytestmark = pytest.mark.spark

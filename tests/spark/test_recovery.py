@@ -12,7 +12,7 @@ from tests.spark.workers import eventually, is_alive
 from railgun import run
 from railgun.job import Job, Snapshots
 from railgun.spark.session import SparkSession
-from railgun.testing.chaos import Storm, calm, flow, lines
+from verification.chaos import Storm, calm, flow, lines
 
 pytestmark = pytest.mark.spark
 

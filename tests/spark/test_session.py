@@ -23,7 +23,7 @@ from railgun.spark.session import (
     opened,
     session,
 )
-from railgun.testing.simulator import simulate
+from verification.rescale.simulator import simulate
 
 SEEDS = (1, 2, 3, 5, 8)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from railgun import Collect, Flow, Generate
-from railgun.controller.controller import WorkersError
+from railgun.engine.controller.controller import WorkersError
 from railgun.job import run
 from railgun.spark.session import SparkSession
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railgun.core.hashing import hash_keys
-from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import TableWriter
+from railgun.hashing import hash_keys
+from railgun.engine.snapshots.store import SnapshotStore
+from railgun.engine.snapshots.table import TableWriter
 from railgun.spark.session import SparkSession
 
 

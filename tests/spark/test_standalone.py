@@ -21,10 +21,10 @@ from railgun import run as start
 from railgun.job import Job, Snapshots
 from railgun.spark.launcher import SparkLauncher
 from railgun.spark.session import session
-from railgun.testing.chaos import Storm, calm, flow, lines
-from railgun.testing.load import Load, numbered_flow
-from railgun.testing.rescale_run import RescaleRun
-from railgun.testing.standalone import DYNAMIC, Standalone, standalone
+from verification.chaos import Storm, calm, flow, lines
+from verification.numbered_load import Load, numbered_flow
+from verification.rescale_run import RescaleRun
+from verification.spark_cluster import DYNAMIC, Standalone, standalone
 
 pytestmark = pytest.mark.spark
 

@@ -17,13 +17,13 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import types as t
 
 from railgun import FORGET, Collect, Flow, Items, state_changes, state_table
-from railgun.controller.saved import NoSnapshotsError
-from railgun.core.hashing import hash_keys
-from railgun.snapshots.disk import ArrowDisk, LocalDisk
-from railgun.snapshots.errors import DamagedError, MissingError
-from railgun.snapshots.manifest import Manifest, Part, StepInfo
-from railgun.snapshots.store import SnapshotStore
-from railgun.snapshots.table import TableWriter
+from railgun.engine.controller.snapshot_directory import NoSnapshotsError
+from railgun.hashing import hash_keys
+from railgun.storage.object_store import ArrowDisk, LocalDisk
+from railgun.engine.snapshots.errors import DamagedError, MissingError
+from railgun.engine.snapshots.manifest import Manifest, Part, StepInfo
+from railgun.engine.snapshots.store import SnapshotStore
+from railgun.engine.snapshots.table import TableWriter
 from railgun.spark import saved_changes, saved_rows
 from railgun.spark import state_table as tables
 from railgun.spark.kinds import MisfitError
@@ -103,7 +103,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many groups, and batches and shares of a few rows."""
-    monkeypatch.setattr("railgun.snapshots.table._GROUP", 7)
+    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP", 7)
     for module in (saved_rows, saved_changes):
         monkeypatch.setattr(module, "BATCH", 3)
 

@@ -31,13 +31,13 @@ from pyspark.sql.types import StructType
 
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.connectors.older import delete_stream
-from railgun.connectors.patient import Patient
-from railgun.core import producers as rules
-from railgun.node import persistent
-from railgun.node.clock import steady_us, time_of_day
-from railgun.node.errors import NoMasterError
-from railgun.node.producing import Producing
+from railgun.sinks.old_staged_streams import delete_stream
+from railgun.sinks.retrying_client import Patient
+from railgun.broker.protocol.producers import registry as rules
+from railgun.broker.streams import persistent
+from railgun.broker.clock import steady_us, time_of_day
+from railgun.broker.errors import NoMasterError
+from railgun.broker.streams.producing import Producing
 from railgun.spark.session import SparkSession
 from railgun.spark.streams import older as upgrade
 from railgun.spark.streams.commit import Target
@@ -46,7 +46,7 @@ from railgun.spark.streams.older import digest, journal_name
 from railgun.spark.streams.source import StreamSource
 from railgun.spark.streams.staging import Written, pieces
 from railgun.spark.streams.writer import StreamWriter
-from railgun.testing.served import Served, served
+from railgun.testing.node import Served, served
 
 needs_spark = pytest.mark.spark
 PATIENCE = 240  # seconds: a busy machine starts few micro-batches in a minute

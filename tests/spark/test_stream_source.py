@@ -43,7 +43,7 @@ from railgun.spark.streams.errors import (
 )
 from railgun.spark.streams.options import Options
 from railgun.spark.streams.source import StreamSource
-from railgun.testing.served import Served, served
+from railgun.testing.node import Served, served
 
 pytestmark = pytest.mark.spark
 PATIENCE = 240  # seconds: a busy machine starts few micro-batches in a minute

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from railgun.spark.task import Entry
-from railgun.worker.spec import WorkerSpec
+from railgun.engine.worker.spec import WorkerSpec
 
 T = TypeVar("T")
 WITHIN = 120.0

@@ -14,11 +14,11 @@ from railgun.cli.errors import DONE, FAILED, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
-from railgun.client.registry import Registry
-from railgun.core.errors import RailgunError, said
-from railgun.node.clock import time_of_day
-from railgun.node.retime import retime as mend_times
-from railgun.node.settings import DEAD, SECOND
+from railgun.transport.registry import Registry
+from railgun.errors import RailgunError, said
+from railgun.broker.clock import time_of_day
+from railgun.broker.streams.retime import retime as mend_times
+from railgun.broker.settings import DEAD, SECOND
 
 
 def confirm(options: argparse.Namespace, out: Output, what: str) -> None:

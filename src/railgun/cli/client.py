@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from railgun.cli.errors import FAILED, NO_JOB, USAGE, CommandError
-from railgun.client.registry import Entry, Registry
+from railgun.transport.registry import Entry, Registry
 
 PATIENCE = 10.0
 _CODES = {400: USAGE, 404: USAGE, 409: NO_JOB}

@@ -1,4 +1,4 @@
-"""`railgun connector`: ready-made programs that push into a flow (`railgun.connector.ready.tail`, `table`, `webhooks`).
+"""`railgun connector`: ready-made programs that push into a flow (`railgun.ingest.ready.tail`, `table`, `webhooks`).
 
 All of them tell once in a while how far they are, and end in order on SIGTERM or Ctrl-C. What they have not heard to
 be acknowledged is sent again by the next one: so they need not wait for it.
@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.client.registry import Registry
-from railgun.connector.client import KEEP, Connector
-from railgun.connector.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
-from railgun.connector.ready.progress import Progress
-from railgun.connector.ready.table import Table, TableError, open_database
-from railgun.connector.ready.tail import Tail
-from railgun.connector.ready.webhooks import ListenError, Webhooks, open_to_all
-from railgun.core.errors import said
-from railgun.wire.listening import is_loopback
+from railgun.transport.registry import Registry
+from railgun.ingest.client import KEEP, Connector
+from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
+from railgun.ingest.ready.progress import Progress
+from railgun.ingest.ready.table import Table, TableError, open_database
+from railgun.ingest.ready.tail import Tail
+from railgun.ingest.ready.webhooks import ListenError, Webhooks, open_to_all
+from railgun.errors import said
+from railgun.transport.listen_rules import is_loopback
 
 OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
 SELDOM: Final = 10.0  # elsewhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 DONE: Final = 0
 FAILED: Final = 1

@@ -21,7 +21,7 @@ from railgun.cli.output import Output
 from railgun.cli.streams import connect_by, talk
 from railgun.client import load
 from railgun.client.client import Client
-from railgun.client.registry import Registry
+from railgun.transport.registry import Registry
 
 ENDLESS: Final = 1 << 62  # messages: the time is the limit
 

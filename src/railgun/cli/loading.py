@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from railgun.cli.errors import NO_FLOW, CommandError
-from railgun.flow.flow import Flow
-from railgun.flow.shipping import modules_beside
+from railgun.flows.flow import Flow
+from railgun.flows.shipping import modules_beside
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """railgun: start flows and nodes, and talk to those that run.
 
 Commands on running jobs need nothing of Spark, and do not load it: they read where the job is from its file
-(`client.registry`) and talk to its HTTP API. Nor does anything load a node or its client but what needs them.
+(`transport.registry`) and talk to its HTTP API. Nor does anything load a node or its client but what needs them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from railgun.cli.errors import (
     CommandError,
 )
 from railgun.cli.output import Output
-from railgun.client.registry import JobRunsError, Registry
-from railgun.core.errors import RailgunError
-from railgun.flow.errors import FlowError
-from railgun.snapshots.choices import flags
+from railgun.transport.registry import JobRunsError, Registry
+from railgun.errors import RailgunError
+from railgun.flows.errors import FlowError
+from railgun.engine.snapshots.option_names import flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:

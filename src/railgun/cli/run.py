@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
-from railgun.client.registry import Registry
-from railgun.controller.controller import Event
-from railgun.controller.storekeeper import EVERY, KEEP, Snapshots
+from railgun.transport.registry import Registry
+from railgun.engine.controller.controller import Event
+from railgun.engine.controller.storekeeper import EVERY, KEEP, Snapshots
 from railgun.job import FlowFailedError, Job, run
 
 STOP: Final = (signal.SIGINT, signal.SIGTERM)

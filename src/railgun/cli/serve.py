@@ -12,21 +12,21 @@ from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.client.registry import Registry
-from railgun.core.cluster.fields import NAME, REGION
-from railgun.core.cluster.options import OPTIONS, check_asked
-from railgun.core.errors import RailgunError, said
-from railgun.node.cluster.config import (
+from railgun.transport.registry import Registry
+from railgun.broker.protocol.metadata.fields import NAME, REGION
+from railgun.broker.protocol.metadata.options import OPTIONS, check_asked
+from railgun.errors import RailgunError, said
+from railgun.broker.cluster.config import (
     CLUSTER_PORT,
     ROLES,
     ClusterConfig,
     address_of,
     read_secret,
 )
-from railgun.node.cluster.discovery import discovery_of
-from railgun.node.persistent import Persistent
-from railgun.node.server import HTTP_PORT, Server, ServerConfig
-from railgun.node.settings import STAGING
+from railgun.broker.discovery import discovery_of
+from railgun.broker.streams.persistent import Persistent
+from railgun.broker.server.server import HTTP_PORT, Server, ServerConfig
+from railgun.broker.settings import STAGING
 
 SECTIONS: Final = ("cluster", "node")
 KEYS: Final = (

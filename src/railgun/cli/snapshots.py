@@ -10,7 +10,7 @@ from railgun.cli import view
 from railgun.cli.client import Client, find
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output, told
-from railgun.client.registry import Registry
+from railgun.transport.registry import Registry
 
 
 def take(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -54,7 +54,7 @@ def show(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     if options.dir is None:
         attempts = find(options.name, registry).get("/snapshots")["snapshots"]
     else:
-        from railgun.controller.saved import find_store, told_attempts
+        from railgun.engine.controller.snapshot_directory import find_store, told_attempts
 
         attempts = told_attempts(find_store(options.dir, options.name)[1])
     out.data(snapshots=attempts)

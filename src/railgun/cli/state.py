@@ -15,10 +15,10 @@ from railgun.cli import view
 from railgun.cli.client import find
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.client.registry import Registry
+from railgun.transport.registry import Registry
 
 if TYPE_CHECKING:
-    from railgun.controller.saved import Row, SavedState
+    from railgun.engine.controller.snapshot_directory import Row, SavedState
 
 LIMIT: Final = 20
 OFFLINE: Final = ("snapshot", "limit", "sql")
@@ -55,7 +55,7 @@ def _live(options: argparse.Namespace, out: Output, registry: Registry) -> int:
 
 
 def _saved(options: argparse.Namespace, out: Output) -> int:
-    from railgun.controller.saved import SavedState, find_store, steps_in
+    from railgun.engine.controller.snapshot_directory import SavedState, find_store, steps_in
 
     if options.key is not None and options.sql is not None:
         raise CommandError(USAGE, "usage", "either --key or --sql")
@@ -80,7 +80,7 @@ def _saved(options: argparse.Namespace, out: Output) -> int:
 
 
 def _one(saved: SavedState, typed: str, out: Output) -> int:
-    from railgun.controller.inquiries import key_typed
+    from railgun.engine.controller.state_queries import key_typed
 
     key = key_typed(typed)
     row = saved.get(key)
@@ -108,8 +108,8 @@ def _some(saved: SavedState, limit: int, out: Output) -> int:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    from railgun.snapshots.plain import from_json
-    from railgun.worker.looking import shown
+    from railgun.engine.snapshots.plain import from_json
+    from railgun.engine.worker.state_queries import shown
 
     text, is_json = shown(row.state)
     state = {"state": from_json([text])[0]} if is_json else {"repr": text}
@@ -151,7 +151,7 @@ def _select(saved: SavedState, options: argparse.Namespace, out: Output) -> int:
 
 def _cell(value: Any) -> Any:
     """Numbers and text as they are, what has parts as JSON, for json_extract; all else as Python shows it."""
-    from railgun.worker.looking import shown
+    from railgun.engine.worker.state_queries import shown
 
     if isinstance(value, str | float | None) or (
         isinstance(value, int) and -(1 << 63) <= value < 1 << 63

@@ -26,19 +26,14 @@ from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandErr
 from railgun.cli.output import Output
 from railgun.client.checks import LEFT_OUT
 from railgun.client.client import Client, connect
-from railgun.client.errors import (
-    DuplicateIdError,
-    NoAnswerError,
-    StreamsError,
-    refuse_damaged,
-)
+from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError, refuse_damaged
 from railgun.client.message import Message
-from railgun.client.registry import Registry
+from railgun.transport.registry import Registry
 from railgun.client.subscription import Subscription
-from railgun.core.cluster.fields import difference
-from railgun.core.errors import said
-from railgun.node.settings import DEAD, REDRIVE, StreamSettings
-from railgun.wire.codes import no_node
+from railgun.broker.protocol.metadata.fields import difference
+from railgun.errors import said
+from railgun.broker.settings import DEAD, REDRIVE, StreamSettings
+from railgun.transport.error_codes import no_node
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from railgun.client.errors import StreamsError
-from railgun.core.delivery import LONGEST_DELAY
-from railgun.wire.records import LONGEST_ID
+from railgun.broker.protocol.groups import LONGEST_DELAY
+from railgun.transport.records import LONGEST_ID
 
 DAY_S: Final = 86_400.0
 MAX_DELAY_S: Final = LONGEST_DELAY / 1e6

@@ -15,7 +15,7 @@ Rules:
    client pings, and sends nothing else before the node has answered or another connection is made.
    A node that is about to end says so (`GoingAway`): nothing more is sent to it, what it has taken it answers, and what
    it has not (`STOPPING`) goes to the next node, or to this one when it is back, until the deadline.
-4. A connection that does not answer pings is dead (`wire.heartbeat`): after `SILENCE_S` seconds, or after
+4. A connection that does not answer pings is dead (`transport.heartbeat`): after `SILENCE_S` seconds, or after
    `SILENCE_WITH_OTHERS_S` if there are other nodes to go to. A node that does not answer the hello is left as soon.
 5. A node tells of the others of its cluster. When a connection is lost the others are tried at once, in turn.
 6. `NO_MASTER` means that nothing was done: it is tried again until the deadline, whatever it is, and what is published
@@ -62,25 +62,20 @@ from railgun.client.checks import (
     check_text,
     check_whole,
 )
-from railgun.client.errors import (
-    DeadlineError,
-    NoAnswerError,
-    NoNodeError,
-    StreamsError,
-)
+from railgun.client.errors import DeadlineError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses, Where
 from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
-from railgun.core.errors import said
-from railgun.wire.codes import resent
-from railgun.wire.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
-from railgun.wire.connection import Connection
-from railgun.wire.heartbeat import Beat, Heartbeat
-from railgun.wire.hello import BAD_SECRET, BAD_VERSION, HelloError
-from railgun.wire.outbox import Outbox
-from railgun.wire.proto import streams_pb2 as p
-from railgun.wire.records import Records, build
+from railgun.errors import said
+from railgun.transport.error_codes import resent
+from railgun.transport.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
+from railgun.transport.connection import Connection
+from railgun.transport.heartbeat import Beat, Heartbeat
+from railgun.transport.hello import BAD_SECRET, BAD_VERSION, HelloError
+from railgun.transport.outbox import Outbox
+from railgun.transport.proto import streams_pb2 as p
+from railgun.transport.records import Records, build
 
 TIMEOUT: Final = 30.0
 LATE: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from railgun.core.errors import RailgunError
-from railgun.wire import codes
+from railgun.errors import RailgunError
+from railgun.transport import error_codes as codes
 
 DAMAGED: Final = "LOG_DAMAGED"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from railgun.client.checks import check_nack
 from railgun.client.errors import StreamsError
 from railgun.client.payloads import from_arrow, from_json, from_msgpack
-from railgun.wire.records import Records, cut
+from railgun.transport.records import Records, cut
 
 if TYPE_CHECKING:
     import pyarrow

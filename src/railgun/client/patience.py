@@ -1,4 +1,4 @@
-"""Repeating a call to a node while it fails with an error that may pass (`wire.codes`)."""
+"""Repeating a call to a node while it fails with an error that may pass (`transport.error_codes`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 if TYPE_CHECKING:
     import pyarrow

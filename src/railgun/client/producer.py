@@ -3,7 +3,7 @@
 >>> import asyncio, tempfile
 >>> from pathlib import Path
 >>> from railgun.client.client import connect
->>> from railgun.testing.served import served
+>>> from railgun.testing.node import served
 >>> async def main(data):
 ...     async with await connect(data=data) as client:
 ...         await client.ensure("totals")
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.client.checks import BadValueError, as_bytes, check_list, check_seconds, check_text
 from railgun.client.errors import StreamsError
-from railgun.wire.proto import streams_pb2 as p
+from railgun.transport.proto import streams_pb2 as p
 
 if TYPE_CHECKING:
     from railgun.client.client import Client

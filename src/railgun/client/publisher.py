@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.client.nodes import Pauses
-from railgun.wire.commands import LARGEST
-from railgun.wire.proto import streams_pb2 as p
-from railgun.wire.records import build
+from railgun.transport.commands import LARGEST
+from railgun.transport.proto import streams_pb2 as p
+from railgun.transport.records import build
 
 if TYPE_CHECKING:
     from railgun.client.client import Client

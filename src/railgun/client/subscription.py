@@ -38,16 +38,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from railgun.client.checks import MAX_OFFSET, check_nack, check_timeout, check_whole
-from railgun.client.errors import (
-    DAMAGED,
-    StreamDamagedError,
-    StreamsError,
-    SubscriptionLostError,
-)
+from railgun.client.errors import DAMAGED, StreamDamagedError, StreamsError, SubscriptionLostError
 from railgun.client.message import Arrival, Buffer, Message
-from railgun.wire.codes import resent
-from railgun.wire.proto import streams_pb2 as p
-from railgun.wire.records import Records, split
+from railgun.transport.error_codes import resent
+from railgun.transport.proto import streams_pb2 as p
+from railgun.transport.records import Records, split
 
 if TYPE_CHECKING:
     from railgun.client.client import Client

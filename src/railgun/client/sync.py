@@ -35,7 +35,7 @@ from railgun.client.message import Message
 from railgun.client.producer import Transaction
 from railgun.client.publisher import Acks
 from railgun.client.subscription import Start, Subscription
-from railgun.wire.records import Records
+from railgun.transport.records import Records
 
 T = TypeVar("T")
 

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from railgun.connectors.collect import Collect
-from railgun.connectors.directory import Directory
-from railgun.connectors.errors import ConnectorError, LostOutputError
-from railgun.connectors.files import Files
-from railgun.connectors.generate import Generate
-from railgun.connectors.items import Items
-from railgun.connectors.parquet import Parquet
-from railgun.connectors.printing import Print
-from railgun.connectors.pushed import ConnectorMessage, Connectors
+from railgun.sinks.collect import Collect
+from railgun.sources.directory import Directory
+from railgun.sources.errors import ConnectorError, LostOutputError
+from railgun.sinks.files import Files
+from railgun.sources.generate import Generate
+from railgun.sources.items import Items
+from railgun.sinks.parquet import Parquet
+from railgun.sinks.printing import Print
+from railgun.sources.connectors import ConnectorMessage, Connectors
 
 if TYPE_CHECKING:
-    from railgun.connectors.outside import Outside
+    from railgun.sinks.external import Outside
 
 __all__ = [
     "Collect",
@@ -33,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Outside":
-        from railgun.connectors.outside import Outside
+        from railgun.sinks.external import Outside
 
         return Outside
     raise AttributeError(f"module 'railgun.connectors' has no attribute {name!r}")

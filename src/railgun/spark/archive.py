@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 __all__ = ["ArchiveError", "archive_options", "archive_path", "make_archive"]
 

@@ -6,7 +6,7 @@
 
 A flow becomes a Spark plan: `mapInArrow` for the sources' stages, then for each level of stages one `repartitionById`,
 a sort of the few rows there are then (each is a piece of many records), and `mapInArrow` again. What happens inside is
-told in `railgun.batch`. Rules:
+told in `railgun.engine.batch`. Rules:
 
 1. Nothing is computed until a DataFrame is used, as with any other; and then only what leads to its sink. What is used
    twice is computed twice, unless it is persisted.
@@ -30,18 +30,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from railgun.batch.columns import VALUE
-from railgun.batch.errors import BatchError
-from railgun.batch.local import run_local
-from railgun.batch.outputs import LETTERS, infer
-from railgun.batch.pieces import one_batch
-from railgun.batch.stages import PAUSE, timing_of
-from railgun.batch.task import TOLD, Batch, Task
-from railgun.connectors.collect import Collect
-from railgun.connectors.parquet import Parquet
-from railgun.flow.flow import Flow
-from railgun.flow.plan import DEAD, Plan
-from railgun.flow.shipping import ship
+from railgun.engine.batch.columns import VALUE
+from railgun.engine.batch.errors import BatchError
+from railgun.engine.batch.local import run_local
+from railgun.engine.batch.outputs import LETTERS, infer
+from railgun.engine.batch.pieces import one_batch
+from railgun.engine.batch.stages import PAUSE, timing_of
+from railgun.engine.batch.task import TOLD, Batch, Task
+from railgun.sinks.collect import Collect
+from railgun.sinks.parquet import Parquet
+from railgun.flows.flow import Flow
+from railgun.flows.plan import DEAD, Plan
+from railgun.flows.shipping import ship
 from railgun.spark.handover import HANG_AFTER_S, HandOver, told_by_tasks
 from railgun.spark.inputs import (
     Input,

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 Conf = Mapping[str, str]
 SLOTS = 64

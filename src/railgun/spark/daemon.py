@@ -28,8 +28,8 @@ MODULES = (
     "pyarrow",
     "cloudpickle",
     "railgun.spark.task",
-    "railgun.worker.process",
-    "railgun.snapshots.table",
+    "railgun.engine.worker.process",
+    "railgun.engine.snapshots.table",
     "railgun.spark.streams.source",
 )
 NO_THREADS = {

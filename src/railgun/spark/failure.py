@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 from railgun.spark import task
 
 __all__ = [

@@ -28,27 +28,27 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import PySparkException
 
-from railgun.batch.errors import BatchError
-from railgun.batch.stages import Save
-from railgun.connectors.directory import Directory
-from railgun.connectors.streams import Streams
-from railgun.controller.saved import absolute
-from railgun.controller.storekeeper import steps_of
-from railgun.core.errors import pass_interrupt
-from railgun.core.frontier import MIN
-from railgun.core.hashing import hash_keys
-from railgun.flow.calls import TokenCall
-from railgun.flow.committing import commit_calls
-from railgun.flow.flow import Flow
-from railgun.flow.functions import check_done
-from railgun.flow.plan import Plan
-from railgun.flow.sink import Place, TwoPhaseSink
-from railgun.flow.source import is_empty
-from railgun.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
-from railgun.snapshots.store import SnapshotStore
+from railgun.engine.batch.errors import BatchError
+from railgun.engine.batch.stages import Save
+from railgun.sources.directory import Directory
+from railgun.sinks.streams import Streams
+from railgun.engine.controller.snapshot_directory import absolute
+from railgun.engine.controller.storekeeper import steps_of
+from railgun.errors import pass_interrupt
+from railgun.engine.protocol.frontier import MIN
+from railgun.hashing import hash_keys
+from railgun.engine.operators.calls import TokenCall
+from railgun.engine.operators.committing import commit_calls
+from railgun.flows.flow import Flow
+from railgun.engine.operators.functions import check_done
+from railgun.flows.plan import Plan
+from railgun.flows.sink import Place, TwoPhaseSink
+from railgun.flows.source import is_empty
+from railgun.engine.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
+from railgun.engine.snapshots.store import SnapshotStore
 from railgun.spark.failure import of_task
 from railgun.spark.inputs import Done, Input
-from railgun.worker.pulse import watched
+from railgun.engine.worker.liveness import watched
 
 HANG_AFTER_S: Final = 30.0
 """Seconds after which a call of a sink is taken for a hang, as `Settings.hang_after`."""
@@ -234,7 +234,7 @@ def write_state(
     states: list[Any],
 ) -> Part:
     """Write the state of keys as a part of a snapshot."""
-    from railgun.snapshots.table import TableWriter
+    from railgun.engine.snapshots.table import TableWriter
 
     table = TableWriter(step, version)
     table.add(hash_keys(keys), keys, states, None, None, None)

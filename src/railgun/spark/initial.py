@@ -16,13 +16,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType
 
-from railgun.batch.columns import as_dicts, as_list
-from railgun.batch.errors import BatchError
-from railgun.batch.stages import Save
-from railgun.controller.storekeeper import steps_of
-from railgun.flow.operators.operator import shorten
-from railgun.flow.plan import Plan
-from railgun.snapshots.store import SnapshotStore
+from railgun.engine.batch.columns import as_dicts, as_list
+from railgun.engine.batch.errors import BatchError
+from railgun.engine.batch.stages import Save
+from railgun.engine.controller.storekeeper import steps_of
+from railgun.engine.operators.operator import shorten
+from railgun.flows.plan import Plan
+from railgun.engine.snapshots.store import SnapshotStore
 from railgun.spark.handover import making, told_by_tasks, write_state
 from railgun.spark.inputs import listed, named, partition, partitions_for
 

@@ -13,12 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
-from railgun.batch.columns import VALUE, as_order, column_of
-from railgun.batch.errors import BatchError
-from railgun.batch.stages import Feed
-from railgun.flow.flow import Flow
-from railgun.flow.source import Source
-from railgun.flow.step import Step
+from railgun.engine.batch.columns import VALUE, as_order, column_of
+from railgun.engine.batch.errors import BatchError
+from railgun.engine.batch.stages import Feed
+from railgun.flows.flow import Flow
+from railgun.flows.source import Source
+from railgun.flows.step import Step
 
 BYTES: Final = 128 << 20  # of the inputs, for one task
 MOST_PARTS: Final = 10_000

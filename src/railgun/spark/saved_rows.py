@@ -24,14 +24,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from railgun.controller.saved import NoSnapshotsError, SavedState, find_store
-from railgun.core.hashing import Hashes
-from railgun.snapshots.arrays import hashes_of
-from railgun.snapshots.disk import ArrowDisk, LocalDisk, disk_error
-from railgun.snapshots.errors import DamagedError, MissingError
-from railgun.snapshots.manifest import Part, damaged
-from railgun.snapshots.store import SnapshotStore, encode_name
-from railgun.snapshots.table import open_table, reading
+from railgun.engine.controller.snapshot_directory import NoSnapshotsError, SavedState, find_store
+from railgun.hashing import Hashes
+from railgun.engine.snapshots.arrays import hashes_of
+from railgun.storage.object_store import ArrowDisk, LocalDisk, disk_error
+from railgun.engine.snapshots.errors import DamagedError, MissingError
+from railgun.engine.snapshots.manifest import Part, damaged
+from railgun.engine.snapshots.store import SnapshotStore, encode_name
+from railgun.engine.snapshots.table import open_table, reading
 
 ROWS: Final = 1 << 18
 """Rows of a task, about: files are read by their groups of rows."""

@@ -34,17 +34,10 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 from railgun.spark import daemon
 from railgun.spark.archive import archive_options
-from railgun.spark.conf import (
-    SLOTS,
-    Conf,
-    RefusedConfigurationError,
-    is_local,
-    is_loopback,
-    refuse,
-)
+from railgun.spark.conf import SLOTS, Conf, RefusedConfigurationError, is_local, is_loopback, refuse
 from railgun.spark.starting import SparkStartError, Start, StartGivenUpError
 
 __all__ = [

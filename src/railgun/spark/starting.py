@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkException
 
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 ENDS_WITHIN_S: Final = 5.0
 """That a JVM has to clean up behind itself before it is killed."""

@@ -32,8 +32,8 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from railgun.controller.storekeeper import where_to_begin
-from railgun.core.errors import RailgunError
+from railgun.engine.controller.storekeeper import where_to_begin
+from railgun.errors import RailgunError
 from railgun.spark import kinds
 from railgun.spark.saved_changes import Between
 from railgun.spark.saved_rows import Saved, Whole

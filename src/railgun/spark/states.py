@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyspark.sql import types as t
 
-from railgun.core.frontier import LAST, MIN
-from railgun.snapshots.errors import DamagedError, DecodingError
-from railgun.snapshots.plain import from_json
+from railgun.engine.protocol.frontier import LAST, MIN
+from railgun.engine.snapshots.errors import DamagedError, DecodingError
+from railgun.engine.snapshots.plain import from_json
 from railgun.spark import kinds
 from railgun.spark.kinds import Kind, MisfitError, SealedError
 from railgun.spark.saved_rows import Block, States

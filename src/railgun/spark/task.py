@@ -21,7 +21,7 @@ from dataclasses import astuple
 
 from pyspark import cloudpickle
 
-from railgun.worker.spec import WorkerSpec
+from railgun.engine.worker.spec import WorkerSpec
 
 Entry = Callable[[WorkerSpec], None]
 Row = tuple[object, ...]
@@ -35,7 +35,7 @@ MISSING = "missing"
 REFUSED = "refused"
 USED = "used"
 
-PROCESS = "railgun.worker.process"
+PROCESS = "railgun.engine.worker.process"
 """Where the entry of a worker is: `run_worker`."""
 
 
@@ -74,7 +74,7 @@ def body(entry: Entry | None) -> Callable[[Iterable[Row]], Iterable[Outcome]]:
             if os.getppid() == 1:  # it has gone already
                 os._exit(1)
         try:
-            spec_type = importlib.import_module("railgun.worker.spec").WorkerSpec
+            spec_type = importlib.import_module("railgun.engine.worker.spec").WorkerSpec
             spec = spec_type(*row)
             if pickled is None:
                 importlib.import_module(module).run_worker(spec)

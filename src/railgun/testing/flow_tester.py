@@ -44,18 +44,18 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from railgun.controller.controller import FlowFailedError
-from railgun.controller.storekeeper import Snapshots, Storekeeper, steps_of
-from railgun.core.errors import RailgunError
-from railgun.core.orders import Happened
-from railgun.core.placement import Placement, Worker
-from railgun.flow.flow import Flow
-from railgun.flow.operators.operator import DeadLetter
-from railgun.flow.source import Reader, Source
-from railgun.snapshots.disk import Disk
-from railgun.testing.disks import SimulatedDisk
-from railgun.testing.world import World
-from railgun.worker.runtime import Runtime
+from railgun.engine.controller.controller import FlowFailedError
+from railgun.engine.controller.storekeeper import Snapshots, Storekeeper, steps_of
+from railgun.errors import RailgunError
+from railgun.engine.protocol.lifecycle.messages import Happened
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.flows.flow import Flow
+from railgun.engine.operators.operator import DeadLetter
+from railgun.flows.source import Reader, Source
+from railgun.storage.object_store import Disk
+from verification.snapshots.disks import SimulatedDisk
+from verification.snapshots.world import World
+from railgun.engine.worker.runtime import Runtime
 
 START = 1_700_000_000_000_000
 NEVER = 1e9  # seconds

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from railgun.spark.streams.feed import Span
-from railgun.wire.records import Column
+from railgun.transport.records import Column
 
 METADATA: Final = ("offset", "time", "id", "headers", "payload")
 """What there is to a message: columns of format bytes, and with a `_` before them of the others."""
@@ -36,7 +36,7 @@ def column(name: str, spans: Sequence[Span]) -> Any:
 def offsets(spans: Sequence[Span]) -> Any:
     """Where each message lies in its stream.
 
-    >>> from railgun.wire.records import Records, build
+    >>> from railgun.transport.records import Records, build
     >>> offsets([Span(Records(build([b"a", b"b", b"c"])), 1, 3)]).to_pylist()
     [1, 2]
     """
@@ -50,7 +50,7 @@ def offsets(spans: Sequence[Span]) -> Any:
 def payloads(spans: Sequence[Span]) -> Any:
     """The payload of each message.
 
-    >>> from railgun.wire.records import Records, build
+    >>> from railgun.transport.records import Records, build
     >>> batch = Records(build([b"tea", b"", b"cake"]))
     >>> payloads([Span(batch, 1, 3), Span(batch, 0, 1)]).to_pylist()
     [b'', b'cake', b'tea']

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient
-from railgun.connectors.patient import Patient, Staged, producer_name
+from railgun.sinks.retrying_client import Patient, Staged, producer_name
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
 from railgun.spark.streams.older import take_over

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from railgun.client.errors import StreamsError
-from railgun.core.errors import RailgunError
+from railgun.errors import RailgunError
 
 
 class StreamSourceError(RailgunError):

@@ -20,7 +20,7 @@ from railgun.client.address import Address
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_to
 from railgun.spark.streams.errors import MissingMessagesError, StreamSourceError, named
-from railgun.wire.records import Records
+from railgun.transport.records import Records
 
 if TYPE_CHECKING:
     from railgun.client.subscription import Subscription

@@ -20,12 +20,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from railgun.client.errors import StreamsError
-from railgun.connectors.older import delete_stream, known_ids, publish_staged
+from railgun.sinks.old_staged_streams import delete_stream, known_ids, publish_staged
 from railgun.spark.streams.errors import InDoubtError
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer
-    from railgun.connectors.patient import Patient
+    from railgun.sinks.retrying_client import Patient
 
 
 class _Found:

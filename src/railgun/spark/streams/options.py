@@ -20,7 +20,7 @@ from railgun.client.address import DATA, SECRET, Address
 from railgun.client.checks import MAX_OFFSET
 from railgun.client.errors import StreamsError
 from railgun.client.patience import patiently
-from railgun.core.errors import said
+from railgun.errors import said
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
 KNOWN: Final = (

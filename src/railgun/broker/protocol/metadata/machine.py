@@ -1,0 +1,411 @@
+"""Metadata: what all nodes of a cluster agree on. Each applies the same entries of Raft's log, in order.
+
+Rules:
+
+1. An entry in, a result out. The same entries make the same state and the same results on every node: nothing here has
+   a clock, chance, or an order that differs.
+2. No command can end a node. What is not understood or not possible gives `{"error": {"code", "text"}}`, and then
+   nothing has changed.
+3. A command may carry a `request`, some text of whoever proposes it. The results of the last 1000 of them are part of
+   the state: the same request again gives the same result and does nothing. So a proposal of which the fate is not
+   known is proposed again.
+4. The first command is `form`. Until then everything else is refused (`NOT_FORMED`), after that a second one
+   (`FORMED`, with the id of the cluster that there is): of nodes that form a cluster at the same time one wins.
+5. Nodes have an id for ever, a name that no other has, and addresses that may change. What they are in regions is in
+   `regions`, what streams there are in `catalogue`; their rules are there.
+6. What was decided for an epoch of a region counts in that epoch only: else `STALE`.
+7. A node leaves in steps (see `steering`): it is wanted to be gone, becomes nobody's master, votes nowhere, and only
+   then is removed.
+8. What was told by a node counts until it tells something else. `remove` may carry the `index` of what was last told:
+   if the node has come back since, it is not removed.
+9. Who was removed stays so for ever (`REMOVED`), also if it is started again with what it had. It comes back as a new
+   node, with another id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any, Final
+
+from railgun.broker.protocol.metadata import options
+from railgun.broker.protocol.metadata.streams import Catalogue, StreamInfo
+from railgun.broker.protocol.metadata.fields import (
+    RefusedError,
+    Scalar,
+    bad,
+    check_list,
+    check_name,
+    check_object,
+    check_region,
+    take_name,
+    take_text,
+    take_whole,
+    told,
+)
+from railgun.broker.protocol.metadata.nodes import MASTER, NodeInfo
+from railgun.broker.protocol.metadata.regions import Region, holds, settle
+from railgun.errors import ProtocolError
+
+MOST_REQUESTS: Final = 1000
+MOST_NODES: Final = 1000
+FORMAT: Final = 1
+"""Of a dump."""
+
+Result = dict[str, Any]
+
+
+class Metadata:
+    """What the nodes agree on.
+
+    >>> metadata = Metadata()
+    >>> node = {"id": "n1", "name": "one", "host": "10.0.0.1", "port": 7400, "cluster_port": 7401}
+    >>> metadata.apply(2, {"do": "form", "cluster": "c1", "nodes": [node]})
+    {'result': 'FORMED', 'cluster': 'c1'}
+    >>> metadata.apply(3, {"do": "master", "region": "global", "master": "n1", "epoch": 3})
+    {'result': 'BEGAN', 'epoch': 3}
+    >>> metadata.apply(4, {"do": "ensure", "name": "orders"})
+    {'result': 'CREATED', 'differs': {}, 'id': 4}
+    >>> metadata.apply(5, {"do": "master", "region": "global", "master": "n1", "epoch": 3})["error"]["code"]
+    'STALE'
+    """
+
+    __slots__ = (
+        "_requests",
+        "catalogue",
+        "cluster",
+        "index",
+        "nodes",
+        "regions",
+        "removed",
+        "settings",
+        "wanted_gone",
+    )
+
+    def __init__(self) -> None:
+        self.index = 0
+        """Of the last entry that was applied."""
+        self.cluster = ""
+        """Its id; empty: there is none yet."""
+        self.settings: dict[str, Scalar] = options.defaults()
+        self.nodes: dict[str, NodeInfo] = {}
+        self.wanted_gone: set[str] = set()
+        """Nodes that are to leave."""
+        self.removed: set[str] = set()
+        """Nodes that have left."""
+        self.regions: dict[str, Region] = {}
+        self.catalogue = Catalogue()
+        self._requests: dict[str, Result] = {}
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def streams(self) -> Mapping[str, StreamInfo]:
+        """All streams, by name."""
+        return self.catalogue.streams
+
+    @property
+    def deleted(self) -> set[int]:
+        """The ids of all streams that were; files are removed for these only."""
+        return self.catalogue.deleted
+
+    def seconds(self, key: str) -> float | None:
+        """A setting of the cluster."""
+        value = self.settings.get(key, options.OPTIONS[key].default)
+        return None if value is None else float(value)
+
+    def drift(self, file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Where the file of a node differs from what the cluster does."""
+        return options.drift(self.settings, file)
+
+    def role(self, node: str, region: str) -> str | None:
+        """What a node is to be in a region."""
+        info = self.nodes.get(node)
+        return None if info is None else info.regions.get(region)
+
+    def can_lead(self, region: str) -> bool:
+        """Whether there is somebody who can be its master, and is to stay."""
+        there = self.regions.get(region)
+        return there is not None and any(
+            self.role(node, region) == MASTER and node not in self.wanted_gone
+            for node in there.voting
+        )
+
+    # ------------------------------------------------------------ entries
+
+    def apply(self, index: int, command: Any) -> Result:
+        """The entry with this index: what comes of it. An index that was applied already is the driver's mistake."""
+        if index <= self.index:
+            raise ProtocolError(f"entry {index} was applied already: the last one is {self.index}")
+        self.index = index
+        try:
+            fields = check_object(command, "command")
+            request = take_text(fields, "request") if "request" in fields else None
+        except RefusedError as error:
+            return error.result()
+        if request is not None and request in self._requests:
+            return deepcopy(self._requests[request])
+        try:
+            result = self._do(index, fields)
+        except RefusedError as error:
+            result = error.result()
+        if request is not None:
+            if len(self._requests) >= MOST_REQUESTS:
+                del self._requests[next(iter(self._requests))]
+            self._requests[request] = deepcopy(result)
+        return result
+
+    def _do(self, index: int, command: dict[str, Any]) -> Result:
+        what = command.get("do")
+        handler = _HANDLERS.get(what) if isinstance(what, str) else None
+        if handler is None:
+            raise bad(f"there is no command {told(what)}; there are {', '.join(sorted(_HANDLERS))}")
+        if not self.cluster and what != "form":
+            raise RefusedError("NOT_FORMED", "there is no cluster yet")
+        return handler(self, index, command)
+
+    # ------------------------------------------------------------ the cluster and its nodes
+
+    def _form(self, index: int, command: dict[str, Any]) -> Result:
+        if self.cluster:
+            raise RefusedError(
+                "FORMED", f"there is a cluster already: {self.cluster}", cluster=self.cluster
+            )
+        cluster = take_name(command, "cluster")
+        settings = options.check_options(command.get("settings", {}))
+        nodes = [NodeInfo.of(one, index) for one in check_list(command.get("nodes"), "nodes")]
+        if not 0 < len(nodes) <= MOST_NODES:
+            raise bad(f"a cluster begins with 1 to {MOST_NODES} nodes, not {len(nodes)}")
+        if len({node.id for node in nodes}) < len(nodes):
+            raise bad("two nodes have the same id")
+        if len({node.name for node in nodes}) < len(nodes):
+            raise RefusedError("NAME_TAKEN", "two nodes have the same name: give each its own")
+        self.cluster = cluster
+        self.settings |= settings
+        self.nodes = {node.id: node for node in nodes}
+        self._settle(index)
+        return {"result": "FORMED", "cluster": cluster}
+
+    def _node(self, index: int, command: dict[str, Any]) -> Result:
+        node = NodeInfo.of(command.get("node"), index)
+        if node.id in self.removed:
+            raise RefusedError(
+                "REMOVED",
+                f"{node.id} was removed: to have it back, start it as a new one, with an empty directory",
+            )
+        for other in self.nodes.values():
+            if other.name == node.name and other.id != node.id:
+                raise RefusedError(
+                    "NAME_TAKEN",
+                    f"node {other.id} has the name {node.name!r}: give {node.id} another one, or let the "
+                    "other leave",
+                )
+        before = self.nodes.get(node.id)
+        if before is None and len(self.nodes) >= MOST_NODES:
+            raise RefusedError("TOO_MANY", f"a cluster has at most {MOST_NODES} nodes")
+        self.nodes[node.id] = node
+        self._settle(index)
+        news = "UPDATED" if before is None or not node.is_as(before) else "UNCHANGED"
+        leaving = [
+            region.name
+            for region in self.regions.values()
+            if node.id in region.voting and region.name not in node.regions
+        ]
+        return {"result": "JOINED" if before is None else news, "leaving": leaving}
+
+    def _leave(self, index: int, command: dict[str, Any]) -> Result:
+        node = self._known(command)
+        if not set(self.nodes) - self.wanted_gone - {node}:
+            raise RefusedError("STILL_IN_USE", f"{node} is the last node: the cluster needs one")
+        used = self.catalogue.used
+        for region in self.regions.values():
+            others = {*region.voting, *region.learning} - {node} - self.wanted_gone
+            eligible = any(self.role(one, region.name) == MASTER for one in others)
+            if region.name in used and node in region.voting and not eligible:
+                raise RefusedError(
+                    "STILL_IN_USE",
+                    f"nobody but {node} can be the master of region {region.name!r}: let another node have it, "
+                    "or delete its streams",
+                )
+        self.wanted_gone.add(node)
+        return {"result": "LEAVING"}
+
+    def _stay(self, index: int, command: dict[str, Any]) -> Result:
+        self.wanted_gone.discard(self._known(command))
+        return {"result": "STAYS"}
+
+    def _remove(self, index: int, command: dict[str, Any]) -> Result:
+        node = self._known(command)
+        if command.get("index") is not None:
+            seen = take_whole(command, "index")
+            if seen != self.nodes[node].index:
+                raise RefusedError("STALE", f"{node} has come back: it stays")
+        used = self.catalogue.used
+        held = [one.name for one in self.regions.values() if holds(one, node, used)]
+        if held:
+            raise RefusedError(
+                "STILL_IN_USE",
+                f"{node} votes in {', '.join(held[:5])}: let it leave (railgun cluster remove), and wait",
+            )
+        if len(self.nodes) == 1:
+            raise RefusedError("STILL_IN_USE", f"{node} is the last node: the cluster needs one")
+        del self.nodes[node]
+        self.wanted_gone.discard(node)
+        self.removed.add(node)
+        self._settle(index)
+        return {"result": "REMOVED"}
+
+    def _change_settings(self, index: int, command: dict[str, Any]) -> Result:
+        change = options.check_options(command.get("change"))
+        before = self.settings
+        for key, value in change.items():
+            if options.OPTIONS[key].settled and value != before[key]:
+                raise RefusedError(
+                    "BAD_SETTINGS",
+                    f"{key} is settled when the cluster is formed, and is {before[key]:g} seconds: leases rest on it, "
+                    "and nodes would not change it at one moment",
+                )
+        self.settings = before | change
+        result = "UNCHANGED" if self.settings == before else "UPDATED"
+        return {"result": result, "settings": dict(self.settings)}
+
+    # ------------------------------------------------------------ regions
+
+    def _master(self, index: int, command: dict[str, Any]) -> Result:
+        region, epoch = self._region(command), take_whole(command, "epoch")
+        node = take_name(command, "master")
+        region.check_epoch(epoch, region.epoch + 1)
+        if node not in region.voting or self.role(node, region.name) != MASTER:
+            raise RefusedError(
+                "NOT_ELIGIBLE",
+                f"{node} cannot be the master of region {region.name!r}: it has to vote there, and its file "
+                "has to name it a master there",
+            )
+        return self._begin(region.with_master(node, index))
+
+    def _promote(self, index: int, command: dict[str, Any]) -> Result:
+        region, node = self._region(command), self._known(command)
+        region.check_epoch(take_whole(command, "epoch"), region.epoch)
+        region.check_active()
+        if node in self.wanted_gone:
+            raise RefusedError("NOT_ELIGIBLE", f"{node} is about to leave the cluster")
+        return self._begin(region.promoted(node, index))
+
+    def _demote(self, index: int, command: dict[str, Any]) -> Result:
+        region, node = self._region(command), self._known(command)
+        region.check_epoch(take_whole(command, "epoch"), region.epoch)
+        region.check_active()
+        learns = self.role(node, region.name) is not None
+        return self._begin(region.demoted(node, index, learns))
+
+    def _active(self, index: int, command: dict[str, Any]) -> Result:
+        region = self._region(command)
+        region.check_epoch(take_whole(command, "epoch"), region.epoch)
+        if region.master is None:
+            raise RefusedError("NOT_ACTIVE", f"region {region.name!r} has no master yet")
+        self.regions[region.name] = region.activated()
+        return {"result": "ACTIVE", "epoch": region.epoch}
+
+    def _begin(self, region: Region) -> Result:
+        self.regions[region.name] = region
+        return {"result": "BEGAN", "epoch": region.epoch}
+
+    # ------------------------------------------------------------ streams
+
+    def _ensure(self, index: int, command: dict[str, Any]) -> Result:
+        return self.catalogue.ensure(index, command, self.can_lead)
+
+    def _delete(self, index: int, command: dict[str, Any]) -> Result:
+        result = self.catalogue.delete(command)
+        self._settle(index)
+        return result
+
+    def _groups(self, index: int, command: dict[str, Any]) -> Result:
+        region = self._region(command)
+        if take_whole(command, "epoch") != region.epoch:
+            return {"result": "IGNORED", "epoch": region.epoch}
+        return self.catalogue.note_groups(region.name, command)
+
+    # ------------------------------------------------------------ what commands name
+
+    def _known(self, command: dict[str, Any]) -> str:
+        node = take_name(command, "node")
+        if node not in self.nodes:
+            raise RefusedError("NO_NODE", f"there is no node {node} in the cluster")
+        return node
+
+    def _region(self, command: dict[str, Any]) -> Region:
+        name = check_region(command.get("region"))
+        region = self.regions.get(name)
+        if region is None:
+            raise RefusedError("NO_REGION", f"there is no region {name!r}")
+        return region
+
+    def _settle(self, index: int) -> None:
+        self.regions = settle(self.regions, self.nodes, self.catalogue.used, index)
+
+    # ------------------------------------------------------------ snapshots
+
+    def dump(self) -> dict[str, Any]:
+        """All of it as plain data, for a snapshot; what is changed in it changes nothing here."""
+        return {
+            "format": FORMAT,
+            "index": self.index,
+            "cluster": self.cluster,
+            "settings": dict(self.settings),
+            "nodes": [node.dump() for node in self.nodes.values()],
+            "wanted_gone": sorted(self.wanted_gone),
+            "removed": sorted(self.removed),
+            "regions": [region.dump() for region in self.regions.values()],
+            "catalogue": self.catalogue.dump(),
+            "requests": [[key, deepcopy(one)] for key, one in self._requests.items()],
+        }
+
+    @staticmethod
+    def load(dumped: dict[str, Any]) -> Metadata:
+        """What `dump` told. What nobody can have dumped is refused whole: the node must not go on with a part."""
+        if not isinstance(dumped, dict) or dumped.get("format") != FORMAT:
+            raise ProtocolError(
+                "a snapshot of the metadata is in a form this version does not know: use a later one"
+            )
+        try:
+            return Metadata._load(dumped)
+        except (RefusedError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"a snapshot of the metadata cannot be read: {error}") from error
+
+    @staticmethod
+    def _load(dumped: dict[str, Any]) -> Metadata:
+        made = Metadata()
+        made.index = take_whole(dumped, "index")
+        made.cluster = check_name(dumped["cluster"], "cluster") if dumped["cluster"] else ""
+        made.settings = dict(check_object(dumped["settings"], "settings"))
+        for one in dumped["nodes"]:
+            node = NodeInfo.load(one)
+            made.nodes[node.id] = node
+        made.wanted_gone = {check_name(one, "node") for one in dumped["wanted_gone"]}
+        made.removed = {check_name(one, "node") for one in dumped["removed"]}
+        for one in dumped["regions"]:
+            region = Region.load(one)
+            made.regions[region.name] = region
+        made.catalogue = Catalogue.load(dumped["catalogue"], made.index)
+        made._requests = {
+            key: deepcopy(check_object(result, "result")) for key, result in dumped["requests"]
+        }
+        return made
+
+
+_HANDLERS: Final[Mapping[str, Callable[[Metadata, int, dict[str, Any]], Result]]] = {
+    "form": Metadata._form,
+    "node": Metadata._node,
+    "leave": Metadata._leave,
+    "stay": Metadata._stay,
+    "remove": Metadata._remove,
+    "settings": Metadata._change_settings,
+    "master": Metadata._master,
+    "promote": Metadata._promote,
+    "demote": Metadata._demote,
+    "active": Metadata._active,
+    "ensure": Metadata._ensure,
+    "delete": Metadata._delete,
+    "groups": Metadata._groups,
+}

@@ -1,0 +1,1 @@
+"""Producers: output that is staged and committed to a stream exactly once."""

@@ -1,0 +1,102 @@
+"""Reads that see all that was committed before they began, without an entry in the log.
+
+1. A leader answers with what it knows to be committed, once it has committed something in its own term: before that
+   it may not know of all that its predecessors did.
+2. It must still lead when a read begins. Heartbeats go in *rounds*; a round that began after the read, answered by a
+   majority, shows it. Reads that come meanwhile wait for the next round, together.
+3. A *lease* saves the round: those who answered elect nobody else for the time `election` after they heard from it.
+   For a shorter time after the round began, the leader need not ask. It has no lease once it has chosen another.
+4. The same rounds show a leader that it has lost its majority: then it stops.
+5. Followers ask the leader, and wait until they have applied as much.
+"""
+
+from __future__ import annotations
+
+from railgun.broker.protocol.raft.messages import AskRead, Id, ReadAt
+from railgun.broker.protocol.raft.replication import Replication
+from railgun.broker.protocol.raft.state import Role
+
+
+class Reads(Replication):
+    """The part of the machine that answers reads, and knows whether it still leads."""
+
+    __slots__ = ()
+
+    def read(self, number: int, now: float) -> None:
+        """A read begins; its answer is in `Ready.reads` under this number."""
+        if self.role is Role.LEADER:
+            self._wait(number, None, now)
+        elif self.leader is not None:
+            self.say(self.leader, AskRead(self.term, number))
+        else:
+            self.reads.append((number, None))
+
+    def asked_to_read(self, sender: Id, asked: AskRead, now: float) -> None:
+        """Another node wants to read."""
+        if self.role is Role.LEADER:
+            self._wait(asked.number, sender, now)
+        else:
+            self.say(sender, ReadAt(self.term, asked.number, None))
+
+    def read_at(self, answer: ReadAt) -> None:
+        """The leader's answer to a read of ours."""
+        self.reads.append((answer.number, answer.index))
+
+    def _wait(self, number: int, whose: Id | None, now: float) -> None:
+        self.waiting.append((number, whose))
+        self.serve_reads(now)
+
+    def serve_reads(self, now: float) -> None:
+        """Answer the reads that wait, if there is a lease; begin a round for them, unless one is under way."""
+        if not self.waiting or self.commit < self.began:
+            return
+        if self.has_lease(now):
+            waiting, self.waiting = self.waiting, []
+            for number, whose in waiting:
+                self.answer_read(number, whose, self.commit)
+        elif not self.asked:
+            self.begin_round(now)
+
+    def has_lease(self, now: float) -> bool:
+        """Whether no other can be elected yet."""
+        settings = self.settings
+        if settings.lease is None or not settings.check_quorum or not self.leases:
+            return False
+        return now < self.confirmed + settings.lease
+
+    def begin_round(self, now: float) -> None:
+        """Ask all others whether we still lead."""
+        self.round += 1
+        self.rounds.append((self.round, now))
+        self.beat = now + self.settings.heartbeat
+        if self.commit >= self.began:
+            self.asked += [(self.round, self.commit, *waiting) for waiting in self.waiting]
+            self.waiting = []
+        for node in self.progress:
+            self.feed(node, beat=True)
+        self._confirm(now)
+
+    def answered(self, sender: Id, round: int, now: float) -> None:
+        """A node has answered a round."""
+        progress = self.progress.get(sender)
+        if progress is not None and round > progress.round:
+            progress.round = round
+            self._confirm(now)
+
+    def _confirm(self, now: float) -> None:
+        heard = {node: progress.round for node, progress in self.progress.items()}
+        heard[self.id] = self.round
+        reached = self.agreed(heard)
+        while self.rounds and self.rounds[0][0] <= reached:
+            _, self.confirmed = self.rounds.pop(0)
+            self.heard = max(self.heard, self.confirmed)
+        while self.asked and self.asked[0][0] <= reached:
+            _, index, number, whose = self.asked.pop(0)
+            self.answer_read(number, whose, index)
+        if self.waiting and not self.asked:
+            self.serve_reads(now)
+
+    def look_for_majority(self, now: float) -> None:
+        """Stop leading if no majority has answered for long."""
+        if self.settings.check_quorum and now >= self.heard + self.settings.election:
+            self.follow(self.term, None, now)

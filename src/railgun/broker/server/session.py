@@ -1,0 +1,972 @@
+"""A session: one client's connection to a node, and everything it asks for.
+
+Rules:
+
+1. What a client asks for wrongly is answered with `Failed`, with a code and a sentence, and the session goes on. Bytes
+   that are no frame end the session; nothing ends the node.
+2. A session that says nothing for `SILENCE_S` seconds is dead: clients ping. One that another node has passed on is
+   dead after `SILENCE_PASSED_ON_S`, because that node pings several times a second and is frozen if it does not. What
+   its consumers had goes to others. A session that is not read for a while, because what it published is not on disk
+   yet, is sent a sign of life every `PULSE_S`.
+3. A consumer gets no more than its credit, and what waits in the socket is bounded: messages are read from disk when
+   there is room for them.
+4. Messages of ephemeral streams go to the socket at once. When too much waits there, the session's listeners have no
+   credit until there is room: they lose what comes, or leave it to the others of their group.
+5. A publisher that is faster than the disk is not read until what it has sent is stored.
+6. A node that is about to end says so (`GoingAway`). From there on the session refuses requests with `STOPPING`, and
+   nothing is done of them; it is *drained* when the client has confirmed it, and all that was taken is answered.
+7. In a cluster, what another node serves is passed on to it (`broker.server.relay`). When a stream has another master
+   than before, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old
+   one does not answer is cut off, and comes again. A master that hands over tells them before (`Consumer.let_go`),
+   and takes what they have said until they have unsubscribed.
+8. Consumers that end by what nodes do are *sent away* (`Group.send_away`): what they had has not failed. So it is when
+   this node is about to end, their stream has another master, or they are cut off; and when a session that another
+   node has passed on ends, unless that node says that its client has gone (`GoingAway`). A client that goes itself,
+   or is silent, is taken for dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Final
+
+from google.protobuf.message import Message
+
+from railgun.broker.protocol.groups import (
+    DAY,
+    LONGEST_DELAY,
+    Command,
+    Deliver,
+    Missed,
+    Recalled,
+    Receipt,
+    Stale,
+)
+from railgun.errors import RailgunError
+from railgun.broker.protocol.topics import check_topic
+from railgun.broker.streams import admin
+from railgun.broker.server.relay import Relay
+from railgun.broker.streams.copies import Acks
+from railgun.broker.errors import (
+    CopyBehindError,
+    DamagedLogError,
+    NoMasterError,
+    StoppingError,
+    StreamReplacedError,
+    TrimmedError,
+)
+from railgun.broker.streams.groups import GroupDriver, Told
+from railgun.broker.streams.node import Ephemeral, Node, refuse_hidden
+from railgun.broker.streams.persistent import Persistent, Stored
+from railgun.broker.streams.routing import There
+from railgun.broker.settings import SECOND, TRACKED, check_group, check_name
+from railgun.transport.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
+from railgun.transport.connection import Connection
+from railgun.transport.outbox import Outbox
+from railgun.transport.proto import streams_pb2 as p
+from railgun.transport.records import HAS_IDS, Bytes, check, cut, head, split
+
+SILENCE_S: Final = 20.0
+SILENCE_PASSED_ON_S: Final = 3.0
+PULSE_S: Final = 0.4
+MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
+ROOM: Final = 1 << 20  # bytes that wait in a socket
+FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
+PIECE: Final = 256 << 10  # bytes read at once
+GOING: Final = 1 << 62  # the number of a GoingAway: above those of all pings
+REQUESTS: Final = (p.Publish, p.Subscribe, p.Admin)
+LONGEST_TIMEOUT: Final = 24 * 3600 * SECOND
+
+
+class RequestError(RailgunError):
+    """What was asked for cannot be done with this stream."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Wire(Connection):
+    """A connection that tells when there is room again."""
+
+    resumed: Callable[[], None] = staticmethod(lambda: None)
+
+    def resume_writing(self) -> None:
+        """What waited has gone."""
+        self.resumed()
+
+
+class Consumer:
+    """A subscription of a session to a persistent stream."""
+
+    def __init__(self, session: Session, channel: int, name: str, stream: Persistent) -> None:
+        self.session = session
+        self.channel = channel
+        self.name = name
+        self.stream = stream
+        self.driver: GroupDriver | None = None
+        self.outbox: deque[Deliver] = deque()
+        self.begun = False
+        """Whether the client was told that it is subscribed."""
+        self.stop: RailgunError | None = None
+        """Why nothing more can be read for it."""
+        self._stop_told = False
+        self.gone: RailgunError = RequestError("NO_SUBSCRIPTION", "it ended before it began")
+        """Why it has ended, if it has."""
+        self.going = False
+        """Whether the client was told that it ends, and has not left: it may still ack."""
+
+    def deliver(self, delivers: list[Deliver]) -> None:
+        """Send these, when there is room."""
+        if not self.going:
+            self.outbox.extend(delivers)
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        while self.outbox and self.session.room:
+            ranges: list[p.Range] = []
+            blobs: list[Blob] = []
+            size, epoch = 0, self.outbox[0].epoch
+            while self.outbox and size < PIECE and self.outbox[0].epoch == epoch:
+                deliver = self.outbox.popleft()
+                try:
+                    batches, end = self.stream.read(deliver.first, deliver.end, PIECE - size)
+                except TrimmedError as error:
+                    if ranges:  # which go first
+                        self.outbox.appendleft(deliver)
+                        break
+                    self._missed(deliver, error.first)
+                    continue
+                except DamagedLogError as error:
+                    if ranges:  # which go first
+                        self.outbox.appendleft(deliver)
+                        break
+                    damage = self.stream.damage
+                    if (
+                        damage is None
+                    ):  # in a cluster this copy is mended soon: who asks again is served
+                        self.session.lose(self, error)
+                        return
+                    self.outbox.appendleft(deliver)
+                    self._give_back_from(damage.offset)
+                    continue
+                except RailgunError as error:
+                    self.session.lose(self, error)
+                    return
+                read = sum(map(len, batches))
+                if blobs and size + read > LARGEST // 2:  # a large one goes alone
+                    self.outbox.appendleft(deliver)
+                    break
+                count = end - deliver.first
+                ranges.append(p.Range(first=deliver.first, count=count, delivery=deliver.delivery))
+                blobs += batches
+                size += read
+                if end < deliver.end:
+                    self.outbox.appendleft(replace(deliver, first=end))
+            if ranges:
+                self.session.send(p.Deliver(ranges=ranges, epoch=epoch), blobs, self.channel)
+        if self.stop is not None and not self._stop_told and not self.outbox and self.begun:
+            self._stop_told = True
+            self.session.fail(0, self.stop, self.channel)
+
+    def _give_back_from(self, offset: int) -> None:
+        """Let the group have back what cannot be read: all from this offset on."""
+        assert self.driver is not None
+        receipts = [
+            Receipt(max(one.first, offset), one.end, one.delivery, one.epoch)
+            for one in self.outbox
+            if one.end > offset
+        ]
+        before = [one for one in self.outbox if one.first < offset]
+        self.outbox = deque(replace(one, end=min(one.end, offset)) for one in before)
+        self.driver.unsent(self.name, receipts)
+
+    def stopped(self, error: RailgunError) -> None:
+        """Nothing more can be read for it: tell the client, behind what is on its way to it."""
+        self.stop = self.stop or error
+        self.flush()
+
+    def _missed(self, deliver: Deliver, first: int) -> None:
+        """What was to be sent is gone, up to there: the group takes it back, and says so."""
+        assert self.driver is not None
+        gone = min(first, deliver.end)
+        if gone < deliver.end:
+            self.outbox.appendleft(replace(deliver, first=gone))
+        receipt = Receipt(deliver.first, gone, deliver.delivery, deliver.epoch)
+        self.driver.nack(self.name, [receipt], 0, "", None)
+
+    def tell(self, command: Command) -> None:
+        """What it has to know."""
+        match command:
+            case Missed(first, end):
+                self.session.send(p.Missed(first=first, end=end), (), self.channel)
+            case Recalled(_, first, end):
+                self.outbox.clear()  # all of it was recalled: it lies above what came back
+                self.session.send(p.Recalled(first=first, end=end), (), self.channel)
+
+    def lost(self, error: RailgunError) -> None:
+        """There is nothing more to get."""
+        self.session.lose(self, error)
+
+    def let_go(self, error: RailgunError) -> None:
+        """It gets nothing more, and the client subscribes again; what it says counts until it has unsubscribed."""
+        if self.begun and not self.going:
+            self.going = True
+            self.outbox.clear()
+            self.session.fail(0, error, self.channel)
+
+    def leave(self, graceful: bool) -> None:
+        """It goes."""
+        if self.going:
+            self.send_away()
+        elif self.driver is not None:
+            self.stream.leave(self.driver, self.name, graceful)
+
+    def send_away(self) -> None:
+        """It is to go, and did nothing wrong: rule 8."""
+        if self.driver is not None:
+            self.stream.send_away(self.driver, self.name)
+
+
+class Listener:
+    """A subscription of a session to an ephemeral stream."""
+
+    def __init__(
+        self, session: Session, channel: int, stream: Ephemeral, matcher: str, group: str | None
+    ) -> None:
+        self.session = session
+        self.channel = channel
+        self.stream = stream
+        self.asked = (matcher, group)
+        self.number = 0
+        """What other nodes call it."""
+        self._held: int | None = None  # its credit, while too much waits in the socket
+        self._untold = 0  # what it lost meanwhile
+        stream.exchange.subscribe(self, *self.asked)
+        if session.node.events is not None:
+            session.node.events.joined(self)
+
+    def grant(self, credit: int) -> None:
+        """It is ready for so many more."""
+        if self._held is None:
+            self.stream.exchange.grant(self, credit)
+            self._changed()
+        else:
+            self._held += credit
+
+    def deliver(self, command: p.Deliver, batches: Sequence[Bytes], count: int) -> None:
+        """Send these; they are so many messages."""
+        if self._held is not None:  # since this publish was shared out
+            self._held += count
+            self.missed(count)
+            return
+        self.session.send(command, batches, self.channel)
+        self._changed()
+        if self.session.flooded:
+            self.session.hold()
+
+    def _changed(self) -> None:
+        """Other nodes may want to know of its credit."""
+        if self.session.node.events is not None:
+            self.session.node.events.changed(self)
+
+    def missed(self, count: int) -> None:
+        """It has lost so many."""
+        if self._held is None:
+            self.session.send(p.Lost(count=count), (), self.channel)
+        else:
+            self._untold += count
+
+    def hold(self) -> None:
+        """It gets nothing more for the time being."""
+        if self._held is None:
+            exchange = self.stream.exchange
+            self._held = exchange.credit(self)
+            exchange.leave(self)
+            exchange.subscribe(self, *self.asked)  # which gives no credit
+            self._changed()
+
+    def flush(self) -> None:
+        """There is room: it gets messages again, and hears what it has lost."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.grant(held)
+            if self._untold:
+                untold, self._untold = self._untold, 0
+                self.missed(untold)
+
+    def lost(self, error: RailgunError) -> None:
+        """There is nothing more to hear."""
+        self.session.subscriptions.pop(self.channel, None)
+        self.leave(graceful=False)
+        self.session.fail(0, error, self.channel)
+
+    def leave(self, graceful: bool) -> None:
+        """It goes."""
+        self.send_away()
+
+    def send_away(self) -> None:
+        """It is to go."""
+        self.stream.exchange.leave(self)
+        if self.session.node.events is not None:
+            self.session.node.events.left(self)
+
+
+class Session:
+    """One client."""
+
+    _numbers: ClassVar[int] = 0
+
+    def __init__(self, node: Node, connection: Wire) -> None:
+        Session._numbers += 1
+        self.name = f"{connection.who.get('name') or 'client'}-{Session._numbers}"
+        self.node = node
+        self.connection = connection
+        self.heard = time.monotonic()
+        self.forwarded = bool(connection.who.get("forwarded"))
+        """Whether another node has passed it on."""
+        self.subscriptions: dict[int, Consumer | Listener] = {}
+        self._relay: Relay | None = None  # of a node that is not alone
+        self._reader = connection.filling = FrameReader()
+        self._unstored = 0
+        self._requests: dict[str, int] = {}  # by the name of the response
+        self._for_good = False
+        self._going = 0  # the number of the GoingAway that was sent
+        self._confirmed = 0  # and of the last pong
+        self._client_gone = not self.forwarded  # if it ends, it is because the client has gone
+        self._calls = 0  # that are under way
+        self.paused = False
+        """Whether it is not read for the time being."""
+        self._outbox = Outbox(node.loop, connection.transport, self._flushed)
+        connection.transport.set_write_buffer_limits(high=ROOM - 1)  # no room: it will be resumed
+        connection.resumed = self._resumed
+
+    # ------------------------------------------------------------ sending
+
+    @property
+    def room(self) -> bool:
+        """Whether more than answers may be sent."""
+        return self._outbox.unsent < ROOM
+
+    @property
+    def flooded(self) -> bool:
+        """Whether nothing but answers may be sent."""
+        return self._outbox.unsent >= FLOOD
+
+    def hold(self) -> None:
+        """Too much waits: the listeners get nothing until there is room."""
+        for subscription in self.subscriptions.values():
+            if isinstance(subscription, Listener):
+                subscription.hold()
+
+    def send(self, command: Message, blobs: Sequence[Blob] = (), channel: int = 0) -> None:
+        """Send a frame, with the others of this turn."""
+        self._outbox.send(encode(command, blobs, channel))
+
+    def _flushed(self) -> None:
+        if self.room:
+            self._resumed()
+
+    def _resumed(self) -> None:
+        for subscription in list(self.subscriptions.values()):
+            subscription.flush()
+        if self._relay is not None:
+            self._relay.room_here()
+
+    def pass_back(self, frame: Blob) -> None:
+        """Send a frame that another node has made."""
+        self._outbox.send([frame])
+
+    def fail(self, request: int, error: Exception, channel: int = 0) -> None:
+        """Say what is wrong."""
+        code = getattr(error, "code", "BAD_REQUEST")
+        no_quorum = isinstance(error, NoMasterError) and error.no_quorum
+        told = p.Failed(request=request, code=code, text=str(error)[:2000], no_quorum=no_quorum)
+        self.send(told, (), channel)
+
+    # ------------------------------------------------------------ receiving
+
+    def received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self.heard = time.monotonic()
+        try:
+            if self.node.routing is None:
+                for frame in self._reader.feed(data):
+                    self.take(frame)
+            else:
+                if self._relay is None:
+                    self._relay = Relay(self, self.node.routing)
+                for raw in self._reader.raw(data):
+                    self._relay.take(raw)
+        except FrameError as error:
+            self.fail(0, error)
+            self._outbox.flush()
+            self.connection.close(error)
+
+    def take(self, frame: Frame) -> None:
+        """Do what a frame asks for, here."""
+        try:
+            if self._going and isinstance(frame.command, REQUESTS):
+                raise StoppingError("this node is about to end; nothing was done: ask another one")
+            self._do(frame)
+        except FrameError:
+            raise
+        except RailgunError as error:
+            if isinstance(frame.command, p.Publish):
+                self.node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
+            self.fail(getattr(frame.command, "request", 0), error, frame.channel)
+
+    def _do(self, frame: Frame) -> None:
+        command = frame.command
+        match command:
+            case p.Publish():
+                self._publish(command, frame.blob)
+            case p.Ack() | p.Nack() | p.InProgress():
+                self._answered(frame.channel, command)
+            case p.Grant():
+                self._grant(frame.channel, command.credit)
+            case p.Respond():
+                self._respond(command, frame.blob)
+            case p.Subscribe():
+                self._subscribe(frame.channel, command)
+            case p.Unsubscribe():
+                subscription = self.subscriptions.pop(frame.channel, None)
+                if subscription is not None:
+                    subscription.leave(graceful=True)
+                self.send(p.Unsubscribed(request=command.request), (), frame.channel)
+            case p.Admin():
+                self._administer(command)
+            case p.Ping():
+                self.send(p.Pong(number=command.number))
+            case p.Pong():
+                self.confirmed(command.number)
+            case p.GoingAway() if self.forwarded:
+                self._client_gone = True
+            case _:
+                raise FrameError(f"{type(command).__name__} is not for a node to hear")
+
+    def go_away(self) -> None:
+        """Say that this node is about to end, and refuse requests from now on."""
+        if not self._going:
+            self._going = GOING
+            if self._relay is not None:
+                self._relay.give_up()
+            self.send(p.GoingAway(number=self._going))
+            self._outbox.flush()
+
+    @property
+    def going(self) -> bool:
+        """Whether requests are refused, for the node is about to end."""
+        return self._going > 0
+
+    def confirmed(self, number: int) -> None:
+        """Take note of a pong."""
+        self._confirmed = max(self._confirmed, number)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the client knows that this node goes, and has no request under way."""
+        relayed = self._relay is not None and self._relay.busy
+        under_way = self._unstored or self._calls or self._requests or relayed
+        return self._confirmed >= GOING and not under_way
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it has consumers of groups, here or elsewhere, that may have something to say."""
+        here = self.subscriptions.values()
+        if any(isinstance(one, Consumer) and one.driver and one.driver.tracked for one in here):
+            return True
+        return self._relay is not None and self._relay.consumes
+
+    def rest(self, for_good: bool = False) -> None:
+        """Read nothing more, for the time being or for good."""
+        self._for_good |= for_good
+        if not self.paused:
+            self.paused = True
+            with contextlib.suppress(RuntimeError):  # it is closing
+                self.connection.transport.pause_reading()
+        if for_good and self._relay is not None:
+            self._relay.give_up()
+
+    def go_on(self) -> None:
+        """Read again, if nothing stands against it."""
+        if not self.paused or self._for_good or self._unstored > MOST_UNSTORED // 2:
+            return
+        if self._relay is None or not self._relay.full:
+            self.paused = False
+            self.heard = time.monotonic()  # what it said meanwhile is about to be read
+            with contextlib.suppress(RuntimeError):
+                self.connection.transport.resume_reading()
+
+    def live_on(self) -> None:
+        """Send a sign of life to a client whose pings are not read."""
+        if self.room:
+            self.send(p.Pong())
+
+    def silent(self, now_s: float) -> bool:
+        """Return whether nothing has come for so long that the client, or the node that passes it on, must be dead."""
+        limit_s = SILENCE_PASSED_ON_S if self.forwarded else SILENCE_S
+        return now_s - self.heard > limit_s
+
+    def hold_back(self, size: int) -> None:
+        """So many bytes wait; if they are too many, nothing more is read."""
+        self._unstored += size
+        if self._unstored > MOST_UNSTORED:
+            self.rest()
+
+    def let_go(self, size: int) -> None:
+        """They wait no more."""
+        self._unstored -= size
+        self.go_on()
+
+    # ------------------------------------------------------------ publishing
+
+    def _publish(self, command: p.Publish, blob: bytearray | memoryview) -> None:
+        refuse_hidden(command.stream)
+        stream = self.node.get(command.stream)
+        batches = split(blob)
+        if not batches:
+            raise RequestError("BAD_REQUEST", "a publish without messages")
+        for batch in batches:
+            check(batch)
+        if isinstance(stream, Ephemeral) and command.HasField("staging"):
+            raise RequestError(
+                "NOT_PERSISTENT",
+                f"stream {stream.name!r} is ephemeral: nothing can be staged for it",
+            )
+        if isinstance(stream, Ephemeral):
+            self._scatter(stream, command, batches)
+            return
+        if command.topic or command.response:
+            what = "topics" if command.topic else "responses"
+            raise RequestError(
+                "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no {what}"
+            )
+        if command.together and len(batches) > 1:
+            raise RequestError("BAD_REQUEST", "what is published together is one record batch")
+        if command.acks not in p.Acks.values():
+            raise RequestError("BAD_REQUEST", f"acks is {command.acks}, and there is no such level")
+        self.hold_back(len(blob))
+        if self._relay is not None:
+            self._relay.published(stream.name)
+        answer = partial(self._stored, command, len(blob))
+        if command.HasField("staging"):
+            try:
+                self.node.check_identity(stream, command.staging.identity)
+            except StreamReplacedError as error:
+                answer(error)
+                return
+            if any(head(batch).flags & HAS_IDS for batch in batches):
+                answer(
+                    RequestError(
+                        "BAD_REQUEST", "what is staged has no IDs: it is committed once without"
+                    )
+                )
+                return
+            stream.producing.stage(command.staging, batches, len(blob), answer)  # type: ignore[arg-type]
+            return
+        acks = Acks(command.acks)
+        stream.publish(batches, answer, together=command.together, who=self, acks=acks)  # type: ignore[arg-type]
+        if command.acks == p.NONE:
+            self.send(p.Published(request=command.request))
+
+    def _stored(self, command: p.Publish, size: int, outcome: Stored | RailgunError) -> None:
+        request = command.request
+        self.let_go(size)
+        if self._relay is not None:
+            self._relay.answered(command.stream)
+        if isinstance(outcome, RailgunError):
+            self.node.refused[getattr(outcome, "code", "BAD_REQUEST")] += 1
+        if command.acks == p.NONE:  # it was answered
+            return
+        if isinstance(outcome, RailgunError):
+            self.fail(request, outcome)
+            if isinstance(outcome, NoMasterError) and self._relay is not None:
+                self._relay.was_refused(command.stream)
+            return
+        refused = [p.Refused(index=n, code=code, offset=o) for n, code, o in outcome.refused]
+        self.send(
+            p.Published(request=request, base=outcome.base, stored=outcome.count, refused=refused)
+        )
+
+    def _scatter(self, stream: Ephemeral, command: p.Publish, batches: list[memoryview]) -> None:
+        """Publish to whoever listens."""
+        check_topic(command.topic)
+        if command.together or any(head(batch).flags & HAS_IDS for batch in batches):
+            raise RequestError(
+                "NOT_PERSISTENT", f"stream {stream.name!r} is ephemeral: it remembers no IDs"
+            )
+        if command.acks not in (p.QUORUM, p.NONE):
+            raise RequestError(
+                "NOT_PERSISTENT", f"stream {stream.name!r} is ephemeral: it has no replicas to ack"
+            )
+        count = sum(head(batch).count for batch in batches)
+        if command.response:
+            timeout = self._await_response(command, count)
+            if self.node.events is not None:  # the name has to be free on all nodes
+                reserved = partial(self._reserved, stream, command, batches)
+                self.node.events.reserve(command.response, timeout, reserved)
+                return
+        self._share_out(stream, command, batches, count)
+
+    def _share_out(
+        self, stream: Ephemeral, command: p.Publish, batches: list[memoryview], count: int
+    ) -> None:
+        name = command.response
+        routing = stream.exchange.publish(self, command.topic, count)
+        if name and not routing.sent:
+            self.node.responses.close(name)
+            code = "CONSUMERS_BUSY" if routing.matched else "NO_CONSUMERS"
+            self.respond(name, p.Response(code=code))
+            return
+        if self.node.events is not None:
+            routing = self.node.events.scatter(command, batches, routing)
+        told = p.Deliver(topic=command.topic, response=name)
+        for send in routing.sends:
+            chosen = some(batches, send.first, send.end, count)
+            send.member.deliver(told, chosen, send.end - send.first)
+        for loss in routing.losses:
+            for member in loss.members:
+                member.missed(loss.count)
+        if not name:
+            self.send(p.Published(request=command.request, matched=routing.matched))
+
+    # ------------------------------------------------------------ responses
+
+    def _await_response(self, command: p.Publish, count: int) -> int:
+        """For so long (µs)."""
+        if count != 1:
+            raise RequestError("BAD_REQUEST", f"a request is one message, not {count}")
+        check_name(command.response)
+        timeout = command.timeout or int(self.node.response_timeout_s() * SECOND)
+        if timeout > LONGEST_TIMEOUT:
+            raise RequestError(
+                "BAD_REQUEST", f"a timeout of {timeout / SECOND:g} s: a day is the longest"
+            )
+        name = command.response
+        self.node.await_response(name, self, timeout)
+        self._requests[name] = command.request
+        return timeout
+
+    def _reserved(
+        self,
+        stream: Ephemeral,
+        command: p.Publish,
+        batches: list[memoryview],
+        error: RailgunError | None,
+    ) -> None:
+        """The name of a response is ours, on all nodes, or is not."""
+        name, node = command.response, self.node
+        if node.responses.whose(name) is not self or self._requests.get(name) != command.request:
+            return  # it is over by now, and has been told
+        if error is None:
+            self._share_out(stream, command, batches, 1)
+            return
+        node.responses.close(name)
+        del self._requests[name]
+        self._released(name)
+        node.refused[getattr(error, "code", "BAD_REQUEST")] += 1
+        self.fail(command.request, error)
+
+    def _released(self, name: str) -> None:
+        if self.node.events is not None:
+            self.node.events.released(name)
+
+    def expired(self, name: str) -> None:
+        """A response has not come in time: say so."""
+        self.respond(name, p.Response(code="RS_TIMEOUT"))
+
+    def respond(self, name: str, response: p.Response, blobs: Sequence[Blob] = ()) -> None:
+        """Give the answer to a request of this session."""
+        response.request = self._requests.pop(name)
+        self.send(response, blobs)
+        self._released(name)
+
+    def _respond(self, command: p.Respond, blob: Blob) -> None:
+        if check(blob).count != 1:
+            raise RequestError("BAD_REQUEST", "a response is one message")
+        events = self.node.events
+        if events is not None and command.response not in self.node.responses:
+            answered = partial(self._responded, command.request) if command.request else None
+            events.reply(command.response, blob, answered)
+            return
+        session = self.node.responses.answer(command.response)
+        session.respond(command.response, p.Response(), [blob])
+        self._responded(command.request, None)
+
+    def _responded(self, request: int, error: RailgunError | None) -> None:
+        if error is not None:
+            self.fail(request, error)
+        elif request:
+            self.send(p.Responded(request=request))
+
+    # ------------------------------------------------------------ consuming
+
+    def _subscribe(self, channel: int, command: p.Subscribe) -> None:
+        if not channel or channel in self.subscriptions:
+            raise RequestError("BAD_CHANNEL", f"channel {channel} is taken: choose another")
+        tracked = command.group.startswith(TRACKED)
+        if command.group:
+            check_group(command.group)
+        refuse_hidden(command.stream)
+        stream, name = self.node.get(command.stream), f"{self.name}/{channel}"
+        if command.ack_wait > LONGEST_DELAY:
+            raise RequestError("BAD_REQUEST", f"ack_wait is at most {LONGEST_DELAY // DAY} days")
+        if not command.credit:
+            raise RequestError("BAD_REQUEST", "a credit of 0 (prefetch): it must be at least 1")
+        if isinstance(stream, Ephemeral):
+            if tracked:
+                raise RequestError(
+                    "NOT_PERSISTENT",
+                    f"stream {stream.name!r} is ephemeral: it keeps no positions, and has no tracked consumers, which "
+                    f"is what {command.group!r} names. Leave the {TRACKED!r} out",
+                )
+            told_off = [
+                ("exclusive groups", command.exclusive),
+                ("acks to wait for", command.ack_wait > 0),
+                ("offsets", command.start == p.OFFSET),
+            ]
+            for what, is_asked in told_off:
+                if is_asked:
+                    text = f"stream {stream.name!r} is ephemeral: it has no {what}"
+                    raise RequestError("NOT_PERSISTENT", text)
+            matcher = command.matcher if command.has_matcher else "#"
+            listener = Listener(self, channel, stream, matcher, command.group or None)
+            listener.grant(command.credit)
+            self.subscriptions[channel] = listener
+            self.send(p.Subscribed(request=command.request, why="end"), (), channel)
+            return
+        if command.exclusive and not command.group:
+            raise RequestError("BAD_REQUEST", "exclusive is for the members of a group: name one")
+        if command.has_matcher:
+            raise RequestError(
+                "NOT_EPHEMERAL", f"stream {stream.name!r} is persistent: it has no topics to match"
+            )
+        if tracked and not command.exclusive:
+            raise RequestError(
+                "BAD_REQUEST",
+                f"the group {command.group!r}: names that begin with {TRACKED!r} are reserved for tracked consumers. "
+                f"Choose another name, or subscribe as the consumer {command.group.removeprefix(TRACKED)!r} "
+                "(consumer=…, railgun sub --consumer)",
+            )
+        identity = self.node.identity_of(stream)
+        start: int | None = None if command.start == p.END else stream.log.first
+        seek = command.offset if command.start == p.OFFSET else None
+        if not command.group and seek is not None:
+            self._check_position(stream, identity, command, seek)
+        consumer = Consumer(self, channel, name, stream)
+        self.subscriptions[channel] = consumer
+        try:
+            driver, joined = stream.subscribe(
+                consumer,
+                command.group,
+                exclusive=command.exclusive,
+                ack_wait=command.ack_wait,
+                credit=0,
+                start=start,
+                seek=seek,
+                token=command.token,
+                again=command.again,
+            )
+        except RailgunError:
+            del self.subscriptions[channel]
+            raise
+        why = {"tracked": "position", "sought": "offset"}.get(
+            joined.why, "end" if command.start == p.END else "start"
+        )
+        told = p.Subscribed(
+            request=command.request,
+            offset=joined.offset,
+            why=why,
+            persistent=True,
+            identity=identity,
+        )
+        consumer.driver = driver
+
+        def begin(error: RailgunError | None) -> None:
+            if self.subscriptions.get(channel) is not consumer:  # it has gone meanwhile
+                self.fail(command.request, error or consumer.gone, channel)
+                return
+            if error is not None:
+                del self.subscriptions[channel]
+                consumer.leave(graceful=True)
+                self.fail(command.request, error, channel)
+                return
+            self.send(told, (), channel)
+            consumer.begun = True
+            driver.begin(name, command.credit)
+
+        driver.safe(begin)
+
+    def _check_position(
+        self, stream: Persistent, identity: str, command: p.Subscribe, offset: int
+    ) -> None:
+        """Refuse a position that is another stream's, or that this copy does not have yet but may have later."""
+        if command.identity and identity and command.identity != identity:
+            raise StreamReplacedError(
+                f"the stream {stream.name!r} was deleted and made anew: {offset} is a position in the one before. "
+                "Begin anew with it"
+            )
+        if offset > stream.end and (offset <= stream.log.end or not stream.acting):
+            raise CopyBehindError(
+                f"this copy of {stream.name!r} is at {stream.end}, and {offset} was asked for: try again"
+            )
+
+    def _grant(self, channel: int, credit: int) -> None:
+        subscription = self._subscription(channel)
+        if isinstance(subscription, Listener):
+            subscription.grant(credit)
+        else:
+            assert subscription.driver is not None
+            subscription.driver.begin(subscription.name, credit)
+
+    def _answered(self, channel: int, command: p.Ack | p.Nack | p.InProgress) -> None:
+        consumer = self._subscription(channel)
+        if isinstance(consumer, Listener):
+            consumer.stream.exchange.ack(consumer)  # which says that there is none
+            return
+        driver, request = consumer.driver, command.request
+        assert driver is not None
+        receipts = [
+            Receipt(r.first, r.first + r.count, r.delivery, command.epoch) for r in command.ranges
+        ]
+        stale: list[Stale] = []
+
+        def safe(error: RailgunError | None) -> None:
+            if not stale:  # else it has been answered
+                self._safe(channel, request, error)
+
+        told: Told | None = safe if request else None
+        match command:
+            case p.Nack():
+                stale += driver.nack(
+                    consumer.name,
+                    receipts,
+                    command.delay,
+                    command.reason,
+                    told,
+                    block=command.block,
+                )
+            case p.InProgress():
+                stale += driver.in_progress(consumer.name, receipts, told)
+            case _:
+                stale += driver.ack(consumer.name, receipts, told)
+        if stale:
+            one, more = stale[0], f", and {len(stale) - 1} others" if len(stale) > 1 else ""
+            text = f"messages {one.first} to {one.end - 1}, delivery {one.delivery}{more}, are not yours any more"
+            self.send(p.Failed(request=request, code=one.code, text=text), (), channel)
+
+    def _safe(self, channel: int, request: int, error: RailgunError | None) -> None:
+        if error is None:
+            self.send(p.Acked(request=request), (), channel)
+        else:
+            self.fail(request, error, channel)
+
+    def _subscription(self, channel: int) -> Consumer | Listener:
+        subscription = self.subscriptions.get(channel)
+        if subscription is None:
+            raise RequestError("NO_SUBSCRIPTION", f"nothing is subscribed on channel {channel}")
+        return subscription
+
+    def lose(self, consumer: Consumer, error: Exception) -> None:
+        """What a consumer is to get cannot be read: it is told, and goes."""
+        self.subscriptions.pop(consumer.channel, None)
+        consumer.outbox.clear()
+        if not consumer.going:  # else it was told
+            self.fail(0, error, consumer.channel)
+        self.node.loop.call_soon(consumer.send_away)
+
+    # ------------------------------------------------------------ everything else
+
+    def _administer(self, command: p.Admin) -> None:
+        async def work() -> None:
+            self._calls += 1
+            try:
+                arguments = admin.arguments_of(command.arguments)
+                result = await admin.call(self.node, command.call, arguments)
+            except RailgunError as error:
+                self.fail(command.request, error)
+            else:
+                self.send(p.Done(request=command.request, result=json.dumps(result)))
+            finally:
+                self._calls -= 1
+
+        self.node.spawn(work())
+
+    def moved(self, gone: Callable[[str], bool]) -> None:
+        """Streams have another master than before (`gone` names them), and `serves` knows it.
+
+        Members of groups are to subscribe again; a publish that hangs on the old master ends the connection.
+        """
+        for one in list(self.subscriptions.values()):
+            if not isinstance(one, Consumer) or not one.driver or not one.driver.tracked:
+                continue
+            if gone(one.stream.name):
+                self._move(one)
+        if self._relay is not None:
+            self._relay.moved(gone)
+
+    def move_readers(self) -> None:
+        """Let readers without a group subscribe again whose stream is served elsewhere: the copy cannot be written."""
+        routing = self.node.routing
+        if routing is None:
+            return
+        for one in list(self.subscriptions.values()):
+            if not isinstance(one, Consumer) or not one.driver or one.driver.tracked:
+                continue
+            with contextlib.suppress(RailgunError):
+                if isinstance(routing.serves(one.stream.name, write=False), There):
+                    self._move(one, "cannot be written here, and is read elsewhere")
+
+    def _move(self, consumer: Consumer, why: str = "has another master") -> None:
+        """Let a consumer subscribe again, to be served by another node."""
+        consumer.gone = NoMasterError(f"{consumer.stream.name!r} {why}: subscribe again")
+        if consumer.begun:
+            self.lose(consumer, consumer.gone)
+        else:  # who asked for it is told when it would have begun
+            self.subscriptions.pop(consumer.channel, None)
+            self.node.loop.call_soon(consumer.send_away)
+
+    def cut_off(self) -> None:
+        """End the connection, after what was said: the client will make another one."""
+        self._client_gone = False
+        self.rest(for_good=True)
+        self.ended()
+        self.paused = False  # a client that does not take the end of it is silent
+        self._outbox.flush()
+        self.connection.close()
+
+    def ended(self) -> None:
+        """The connection is gone: so are its consumers, and what it waited for."""
+        gone = self._client_gone and not self._going
+        if self._relay is not None:
+            self._relay.ended(gone)
+        for subscription in list(self.subscriptions.values()):
+            if gone:
+                subscription.leave(graceful=False)
+            else:
+                subscription.send_away()
+        self.subscriptions.clear()
+        for name in self.node.responses.gone(self):
+            self._released(name)
+
+
+def some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
+    """Messages [first, end) of a publish, as batches."""
+    if first == 0 and end == count:
+        return batches
+    chosen, at = [], 0
+    for batch in batches:
+        found = head(batch)
+        low, high = max(first - at, 0), min(end - at, found.count)
+        if low < high:
+            chosen.append(cut(batch, found.base + low, found.base + high))
+        at += found.count
+    return chosen

@@ -1,0 +1,944 @@
+"""A persistent stream at work: its log, the IDs it remembers, its groups.
+
+Rules:
+
+1. A publish is answered when it is on disk. Publishes are stored in the order in which they came, but for those that
+   wait for a twin: a message with the ID of one that is being written waits for what becomes of it. Whatever its
+   publisher sends after it waits too; others do not.
+2. A message whose ID is in the box is not stored again; the publisher is told the offset of the one that was. The
+   others of the same publish are stored, unless they are published *together*: then one ID stands for all of them.
+3. Groups see what is on disk, and nothing else.
+4. In a cluster, "on disk" is on the disks of a majority (`copies`): what is not safe there is not seen, and the groups
+   are with the master. A copy that is not the master's serves readers without a group.
+5. What takes messages or groups away stands in the line of the log's one writer. A stream that is deleted answers what
+   is under way, tells its consumers, and takes nothing more.
+6. A stream of no cluster notes how many messages are on disk, now and then and at its end. If fewer are there when it
+   is opened than that note says, or than its groups have positions for, that is damage: nobody gets their offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
+
+from railgun.broker.protocol.dedup import Duplicate, Fresh, IdBox, Lookback, PoolFull, Repeat, Twin
+from railgun.broker.protocol.groups import Bury, GroupBusyError, GroupKindError, Joined
+from railgun.errors import RailgunError
+from railgun.broker.protocol.stored_time import StreamTime
+from railgun.broker.clock import steady_us
+from railgun.broker.log.committer import Committer, Log, Stamp
+from railgun.broker.streams.copies import Acks, Copies, Done
+from railgun.broker.streams.counts import Counts
+from railgun.broker.log.disk import Disk
+from railgun.broker.errors import (
+    BeyondEndError,
+    DamagedLogError,
+    NoGroupError,
+    NoMasterError,
+    TrimmedError,
+    trouble_in,
+)
+from railgun.broker.log.group_log import DamagedGroupLogError, GroupLog
+from railgun.broker.streams.groups import Consumer, CopyNote, GroupDriver, Kept, fold, resolve
+from railgun.broker.log.log import LogConfig, StreamLog
+from railgun.broker.streams.producing import Producing
+from railgun.broker.settings import SECOND, TRACKED, StreamSettings
+from railgun.transport.records import HAS_IDS, Bytes, Records, build, cut, head
+
+TIME_AHEAD: Final = 60 * SECOND
+"""A stored time that is further ahead of the time of day than this is worth telling."""
+MOST_EPOCHS: Final = 64
+"""As many epochs are looked back for IDs."""
+T = TypeVar("T")
+
+
+class ConsumerTakenError(RailgunError):
+    """Another subscription has the ID of this tracked consumer: the last one wins."""
+
+    code: ClassVar[str] = "CONSUMER_TAKEN"
+
+
+class NoGraveError(RailgunError):
+    """A dead letter cannot be written now: its message stays, and it is tried again."""
+
+    code: ClassVar[str] = "NO_GRAVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a publish."""
+
+    base: int
+    count: int
+    refused: tuple[tuple[int, str, int], ...] = ()
+    """Index, code, offset of the message that has the ID."""
+
+
+Answer = Callable[[Stored | RailgunError], None]
+
+
+@dataclass(slots=True)
+class _Publish:
+    batches: list[bytearray]
+    ids: list[bytes | None]
+    ticket: int
+    answer: Answer
+    together: bool
+    who: object
+    acks: Acks
+
+
+class Persistent:
+    """One persistent stream."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: StreamSettings,
+        disk: Disk,
+        directory: str,
+        committer: Committer,
+        loop: asyncio.AbstractEventLoop,
+        now: Callable[[], int],
+        graves: Callable[[Persistent], Awaitable[Persistent]],
+        staging: Callable[[Persistent], Awaitable[Persistent]] | None = None,
+        log_config: LogConfig | None = None,
+        in_cluster: bool = False,
+        paced: Callable[[], int] | None = None,
+        known: bool = False,
+    ) -> None:
+        """Open the files of a stream. `known`: they were there before, and it is of no cluster (rule 6)."""
+        self.name = name
+        self.settings = settings
+        self.loop = loop
+        self.now = now
+        """The time of day (µs)."""
+        self._paced = paced or now  # the time of day, held to a steady clock
+        self._time = StreamTime()
+        self.id = 0
+        """Of the stream in its cluster: the entry that made it. 0: there is no cluster."""
+        self.made = ""
+        """What tells it from others of its name, if there is no cluster; empty: it is older than that."""
+        self.copies: Copies | None = None
+        self._in_cluster = in_cluster
+        self._committer = committer
+        self._graves = graves  # where its dead letters go
+        self.log, self.found = StreamLog.open(disk, f"{directory}/log", log_config, known)
+        self.log.limit_bytes(settings.max_bytes)
+        self.told: list[str] = []
+        """What there is to say of its files, as they were found."""
+        self.groups_damaged = False
+        self.refused_at_end: list[str] = []
+        """What its files refused when it was closed, and why: nothing of it was acknowledged."""
+        if self.found.cut_bytes or self.found.damage:
+            self.told.append(str(self.found))
+        if (ahead := self.stored_ahead) > TIME_AHEAD:
+            self.told.append(
+                f"its last message is stored {ahead / SECOND:,.0f} s ahead of this machine's clock: if the clock is "
+                "right, stop the node, and mend the stored times (railgun stream retime)"
+            )
+        self._epoch = self.log.last_epoch + 1  # of this life; in a cluster, epochs are agreed on
+        self.group_log, self._saved = self._open_groups(disk, f"{directory}/groups")
+        self.groups: dict[str, GroupDriver] = {}
+        self.counts = Counts()
+        self._gone: RailgunError | None = None  # why it takes nothing more
+        self._burials: set[asyncio.Task[None]] = set()
+        self._box: IdBox | None = None
+        self._early: list[_Publish] | None = None  # what came while the IDs are read
+        self._loading: asyncio.Task[None] | None = None
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, _Publish] = {}
+        self._behind: dict[object, deque[_Publish]] = {}  # a publish that waits, by who has sent it
+        self._told = False
+        self._anonymous = itertools.count(1)
+        self.producing = Producing(self, staging or graves)
+        self.producing.take_notes(self._saved)
+        self.note = self._saved.pop("", CopyNote())
+        """What a copy in a cluster must not forget; it is in the group log, too."""
+        if known:
+            self._look_for_missing(disk.where(f"{directory}/groups/groups"))
+        for group in [] if in_cluster else list(self._saved):
+            self._driver(group, False, 0, 0)
+
+    def _look_for_missing(self, where: str) -> None:
+        """See whether all messages are there that the group log (`where`) knows of."""
+        positions = (max(saved.floor, saved.highest + 1) for saved in self._saved.values())
+        missing = self.log.miss(
+            max([int(self.note.safe), *positions]),
+            f"its group log ({where})",
+            "To go on without what is missing, stop the node and remove the group log: its groups begin anew then, "
+            "and other messages get these offsets.",
+        )
+        if missing is not None:
+            self.told.append(str(missing))
+
+    def _open_groups(self, disk: Disk, directory: str) -> tuple[GroupLog[Kept], dict[str, Any]]:
+        try:
+            return GroupLog.open(disk, directory, fold)
+        except DamagedGroupLogError as damage:
+            self.told.append(f"{damage} The groups go on from there, and get messages again.")
+            self.groups_damaged = True
+            return GroupLog.anew(disk, directory, fold, damage.states)
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message that may be seen."""
+        if self.copies is not None:
+            return self.copies.safe
+        if (
+            self._in_cluster
+        ):  # until the node knows which stream of the cluster it is: what was safe at the last note
+            return max(self.log.first, min(int(self.note.safe), self.log.whole_end))
+        return self.log.whole_end
+
+    @property
+    def damage(self) -> DamagedLogError | None:
+        """Why nothing from an offset on can be read, for good; None in a cluster, where another copy mends this one."""
+        found = self.log.damage
+        if found is None or self._in_cluster or self.copies is not None:
+            return None
+        told = f"stream {self.name!r} cannot be read from offset {found.offset} on, and takes no messages"
+        return DamagedLogError(f"{told}: {found}", found.offset)
+
+    @property
+    def stored_ahead(self) -> int:
+        """How far the stored time of the last message is ahead of the time of day (µs); 0 if it is not."""
+        if self.log.end == self.log.first:
+            return 0
+        return max(0, self.log.last_time - self.now())
+
+    def stored_now(self) -> int:
+        """Return the time to store with the next message (µs)."""
+        return self._time.at(self._paced(), self.log.last_time, steady_us())
+
+    @property
+    def acting(self) -> bool:
+        """Whether groups may be served here, and now."""
+        return not self._in_cluster if self.copies is None else self.copies.acting
+
+    # ------------------------------------------------------------ publishing
+
+    def publish(
+        self,
+        batches: list[bytearray],
+        answer: Answer,
+        *,
+        together: bool = False,
+        who: object = None,
+        acks: Acks = Acks.QUORUM,
+    ) -> None:
+        """Store these, which have been looked at; `answer` is called when they are safe. `who`: has sent it.
+
+        `acks`: when that is; of one node alone it is always when it has them on disk.
+        """
+        if not self.acting:  # its IDs may not be the right ones yet
+            self.loop.call_soon(answer, self._no_master())
+            return
+        ids: list[bytes | None] = []
+        if any(head(batch).flags & HAS_IDS for batch in batches):
+            ids = [found for batch in batches for found in Records(batch).ids()]
+        elif not self._behind and self._early is None:
+            self._commit(batches, acks, partial(self._stored, batches, answer, ()))
+            return
+        ticket = next(self._tickets)
+        who = ticket if who is None else who
+        publish = _Publish(batches, ids, ticket, answer, together, who, acks)
+        if self._box is None and self._early is None:
+            self._early = []
+            self._loading = self.loop.create_task(self._load_ids(self._early))
+        if self._early is not None:
+            self._early.append(publish)
+        else:
+            self._line_up(publish)
+
+    def _line_up(self, publish: _Publish) -> None:
+        if publish.who in self._behind:
+            self._behind[publish.who].append(publish)
+        else:
+            self._try(publish)
+
+    def _commit(
+        self, batches: list[bytearray], acks: Acks, done: Done, safe: Done | None = None
+    ) -> None:
+        """Store these. `done` is called when they are as safe as `acks` says, `safe` in the order of the log."""
+        try:
+            if self._gone is not None:
+                raise self._gone
+            timed = self.counts.timed(done)
+            if self.copies is not None:
+                self.copies.publish(batches, acks, timed, safe)
+            else:
+                both = timed if safe is None else partial(_both, safe, timed)
+                self._committer.submit(
+                    self.log, batches, both, Stamp(self._epoch, self.stored_now())
+                )
+        except RailgunError as error:
+            self.loop.call_soon(done if safe is None else partial(_both, safe, done), error)
+
+    def _stored(
+        self,
+        batches: Sequence[Bytes],
+        answer: Answer,
+        refused: tuple[tuple[int, str, int], ...],
+        error: RailgunError | None,
+    ) -> None:
+        if error is not None:
+            answer(error)
+            return
+        base, end = head(batches[0]).base, head(batches[-1]).end
+        self.counts.messages += end - base
+        self.counts.bytes += sum(map(len, batches))
+        self._tell(answer, Stored(base, end - base, refused))
+        if self.copies is None:
+            self.more()
+
+    def when_all_safe(self, done: Done) -> None:
+        """Call this when all that was published up to now is safe."""
+
+        def on_disk(error: RailgunError | None) -> None:
+            if error is not None or self.copies is None:
+                done(error)
+            else:
+                self.copies.when_safe(self.log.end, done)
+
+        self._committer.perform(self.log, lambda: None, on_disk)
+
+    async def write_unit(self, write: Callable[[Stamp], tuple[int, int]]) -> tuple[int, int]:
+        """Let a function append a unit to the log, in the turn of its one writer; where it begins and ends.
+
+        It is on disk then, and in a cluster not safe yet.
+        """
+        self.check_master()
+        if self._gone is not None:
+            raise self._gone
+        if self.copies is not None:
+            base, end = await self.copies.write_unit(write)
+        else:
+            stamp = Stamp(self._epoch, self.stored_now())
+            base, end = await self.perform(self.log, lambda: write(stamp))
+            self.more()
+        self.counts.messages += end - base
+        return base, end
+
+    def _tell(self, answer: Answer, stored: Stored) -> None:
+        """Answer a publish; if it repeats a message that is not safe yet, when that is."""
+        twins = [offset for _, code, offset in stored.refused if code != PoolFull.code]
+        if self.copies is None or not twins or max(twins) < self.copies.safe:
+            answer(stored)
+            return
+        self.copies.when_safe(max(twins) + 1, lambda error: answer(error or stored))
+
+    def more(self) -> None:
+        """There is more to be seen: tell the groups, soon."""
+        if not self._told:
+            self._told = True
+            self.loop.call_soon(self._appended)
+
+    def _appended(self) -> None:
+        self._told = False
+        end = self.end
+        for driver in list(self.groups.values()):
+            if end >= driver.group.end:  # a copy that was damaged may end earlier for a while
+                driver.appended(end)
+
+    # ------------------------------------------------------------ IDs
+
+    async def _load_ids(self, early: list[_Publish]) -> None:
+        """When one is needed for the first time, they are read from the end of the log; other streams go on."""
+        wrong: RailgunError | None = None
+        box: IdBox | None = None
+        try:
+            try:
+                box = await self.loop.run_in_executor(None, self._read_ids)
+            except TrimmedError:  # retention came between, and does not come again at once
+                box = await self.loop.run_in_executor(None, self._read_ids)
+        except RailgunError as error:
+            wrong = error
+        if self._early is not early:  # another node has them now, and those who waited were told
+            return
+        self._box, self._early = box, None
+        self.changed()  # the settings may have, while the IDs were read
+        for publish in early:
+            if wrong is not None:
+                publish.answer(wrong)
+            else:
+                self._line_up(publish)
+
+    def changed(self) -> None:
+        """The settings have changed: segments and the IDs that are remembered go by them from now on."""
+        self.log.limit_bytes(self.settings.max_bytes)
+        if self._box is not None:
+            self._box.resize(int(self.settings.id_box * SECOND), self.settings.max_ids)
+
+    @property
+    def _ids(self) -> IdBox:
+        assert self._box is not None
+        return self._box
+
+    def _read_ids(self) -> IdBox:
+        """Read the IDs that may be inside their box from the end of the log, epoch by epoch (`Lookback`).
+
+        What only an older epoch tells must leave half of the pool free: else a restart would fill it.
+        """
+        made, log = IdBox(int(self.settings.id_box * SECOND), self.settings.max_ids), self.log
+        look, now = Lookback(made.box), steady_us()
+        found: list[list[tuple[list[bytes | None], int, int]]] = []
+        count, runs = 0, log.runs
+        for at in range(len(runs) - 1, max(-1, len(runs) - 1 - MOST_EPOCHS), -1):
+            begin, end = runs[at - 1][1] if at else log.first, min(runs[at][1], log.durable_end)
+            if begin >= end:
+                continue  # it is being written
+            first, last = (head(log.read(n, 1)[0]).time for n in (begin, end - 1))
+            epoch: list[tuple[list[bytes | None], int, int]] = []
+            for batch in log.batches_since(look.oldest(last), begin, end):
+                if head(batch).flags & HAS_IDS:
+                    records = Records(batch)
+                    ids = records.ids()
+                    count += len(ids) - ids.count(None)
+                    epoch.append((ids, records.base, look.time_of(records.time, last, now)))
+            if found and count > made.most // 2:
+                break
+            found.append(epoch)
+            if not look.passed(first, last):
+                break
+        for epoch in reversed(found):
+            for ids, base, time in epoch:
+                made.restore(ids, base, time)
+        return made
+
+    def _try(self, publish: _Publish) -> None:
+        box, ids = self._ids, publish.ids
+        verdicts = box.check(ids, steady_us())
+        if any(isinstance(verdict, Twin) for verdict in verdicts):
+            box.begin(ids, publish.ticket)
+            self._waiting[publish.ticket] = publish
+            self._behind.setdefault(publish.who, deque())
+            return
+        fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
+        if len(fresh) == len(ids):
+            batches = publish.batches
+        elif fresh and not publish.together:
+            batches = [_chosen(publish.batches, fresh)]
+        else:
+            self._tell(publish.answer, Stored(0, 0, self._refused(verdicts, {})))
+            return
+        box.begin([ids[n] for n in fresh], publish.ticket)
+        answered = partial(self._answered, publish, batches, fresh, verdicts)
+        accepted = partial(self._accepted, publish, batches)
+        self._commit(batches, publish.acks, answered, accepted)
+
+    def _answered(
+        self,
+        publish: _Publish,
+        batches: list[bytearray],
+        fresh: list[int],
+        verdicts: list[Any],
+        error: RailgunError | None,
+    ) -> None:
+        refused: tuple[tuple[int, str, int], ...] = ()
+        if error is None:
+            base = head(batches[0]).base
+            refused = self._refused(verdicts, {n: base + at for at, n in enumerate(fresh)})
+        self._stored(batches, publish.answer, refused, error)
+
+    def _accepted(
+        self, publish: _Publish, batches: list[bytearray], error: RailgunError | None
+    ) -> None:
+        """The IDs of a publish are taken, or are not; in the order of the log."""
+        if self._box is None:  # another node has them now
+            return
+        if error is not None:
+            again = self._box.failed(publish.ticket)
+        else:
+            first = head(batches[0])
+            again = self._box.accepted(publish.ticket, first.base, steady_us())
+        for ticket in again:
+            if ticket in self._waiting:
+                self._try_again(self._waiting.pop(ticket))
+
+    def refuse_waiting(self, error: RailgunError) -> None:
+        """Answer publishes that wait for a twin, and those behind them, with this error: nothing of them is stored."""
+        for ticket in self._waiting:
+            self._ids.withdraw(ticket)
+        waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
+        self._waiting, self._behind = {}, {}
+        for publish in waiting:
+            publish.answer(error)
+
+    def _try_again(self, publish: _Publish) -> None:
+        """A publish has waited; if it need not any more, those behind it have their turn."""
+        line = self._behind.pop(publish.who)
+        line.appendleft(publish)
+        while line and publish.ticket not in self._waiting:
+            publish = line.popleft()
+            self._try(publish)
+        if line:
+            self._behind[publish.who] = line
+
+    def _refused(
+        self, verdicts: Sequence[Any], offsets: dict[int, int]
+    ) -> tuple[tuple[int, str, int], ...]:
+        known = "OK" if self.settings.duplicates == "ok" else "DUPLICATE_ID"
+        told = []
+        for index, verdict in enumerate(verdicts):
+            match verdict:
+                case Duplicate(offset):
+                    told.append((index, known, offset))
+                case Repeat(other):
+                    first = offsets.get(other)
+                    if first is None:  # the one it repeats was refused itself
+                        first = next((o for n, _, o in told if n == other), 0)
+                    told.append((index, known, first))
+                case PoolFull():
+                    told.append((index, verdict.code, 0))
+        for _, code, _ in told:
+            self.counts.refused[code] += 1
+        return tuple(told)
+
+    # ------------------------------------------------------------ consuming
+
+    def subscribe(
+        self,
+        consumer: Consumer,
+        group: str,
+        *,
+        exclusive: bool,
+        ack_wait: int,
+        credit: int,
+        start: int | None,
+        seek: int | None,
+        token: str = "",
+        again: bool = False,
+    ) -> tuple[GroupDriver, Joined]:
+        """A consumer comes, of a group or of none. `start`: where a new group begins (None: at the end).
+
+        A tracked consumer (the group `@ID`) takes over from the subscription that has its ID, which is told so
+        (`ConsumerTakenError`). `again`: it comes back after a reconnect, and takes over from its own `token` only.
+        """
+        if group:
+            self.check_master()
+        damage = self.damage
+        if damage is not None and seek is not None and seek > damage.offset:
+            raise damage
+        first, end = self.log.first, self.end
+        begin = end if start is None else max(first, start)
+        driver = self.groups.get(group) if group else None
+        known = driver is not None
+        if driver is None:
+            name = group or f"#{next(self._anonymous)}"
+            driver = self._driver(name, exclusive, ack_wait, begin if seek is None else first)
+        elif driver.group.kind not in (None, exclusive):
+            kind, other = ("exclusive", "shared") if driver.group.kind else ("shared", "exclusive")
+            raise GroupKindError(
+                f"the group {group!r} of {self.name!r} is {kind}, and stays so while it exists: subscribe to it as "
+                f"{kind}, choose another name, or delete the group and its position to have it {other}"
+            )
+        elif group.startswith(TRACKED) and (seek is None or first <= seek <= end):
+            self._take_over(driver, token, again)
+        if not driver.consumers:
+            driver.group.configure(self.settings.group(exclusive, ack_wait), self.now())
+        driver.token = token
+        try:
+            joined = driver.join(consumer, credit, seek)
+        except RailgunError:
+            if not known:
+                driver.tracked = False  # it never was
+                self.forget(driver)
+            raise
+        if known and seek is None:
+            joined = replace(joined, why="tracked")
+        return driver, joined
+
+    def _take_over(self, driver: GroupDriver, token: str, again: bool) -> None:
+        """End the subscription that a tracked consumer has, or refuse the new one."""
+        what = f"the consumer {driver.name.removeprefix(TRACKED)!r} of {self.name!r}"
+        if driver.consumers and again and token != driver.token:
+            raise ConsumerTakenError(f"{what} was taken over by another subscription with this ID")
+        for old in list(driver.consumers.values()):
+            if again:  # it lives, and only its connection was lost
+                driver.send_away(old.name)
+            else:
+                driver.leave(old.name, graceful=False)
+            old.lost(ConsumerTakenError(f"another subscription has taken over {what}"))
+
+    def leave(self, driver: GroupDriver, member: str, graceful: bool) -> None:
+        """A consumer goes; a group that is not tracked goes with it."""
+        driver.leave(member, graceful)
+        self._forget_untracked(driver)
+
+    def send_away(self, driver: GroupDriver, member: str) -> None:
+        """Let a consumer go that did nothing wrong; a group that is not tracked goes with it."""
+        driver.send_away(member)
+        self._forget_untracked(driver)
+
+    def _forget_untracked(self, driver: GroupDriver) -> None:
+        if not driver.tracked and not driver.consumers:
+            self.forget(driver)
+
+    def _driver(self, name: str, exclusive: bool, ack_wait: int, start: int) -> GroupDriver:
+        config = self.settings.group(exclusive, ack_wait)
+        saved, tracked = self._saved.pop(name, None), not name.startswith("#")
+        driver = self.groups[name] = GroupDriver(self, name, config, saved, start, tracked)
+        return driver
+
+    def forget(self, driver: GroupDriver) -> None:
+        """A group is no more."""
+        driver.end()
+        self.groups.pop(driver.name, None)
+
+    def keep(
+        self,
+        changes: Sequence[tuple[str, bytes | None]],
+        done: Callable[[RailgunError | None], None],
+    ) -> None:
+        """Write changes of groups (None: it is no more) to their log."""
+        try:
+            if self.copies is None:
+                self._committer.submit(self.group_log, changes, done)
+            else:
+                self.copies.keep(changes, done)
+        except RailgunError as error:
+            done(error)
+
+    def redriver(self, name: str) -> GroupDriver:
+        """Return the driver of a group whose dead letters are to be delivered again.
+
+        Raises `NoMasterError` if another node serves groups, and `NoGroupError`.
+        """
+        self.check_master()
+        driver = self.groups.get(name)
+        if driver is None or not driver.tracked:
+            raise NoGroupError(f"stream {self.name!r} has no group {name!r}")
+        return driver
+
+    async def reset(self, name: str, to: int | None) -> int:
+        """Let a group without members begin anew there (None: at the end); its position, which is on disk."""
+        self.check_master()
+        driver = self.groups[name]
+        self._appended()
+        driver.reset(self.end if to is None else to)
+        await driver.saved()
+        return driver.group.floor
+
+    async def remove(self, name: str) -> None:
+        """Forget a group without members, for good."""
+        self.check_master()
+        driver = self.groups[name]
+        if driver.consumers:
+            raise GroupBusyError(f"{len(driver.consumers)} members of {name!r} are live")
+        driver.abandon(NoGroupError(f"the group {name!r} is deleted"))
+        saved = driver.group.save()
+        del self.groups[name]
+        try:
+            done: asyncio.Future[None] = self.loop.create_future()
+            self.keep([(name, None)], partial(resolve, done))
+            await done
+        except RailgunError:
+            if name not in self.groups:  # it is still there, as it was
+                self._saved[name] = saved
+                self._driver(name, driver.group.config.exclusive, 0, 0)
+            raise
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, first: int, end: int, most_bytes: int) -> tuple[list[Bytes], int]:
+        """Batches of messages from `first` on and before `end`, and the offset after them."""
+        batches: list[Bytes] = []
+        following = first
+        for batch in self.log.read(first, most_bytes):
+            found = head(batch)
+            if found.base >= end:
+                break
+            following = min(found.end, end)
+            batches.append(cut(batch, max(found.base, first), following))
+            if following == end:
+                break
+        return batches, following
+
+    def bury(self, driver: GroupDriver, bury: Bury) -> None:
+        """Bring a message to the dead letters; its ID there sees to it that it comes once.
+
+        The time is a part of that ID: if the stream is deleted and made anew, its messages are others.
+        """
+        try:
+            (batch,), _ = self.read(bury.offset, bury.offset + 1, 1)
+        except (TrimmedError, ValueError):
+            self.loop.call_soon(driver.buried, bury, None)  # there is nothing left to bury
+            return
+        except RailgunError as error:
+            self.loop.call_soon(driver.buried, bury, error)
+            return
+        records = Records(batch)
+        told = {
+            "stream": self.name,
+            "offset": str(bury.offset),
+            "id": (records.id(0) or b"").decode("utf-8", "replace"),
+            "group": driver.name,
+            "deliveries": str(bury.deliveries),
+            "reason": bury.reason,
+            "rule": bury.rule,
+            "time": str(records.time),
+        } | kept_headers(records.headers(0))
+        key = f"{bury.offset}/{records.time}/{driver.name}"
+        if bury.redrives:  # it is another letter than the one before
+            told["redrives"] = str(bury.redrives)
+            key += f"/{bury.redrives}"
+        letter = build([records.payload(0)], [key.encode()], [json.dumps(told).encode()])
+
+        def answer(stored: Stored | RailgunError) -> None:
+            error = stored if isinstance(stored, RailgunError) else None
+            if isinstance(stored, Stored) and any(c == PoolFull.code for _, c, _ in stored.refused):
+                error = NoGraveError(f"the dead letters of {self.name!r} remember no more IDs")
+            if isinstance(stored, Stored):
+                self.counts.dead += stored.count
+            driver.buried(bury, error)
+
+        async def lay() -> None:
+            try:
+                graves = await self._graves(self)
+            except (RailgunError, OSError) as error:
+                driver.buried(bury, NoGraveError(str(error)))
+            else:
+                graves.publish([letter], answer)
+
+        task = self.loop.create_task(lay())
+        self._burials.add(task)
+        task.add_done_callback(self._burials.discard)
+
+    # ------------------------------------------------------------ keeping, ending
+
+    async def perform(
+        self, log: Log, work: Callable[[], T], then: Callable[[T], None] | None = None
+    ) -> T:
+        """Let the one writer of a log do some work in its turn, and return the result.
+
+        `then` gets the result before anybody is told of what was written to the log after it.
+        """
+        done: asyncio.Future[None] = self.loop.create_future()
+        results: list[T] = []
+
+        def performed(error: RailgunError | None) -> None:
+            if error is None and then is not None:
+                then(results[0])
+            resolve(done, error)
+
+        self._committer.perform(log, lambda: results.append(work()), performed)
+        await done
+        return results[0]
+
+    async def retain(self) -> None:
+        """Take away what is too old or too much."""
+        settings = self.settings
+        age = None if settings.max_age is None else int(settings.max_age * SECOND)
+        most, now = settings.max_bytes, min(self.now(), self._paced())
+        ahead, limit = self.stored_now(), self.producing.keeps_from(self.end)
+        await self.perform(self.log, lambda: self.log.retain(age, most, now, limit, ahead))
+        if self.acting:
+            await self.producing.expire()
+        self.gone_before()
+
+    async def purge(self, before: int | None) -> int:
+        """Take away all before an offset (None: all there is); the first offset there is then."""
+        self.check_master()
+        await self.producing.settle()
+        limit = self.producing.keeps_from(self.end)
+        first = await self.perform(self.log, partial(self._purge, before, limit))
+        self.gone_before()
+        if self.copies is not None:  # else it could come back with another master
+            gone: asyncio.Future[None] = self.loop.create_future()
+            self.copies.when_gone(first, partial(resolve, gone))
+            await gone
+        return first
+
+    def _purge(self, before: int | None, limit: int) -> int:
+        """What is not safe yet cannot be taken away: others take all that is gone for safe."""
+        end = self.end
+        if before is not None and before > end:
+            told = (
+                f"stream {self.name!r} ends at {end}: there is nothing before {before} to take away"
+            )
+            raise BeyondEndError(told, end)
+        return self.log.purge(min(end if before is None else before, limit))
+
+    def check_master(self) -> None:
+        """Raise `NoMasterError` if another node serves groups and producers."""
+        if not self.acting:
+            raise self._no_master()
+
+    def _no_master(self) -> NoMasterError:
+        return NoMasterError(f"this node is not the master of {self.name!r} now: try again")
+
+    def gone_before(self) -> None:
+        """Tell the groups what is gone, and the other copies."""
+        self._appended()
+        first = self.log.first
+        if self.copies is not None:
+            self.copies.trimmed(first)
+        for driver in list(self.groups.values()):
+            if first > driver.group.first:
+                driver.trimmed(first)
+
+    def look(self) -> None:
+        """Let the groups see what the time is."""
+        for driver in list(self.groups.values()):
+            driver.look()
+
+    async def rest(self) -> None:
+        """Let the groups write what they have to; nothing happens after that."""
+        if self._loading is not None:
+            await self._loading  # who waits for it is answered
+        for driver in list(self.groups.values()):
+            driver.end()
+
+    # ------------------------------------------------------------ in a cluster
+
+    async def lead(self) -> None:
+        """Serve the groups, as they are on disk."""
+        states = await self.perform(self.group_log, self.group_log.load)
+        states.pop("", None)
+        self.producing.take_notes(states)
+        self._saved = states
+        for group in list(self._saved):
+            if group not in self.groups:
+                self._driver(group, False, 0, 0)
+
+    def follow(self, error: RailgunError) -> None:
+        """Serve no groups any more, take nothing more, and remember no IDs: others do."""
+        for driver in [one for one in self.groups.values() if one.tracked]:
+            del self.groups[driver.name]
+            driver.abandon(error)
+        self._saved, self._box = {}, None
+        self.producing.stop(error)
+        waiting = [*self._waiting.values(), *itertools.chain(*self._behind.values())]
+        waiting += self._early or []
+        self._waiting, self._behind, self._early = {}, {}, None
+        for publish in waiting:
+            publish.answer(NoMasterError(f"the master of {self.name!r} has changed: try again"))
+
+    async def delete(self, error: RailgunError) -> None:
+        """Take nothing more, tell all who consume, answer what is under way, and leave the files."""
+        self._gone = error
+        self.producing.stop(error)
+        if self._loading is not None:
+            await self._loading
+        drivers, self.groups = list(self.groups.values()), {}
+        for driver in drivers:
+            driver.abandon(error)
+        await self.perform(self.log, self.log.close)
+        await self.perform(self.group_log, self.group_log.close)
+
+    @property
+    def trouble(self) -> RailgunError | None:
+        """Why messages or positions of groups cannot be written, or why some cannot be read; None: all is well."""
+        logs = (self.log, self.group_log)
+        if self.damage is not None:
+            return self.damage
+        return next((e for e in (*(o.failed for o in logs), *(o.refused for o in logs)) if e), None)
+
+    async def check_files(self) -> None:
+        """See whether its files are there, and whether what was refused can be written now.
+
+        So trouble is noticed, and its end as well, without anybody who publishes.
+        """
+        for log in (self.log, self.group_log):
+            with contextlib.suppress(RailgunError):  # the log remembers it: see `trouble`
+                if log.refused is not None:
+                    await self.perform(log, log.probe)
+                elif not log.has_file():
+                    await self.perform(log, log.check_files)
+
+    def keep_note(self) -> None:
+        """Write down what is safe, if that is news: for a node that is started again without the others, and rule 6."""
+        note = self._news()
+        if note is not None:
+            self._committer.submit(self.group_log, [("", note)], lambda error: None)
+
+    def _news(self) -> bytes | None:
+        """Return the note for the group log, if more is safe than the last note says."""
+        if self.group_log.failed or self.group_log.refused:
+            return None
+        if self.copies is not None:
+            return self.copies.news()
+        end = self.log.whole_end
+        if self._in_cluster or self.id or end <= self.note.safe:
+            return None
+        noted = self.note = CopyNote(safe=end)
+        return noted.pack()
+
+    def close(self) -> list[str]:
+        """Leave the files, when the committer has done its work; return what could not be brought to disk, and why.
+
+        What was refused is no part of it: whoever sent it was told. It is in `refused_at_end`.
+        """
+        note = self._news()
+        if note is not None:
+            with contextlib.suppress(RailgunError):
+                self.group_log.append([("", note)])
+        lost = []
+        for log, what in ((self.log, "messages"), (self.group_log, "positions of groups")):
+            with contextlib.suppress(RailgunError):  # the log remembers it
+                if not log.has_file():
+                    log.check_files()
+            wrong: Exception | None = log.failed
+            refused = log.refused
+            try:
+                log.close()
+            except (RailgunError, OSError) as error:
+                wrong = wrong or error
+            if wrong is not None:
+                lost.append(f"{what} of stream {self.name!r}: {wrong}")
+            elif refused is not None:
+                told = f"{what} of stream {self.name!r} were refused, or would be: {refused}"
+                self.refused_at_end.append(told)
+        if self.group_log.failed is None:
+            lost += self._unsaved_positions()
+        return lost
+
+    def _unsaved_positions(self) -> list[str]:
+        """Return which groups are further than their positions on disk say."""
+        late = {name: wrong for name, one in self.groups.items() if (wrong := one.unsaved)}
+        if not late:
+            return []
+        names, why = ", ".join(map(repr, late)), trouble_in(next(iter(late.values())))
+        return [
+            f"positions of the groups {names} of stream {self.name!r}: what they have acknowledged last may be "
+            f"delivered again. {why}"
+        ]
+
+
+def _both(first: Done, then: Done, error: RailgunError | None) -> None:
+    first(error)
+    then(error)
+
+
+def kept_headers(given: bytes) -> dict[str, str]:
+    """The headers of a message, as a header of its dead letter.
+
+    >>> kept_headers(b'{"a": "b"}'), kept_headers(b""), kept_headers(bytes([255]))
+    ({'headers': '{"a": "b"}'}, {}, {'headers_base64': '/w=='})
+    """
+    if not given:
+        return {}
+    try:
+        return {"headers": given.decode()}
+    except UnicodeDecodeError:
+        return {"headers_base64": base64.b64encode(given).decode()}
+
+
+def _chosen(batches: Sequence[Bytes], rows: Sequence[int]) -> bytearray:
+    """One batch of some messages of several."""
+    payloads, ids, headers = [], [], []
+    for batch in batches:
+        records = Records(batch)
+        payloads += records.payloads()
+        ids += records.ids()
+        headers += records.all_headers()
+    return build([payloads[n] for n in rows], [ids[n] for n in rows], [headers[n] for n in rows])

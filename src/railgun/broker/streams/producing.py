@@ -1,0 +1,618 @@
+"""The producers of a persistent stream at work: `broker.protocol.producers.registry` with its notes, its staging log, and units.
+
+Rules:
+
+1. What is staged lies in a stream of its own beside the stream, in the same region, so that both have one master. It is
+   made when it is needed, goes with the stream, and nobody else can read it, write to it or see it.
+2. Notes are kept with the states of groups, and are as safe as these. All is read anew, when it is needed, after a
+   restart, after a failover, and when a note could not be written. A unit that is looked for may be in the log and
+   not safe yet: so all that is in the log is waited for first.
+3. A commit copies what is staged from one log to the other, one sequence after the other, in the turn of the stream's
+   one writer: nothing comes between its batches. If that fails, what was written is cut off; if that fails too, the log
+   has failed, and what is not whole is cut off when it is opened.
+4. A commit that is in the log, and not safe, is waited for as long as this node is the master: it may be safe yet.
+5. What is staged is let go of when it is committed or dropped, some megabytes at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from railgun.errors import RailgunError
+from railgun.broker.protocol.producers.producer import Intent, LostOutputError, Producer
+from railgun.broker.protocol.producers.registry import Producers
+from railgun.broker.log.committer import Stamp
+from railgun.broker.errors import NoMasterError, NotEnoughReplicasAfterAppendError
+from railgun.broker.streams.groups import ProducerNote, resolve
+from railgun.broker.settings import PRODUCER
+from railgun.transport.records import COMMITS, CONTINUES, STAGED, head, mark
+
+if TYPE_CHECKING:
+    from railgun.broker.streams.persistent import Answer, Persistent
+    from railgun.transport.proto import streams_pb2 as p
+
+PIECE_BYTES: Final = 4 << 20
+"""How much is read and copied at once."""
+LET_GO_BYTES: Final = 32 << 20
+"""How much of what is not needed any more gathers before it is purged."""
+AGAIN_S: Final = 0.2
+SETTLES: Final = 250
+_LOG: Final = logging.getLogger(__name__)
+
+
+class StagingFullError(RailgunError):
+    """As much is staged for a stream as may be."""
+
+    code: ClassVar[str] = "STAGING_FULL"
+
+
+class NotesDamagedError(RailgunError):
+    """The notes of producers were damaged: nobody knows any more what they have committed."""
+
+    code: ClassVar[str] = "NOTES_DAMAGED"
+
+
+class _Turn:
+    """What one at a time may have, and how many have it or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.users = asyncio.Lock(), 0
+
+
+@contextlib.asynccontextmanager
+async def _turn(turns: dict[str, _Turn], name: str) -> AsyncIterator[None]:
+    """Take the turn of a name; it is gone with the last one that wanted it."""
+    turn = turns.setdefault(name, _Turn())
+    turn.users += 1
+    try:
+        async with turn.lock:
+            yield
+    finally:
+        turn.users -= 1
+        if not turn.users:
+            del turns[name]
+
+
+class Producing:
+    """The producers of one stream. All but what is copied happens in the event loop."""
+
+    def __init__(
+        self, stream: Persistent, find_staging: Callable[[Persistent], Awaitable[Persistent]]
+    ) -> None:
+        self._stream = stream
+        self._find_staging = find_staging
+        self._producers: Producers | None = None
+        self._staging: Persistent | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._early: list[Callable[[RailgunError | None], None]] = []  # pieces that came meanwhile
+        self._life = 0  # changes with whatever makes what is known void
+        self._since: int | None = None  # where units may begin that notes on disk do not know of
+        self._left = 0  # bytes that are not needed, and could not be purged
+        self._held: dict[object, int] = {}  # where what notes drop that are not safe yet begins
+        self._noting: list[Intent] = []  # commits that are done, and not noted as such
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, _Turn] = {}  # one commit of a producer after the other
+        self._opens: dict[str, _Turn] = {}  # those that wait for a note of what they open
+
+    # ------------------------------------------------------------ beginning and ending
+
+    def take_notes(self, kept: dict[str, Any]) -> None:
+        """Take the notes of producers out of what was kept: they are no groups."""
+        names = [name for name in kept if name.startswith(PRODUCER)]
+        notes = [kept.pop(name).told for name in names]
+        intents = [note["intent"] for note in notes if note.get("intent")]
+        self.stop(NoMasterError(f"the master of {self._stream.name!r} has changed: try again"))
+        self._since = min((since for *_, since in intents), default=None)
+
+    def stop(self, error: RailgunError) -> None:
+        """Forget what is known; whoever waits is told."""
+        self._life += 1
+        self._producers = self._staging = self._loading = None
+        early, self._early = self._early, []
+        self._noting.clear()
+        for piece in early:
+            piece(error)
+
+    def keeps_from(self, end: int) -> int:
+        """Return the offset from which on nothing may be trimmed: a commit there is not noted as done."""
+        found = [end, *(intent.since for intent in self._noting)]
+        found += [] if self._since is None else [self._since]
+        for producer in self._producers.by_name.values() if self._producers is not None else ():
+            if producer.intent is not None:
+                found.append(producer.intent.since)
+        return min(found)
+
+    async def _ready(self) -> Producers:
+        """Return the producers, after they were read if need be."""
+        while self._producers is None:
+            if self._loading is None:
+                self._loading = self._stream.loop.create_task(self._load(self._life))
+            await asyncio.shield(self._loading)
+        return self._producers
+
+    def _load_soon(self) -> None:
+        """Read all, though nobody waits for it."""
+        if self._loading is None:
+            self._loading = self._stream.loop.create_task(self._load(self._life))
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _load(self, life: int) -> None:
+        error: RailgunError | None = None
+        try:
+            await self._read(life)
+        except RailgunError as raised:
+            error = raised
+            raise
+        finally:
+            if life == self._life:
+                self._loading = None
+                early, self._early = self._early, []
+                for piece in early:
+                    piece(error)
+
+    async def _read(self, life: int) -> None:
+        stream = self._stream
+        stream.check_master()
+        if stream.groups_damaged and stream.copies is None:
+            raise NotesDamagedError(
+                f"the groups of {stream.name!r} were damaged, and with them what producers have committed: it cannot "
+                "be written exactly once any more. Make another stream"
+            )
+        staging = await self._find_staging(stream)
+        staging.check_master()
+        await staging.perform(staging.log, lambda: None)  # behind pieces that are on their way
+        await _until_safe(staging, staging.log.end)  # they will be answered: they have to be found
+        kept = await stream.perform(stream.group_log, stream.group_log.load)
+        notes = {n[1:]: s.told for n, s in kept.items() if isinstance(s, ProducerNote)}
+        producers = Producers.load(notes, notes.pop("", {}).get("last", 0))
+        for batch in await stream.loop.run_in_executor(None, _staged_batches, staging):
+            producers.found(*batch, stream.now())
+        changed = []
+        if any(producer.intent is not None for producer in producers.by_name.values()):
+            await stream.perform(stream.log, lambda: None)  # behind units that are being written
+            await _until_safe(stream, stream.log.end)
+        for producer in producers.by_name.values():
+            if producer.intent is not None:
+                find = partial(_find_unit, stream, producer.number, producer.intent)
+                base = await stream.loop.run_in_executor(None, find)
+                if base is not None:
+                    producers.committed(producer.name, producer.intent.number, base)
+                else:
+                    producers.abandoned(producer.name, producer.intent.number)
+                changed.append(producer.name)
+        if life != self._life:
+            raise NoMasterError(f"the master of {stream.name!r} has changed: try again")
+        stream.check_master()
+        self._producers, self._staging = producers, staging
+        await self._keep(*changed)
+        if (
+            life == self._life
+        ):  # else what was known is void once more, and so is what was found here
+            self._since = None
+
+    async def _keep(self, *names: str) -> None:
+        """Write the notes of producers; if that fails, all is read anew: nobody knows what is on disk."""
+        if not names or self._producers is None:
+            return
+        life, found = self._life, self._producers
+        changes: list[tuple[str, bytes | None]] = []
+        covered: list[tuple[int, int]] = []
+        for name in names:
+            producer = found.by_name.get(name)
+            note = None if producer is None else ProducerNote(producer.note()).pack()
+            changes.append((PRODUCER + name, note))
+            if producer is not None:
+                covered.append((producer.number, producer.reserved))
+        changes.append((PRODUCER, ProducerNote({"last": found.last_number}).pack()))
+        done: asyncio.Future[None] = self._stream.loop.create_future()
+        self._stream.keep(changes, partial(resolve, done))
+        try:
+            await done
+        except RailgunError as error:
+            if life == self._life:
+                self._since = self.keeps_from(self._stream.log.end)
+                self.stop(error)
+            raise
+        for one in covered:
+            found.noted(*one)
+
+    # ------------------------------------------------------------ what producers ask for
+
+    async def begin(
+        self,
+        name: str,
+        epoch: int | None,
+        keep: Sequence[int] | None = None,
+        lifetime: int = 0,
+        session: str | None = None,
+    ) -> dict[str, Any]:
+        """Begin an epoch of a producer, by its number or for a session: what is known of it, and what is staged."""
+        async with _turn(self._turns, name):
+            producers = await self._ready()
+            before = producers.by_name.get(name)
+            known = {} if before is None else before.note() | {"used": 0}
+            with self._holding(producers):
+                if session is not None:
+                    producer = producers.begin_session(name, session, self._stream.now(), lifetime)
+                else:
+                    assert epoch is not None
+                    producer = producers.begin(name, epoch, self._stream.now(), keep, lifetime)
+                if known != producer.note() | {"used": 0}:
+                    await self._keep(name)
+            self._let_go_soon()
+        staged = {str(sequence): one.count for sequence, one in producer.staged.items()}
+        return {
+            "number": producer.number,
+            "epoch": producer.epoch,
+            "staged": staged,
+            "labels": [[first, end - 1] for first, end in producer.labels],
+        }
+
+    async def open(self, name: str, epoch: int, label: int | None = None) -> int:
+        """Return a new sequence of a producer; `label`: what it will be committed under."""
+        producers, life = await self._ready(), self._life
+        sequence, has_to_note = producers.open(name, epoch, self._stream.now(), label)
+        if has_to_note:
+            async with _turn(self._opens, name):  # one note is enough for all that wait
+                self._check_life(life)
+                producer = producers.by_name.get(name)
+                if producer is not None and sequence >= producer.covered:
+                    await self._keep(name)
+        return sequence
+
+    def stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
+        """Stage batches that have been looked at; `answer` is called when they are safe."""
+        if self._producers is None or self._early:  # those that came before are first
+            self._early.append(
+                lambda e: answer(e) if e else self._stage(told, batches, size, answer)
+            )
+            self._load_soon()
+        else:
+            self._stage(told, batches, size, answer)
+
+    def _stage(self, told: p.Staging, batches: list[bytearray], size: int, answer: Answer) -> None:
+        from railgun.broker.streams.persistent import Stored
+
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None:
+            answer(NoMasterError(f"the master of {self._stream.name!r} has changed: try again"))
+            return
+        count = sum(head(batch).count for batch in batches)
+        stored = Stored(told.at, count)
+        try:
+            self._check_room(producers, size)
+            where = (told.producer, told.epoch, told.sequence, told.at)
+            fresh = producers.staged(*where, count, size, staging.log.end, self._stream.now())
+        except RailgunError as error:
+            answer(error)
+            return
+        if not fresh:
+            staging.when_all_safe(lambda error: answer(error or stored))
+            return
+        for batch in batches:
+            mark(batch, STAGED, told.producer, told.sequence)
+        life = self._life
+
+        def done(outcome: Stored | RailgunError) -> None:
+            if isinstance(outcome, Stored):
+                answer(stored)
+                return
+            if life == self._life:
+                producers.not_staged(told.producer, told.sequence, told.at, size)
+            answer(outcome)
+
+        staging.publish(batches, done)
+
+    def _check_room(self, producers: Producers, size: int) -> None:
+        most, used = self._stream.settings.max_staged, producers.staged_size
+        if used + size > most:
+            some = [one for one in producers.by_name.values() if one.staged]
+            largest = max(some, key=_staged_bytes, default=None)
+            named = (
+                "nobody"
+                if largest is None
+                else f"{len(some)} producers, most of it by {largest.name!r} ({_staged_bytes(largest):,})"
+            )
+            raise StagingFullError(
+                f"{used:,} bytes are staged for {self._stream.name!r} by {named}, and {size:,} more would exceed its "
+                f"max_staged, {most:,}. Commit more often (snapshots, micro-batches), allow more (railgun stream "
+                "ensure --mode overwrite --max-staged N), or forget producers that are gone for good (the calls "
+                "producers and forget_producer)"
+            )
+
+    async def commit(
+        self, name: str, epoch: int, counts: Mapping[int, int], labels: range | None = None
+    ) -> tuple[int, int | None]:
+        """Commit sequences, each of so many messages; how many became part of the stream now, and from where on.
+
+        Of what was committed before, that is known of the last commit only. `labels`: that are committed with them.
+        """
+        async with _turn(self._turns, name):
+            if labels is not None and not counts:
+                producers = await self._ready()
+                with self._holding(producers):
+                    if producers.pass_over(name, epoch, labels, self._stream.now()):
+                        await self._keep(name)
+                return 0, None
+            return await self._commit(name, epoch, counts, labels)
+
+    async def _commit(
+        self, name: str, epoch: int, counts: Mapping[int, int], labels: range | None
+    ) -> tuple[int, int | None]:
+        producers, stream, life = await self._ready(), self._stream, self._life
+        staging = self._staging
+        assert staging is not None
+        await _all_safe(staging)
+        self._check_life(life)
+        intent = producers.commit(name, epoch, counts, stream.log.end, stream.now(), labels)
+        if intent is None:
+            self._let_go_soon()
+            return 0, producers.base_of(name, counts)
+        producer = producers.by_name[name]
+        first = min(producer.staged[one].first for one in intent.sequences)
+        find = partial(_find_ranges, staging, producer.number, intent.sequences, first)
+        try:
+            ranges = await stream.loop.run_in_executor(None, find)
+            _check_whole(producer, intent, ranges)
+        except RailgunError:
+            if life == self._life:
+                producers.abandoned(name, intent.number)
+            raise
+        await self._keep(name)
+        self._check_life(life)  # whoever reads the notes anew has to find the unit
+        try:
+            copy = partial(_copy_unit, stream, staging, producer.number, intent.number, ranges)
+            base, end = await stream.write_unit(copy)
+        except RailgunError:
+            if life == self._life and stream.log.failed is None:
+                producers.abandoned(name, intent.number)
+            raise
+        await _until_safe(stream, end)
+        self._check_life(life)
+        producers.committed(name, intent.number, base)
+        self._noting.append(intent)
+        task = stream.loop.create_task(self._note_done(name, intent, life))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return end - base, base
+
+    async def drop(self, name: str, epoch: int, sequences: Sequence[int]) -> None:
+        """Drop what a producer has staged for some sequences."""
+        producers = await self._ready()
+        producers.drop(name, epoch, sequences, self._stream.now())
+        self._let_go_soon()
+
+    def _check_life(self, life: int) -> None:
+        if life != self._life:
+            raise NoMasterError(f"the master of {self._stream.name!r} has changed: try again")
+
+    async def _note_done(self, name: str, intent: Intent, life: int) -> None:
+        """Write that a commit is done, and let go of what is not needed any more."""
+        with contextlib.suppress(RailgunError):  # it is found out when all is read anew
+            await self._keep(name)
+            if life != self._life or self._producers is None or self._staging is None:
+                return
+            self._noting.remove(intent)
+            await self._purge()
+
+    def _let_go_soon(self) -> None:
+        """Purge what is not needed any more, if it is much or all there is."""
+        if self._wants_purge():
+            task = self._stream.loop.create_task(self._purge())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _wants_purge(self) -> bool:
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None or staging.log.first >= self._needed_from():
+            return False
+        return not producers.staged_size or (
+            staging.log.size - producers.staged_size > LET_GO_BYTES + self._left
+        )
+
+    def _needed_from(self) -> int:
+        """Return from where on something in the staging log is needed, or was before a note that is not safe yet."""
+        producers, staging = self._producers, self._staging
+        assert producers is not None
+        assert staging is not None
+        return min([producers.staged_from(staging.end), staging.end, *self._held.values()])
+
+    async def _purge(self) -> None:
+        producers, staging = self._producers, self._staging
+        if producers is None or staging is None or not self._wants_purge():
+            return
+        with contextlib.suppress(RailgunError):  # it is tried again with what is let go of next
+            await staging.purge(self._needed_from())
+            # what lies between pieces that are needed, and in a segment that is, stays
+            self._left = max(0, staging.log.size - producers.staged_size)
+
+    @contextlib.contextmanager
+    def _holding(self, producers: Producers) -> Iterator[None]:
+        """Keep all that is staged now until a note is safe by which some of it is dropped."""
+        staging, ticket = self._staging, object()
+        if staging is not None:
+            self._held[ticket] = producers.staged_from(staging.end)
+        try:
+            yield
+        finally:
+            self._held.pop(ticket, None)
+
+    async def settle(self) -> None:
+        """Wait for a while until commits that are done are noted as such: what they hold cannot be trimmed before."""
+        for _ in range(SETTLES):
+            if not self._noting:
+                return
+            await asyncio.sleep(AGAIN_S / 10)
+
+    async def forget(self, name: str) -> bool:
+        """Forget a producer, with what it has staged, behind a commit of it; whether there was one."""
+        async with _turn(self._turns, name):
+            return await self._forget(name, await self._ready())
+
+    async def _forget(self, name: str, producers: Producers) -> bool:
+        with self._holding(producers):
+            gone = producers.forget(name)
+            await self._keep(name)
+        self._let_go_soon()
+        return gone is not None
+
+    async def expire(self) -> None:
+        """Forget producers that were not used for longer than they live; and settle commits of before a restart."""
+        producers = self._producers
+        if producers is None:
+            if self._since is not None:  # nothing is trimmed before
+                self._load_soon()
+            return
+        producers.drop_stale(self._stream.now())
+        for name in producers.expired(self._stream.now()):
+            if name in self._turns:  # somebody uses it
+                continue
+            async with _turn(self._turns, name):
+                producers = await self._ready()
+                if name in producers.expired(self._stream.now()):  # it was not used meanwhile
+                    await self._forget(name, producers)
+        self._let_go_soon()
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Return what there is to know of all producers."""
+        producers = await self._ready()
+        return [
+            {
+                "name": one.name,
+                "number": one.number,
+                "epoch": one.epoch,
+                "session": one.session,
+                "committed": sum(end - first for first, end in one.committed),
+                "labels": [[first, end - 1] for first, end in one.labels],
+                "staged": {str(sequence): found.count for sequence, found in one.staged.items()},
+                "staged_bytes": _staged_bytes(one),
+            }
+            for one in producers.by_name.values()
+        ]
+
+
+# ---------------------------------------------------------------- the logs
+
+
+async def _all_safe(stream: Persistent) -> None:
+    """Wait until all that was given to a stream is safe."""
+    done: asyncio.Future[None] = stream.loop.create_future()
+    stream.when_all_safe(partial(resolve, done))
+    await done
+
+
+async def _until_safe(stream: Persistent, end: int) -> None:
+    """Wait until what is in a log before an offset is safe, as long as this node is the master."""
+    while stream.copies is not None:
+        done: asyncio.Future[None] = stream.loop.create_future()
+        stream.copies.when_safe(end, partial(resolve, done))
+        try:
+            await done
+            return
+        except NotEnoughReplicasAfterAppendError:
+            await asyncio.sleep(AGAIN_S)
+
+
+def _staged_batches(staging: Persistent) -> list[tuple[int, int, int, int, int]]:
+    """Return the producer, sequence, count, size and offset of all batches that are staged."""
+    found, at, end = [], staging.log.first, staging.end
+    while batches := staging.log.read(at, PIECE_BYTES, end) if at < end else []:
+        for batch in batches:
+            told = head(batch)
+            at = told.end
+            if told.flags & STAGED:
+                found.append((told.producer, told.number, told.count, told.size, told.base))
+    return found
+
+
+def _staged_bytes(producer: Producer) -> int:
+    return sum(staged.size for staged in producer.staged.values())
+
+
+def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
+    """Return where the unit of a commit begins in the log; None: it is not there."""
+    at, end = max(intent.since, stream.log.first), stream.end
+    begin = at
+    while batches := stream.log.read(at, PIECE_BYTES, end) if at < end else []:
+        for batch in batches:
+            told = head(batch)
+            at = told.end
+            if told.flags & COMMITS and (told.producer, told.number) == (producer, intent.number):
+                return begin
+            if not told.flags & CONTINUES:
+                begin = at
+    return None
+
+
+def _find_ranges(
+    staging: Persistent, producer: int, sequences: Sequence[int], first: int
+) -> list[tuple[int, int]]:
+    """Return where the batches of some sequences lie in the staging log, in the order of the sequences."""
+    ranges: dict[int, list[tuple[int, int]]] = {sequence: [] for sequence in sequences}
+    at, end = max(first, staging.log.first), staging.end
+    while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
+        for batch in batches:
+            header = head(batch)
+            at = header.end
+            if header.producer != producer or header.number not in ranges:
+                continue
+            own, begin = ranges[header.number], header.base
+            if own and own[-1][1] == begin:
+                begin = own.pop()[0]
+            own.append((begin, header.end))
+    return [one for sequence in sequences for one in ranges[sequence]]
+
+
+def _check_whole(producer: Producer, intent: Intent, ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise `LostOutputError` if the staging log does not have all messages of a commit."""
+    wanted = sum(producer.staged[sequence].count for sequence in intent.sequences)
+    there = sum(end - begin for begin, end in ranges)
+    if there != wanted:
+        raise LostOutputError(
+            f"producer {producer.name!r}: of {wanted:,} messages that were staged for a commit {there:,} are left in "
+            "the staging log: the rest is lost"
+        )
+
+
+def _copy_unit(
+    stream: Persistent,
+    staging: Persistent,
+    producer: int,
+    commit: int,
+    ranges: Sequence[tuple[int, int]],
+    stamp: Stamp,
+) -> tuple[int, int]:
+    """Append ranges of the staging log to the log of a stream, as one unit; return where it begins and ends.
+
+    It is called in the turn of the log's one writer.
+    """
+    log, last = stream.log, None
+    begin = log.end
+    try:
+        for start, end in ranges:
+            at = start
+            while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
+                ready = []
+                for batch in batches:
+                    at = head(batch).end
+                    if last is not None:
+                        mark(last, CONTINUES)
+                        ready.append(last)
+                    last = bytearray(batch)
+                if ready:
+                    log.stamp(ready, stamp.epoch, stamp.now)
+                    log.append(ready)
+        assert last is not None, "a commit of nothing"
+        mark(last, COMMITS, producer, commit)
+        log.stamp([last], stamp.epoch, stamp.now)
+        log.append([last])
+        log.sync()
+    except BaseException:
+        log.undo(begin)
+        raise
+    return begin, log.end

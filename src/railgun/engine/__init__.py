@@ -1,0 +1,1 @@
+"""The engine: runs flows on workers, rescales them, saves and restores their state."""

@@ -1,0 +1,344 @@
+"""The controller's HTTP API: JSON, in the controller's own event loop, on loopback, behind a token.
+
+    GET  /status    what there is to know                 POST /scale     {"workers": 4}
+    GET  /events    what happens, as server-sent events   POST /pin       {"key": "ada", "worker": 2}
+    GET  /metrics   figures for Prometheus                POST /snapshot  take one now
+    GET  /health    200, or 503 if the flow failed        POST /stop      {"drain": true}, or nothing
+    GET  /snapshots what there are, and which failed      POST /abort     end at once
+    GET  /connectors  where programs push to, and what they have to know
+    GET  /state     ?step=, &key= as JSON or text: the state of a key; without a key, how many there are
+
+Rules:
+
+1. Whoever has not the job's token (`Authorization: Bearer …`) gets 401, and nothing else.
+2. What a client gets wrong is answered with 4xx and `{"error": {"kind", "message"}}`. Nothing a client sends ends the
+   controller: what is not foreseen is answered with 500, and the flow goes on.
+3. A POST is answered when the request is taken, not when it is done: `last_event` in the answer is the number of the
+   last event before it, so that its consequences are the events after that.
+4. `/events` tells past events after `Last-Event-ID` or `?after=`, then those to come, and about four times a second a
+   `status`; `end` is the last. A client that does not read is dropped: nothing waits for it, and nothing piles up.
+5. `/state` asks workers, which answer between two batches, `/snapshots` the store: neither holds up the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from railgun.engine.controller.controller import Controller, Event, ListenError, WorkersError
+from railgun.engine.controller.state_queries import (
+    BusyError,
+    NoAnswerError,
+    NoKeyError,
+    NoStepError,
+    key_in,
+    key_typed,
+)
+from railgun.engine.controller.metrics import prometheus
+from railgun.errors import KeyTypeError, RailgunError
+from railgun.engine.protocol.lifecycle.machine import LifecycleError
+from railgun.engine.snapshots.plain import from_json
+from railgun.transport.http import Handler, HttpPort, answer, bears, figures, refusal
+
+STATUS_EVERY: Final = 0.25
+LISTENERS: Final = 64
+BEHIND: Final = 1_000  # events a listener may be behind
+SLOW: Final = 5.0  # seconds a listener may take to read what was sent
+LARGEST: Final = 64 << 10  # bytes of a request
+
+
+class RequestError(RailgunError):
+    """A request that makes no sense, or comes at the wrong time."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Api(HttpPort):
+    """Serves one controller. Its coroutines run in the controller's loop."""
+
+    def __init__(
+        self, controller: Controller, token: str, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self.controller = controller
+        self.token = token
+        self._listeners: set[asyncio.Queue[Event | None]] = set()
+        app = web.Application(middlewares=[self._guarded], client_max_size=LARGEST)
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/events", self._events)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/snapshots", self._snapshots)
+        app.router.add_get("/state", self._state)
+        app.router.add_get("/connectors", self._connectors)
+        app.router.add_post("/scale", self._scale)
+        app.router.add_post("/pin", self._pin)
+        app.router.add_post("/snapshot", self._snapshot)
+        app.router.add_post("/stop", self._stop)
+        app.router.add_post("/abort", self._abort)
+        super().__init__(app, host, port)
+
+    async def start(self) -> None:
+        """Listen; raises `ListenError` if that cannot be."""
+        try:
+            await self.open()
+        except OSError as error:
+            raise ListenError(
+                f"the HTTP API cannot listen at {self.host}:{self.port}: {error.strerror}. "
+                "Give another port, or 0 for one that is free."
+            ) from error
+        self.controller.watch(self._tell)
+
+    async def close(self) -> None:
+        """Tell listeners the rest, and end."""
+        for queue in self._listeners:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(None)
+        await super().close()
+
+    # ------------------------------------------------------------ around all requests
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check_token(request)
+            return await handler(request)
+        except RequestError as error:
+            return _refusal(error.status, error.kind, str(error))
+        except web.HTTPException as error:
+            return _refusal(error.status, *_in_words(error, request))
+        except (WorkersError, KeyTypeError) as error:
+            return _refusal(400, "bad-request", str(error))
+        except LifecycleError as error:
+            return _refusal(409, "wrong-state", str(error))
+        except NoStepError as error:
+            return _refusal(404, "no-step", str(error))
+        except NoKeyError as error:
+            return _refusal(404, "no-key", str(error))
+        except BusyError as error:
+            return _refusal(503, "busy", str(error))
+        except NoAnswerError as error:
+            return _refusal(504, "no-answer", str(error))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            return _refusal(500, "internal", f"{type(error).__name__}: {error}")
+
+    def _check_token(self, request: web.Request) -> None:
+        if not bears(request, self.token.encode()):
+            raise RequestError(
+                401, "unauthorized", "this needs the job's token: Authorization: Bearer …"
+            )
+
+    # ------------------------------------------------------------ asking
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _answer(self.controller.status())
+
+    async def _health(self, request: web.Request) -> web.Response:
+        failed = self.controller.lifecycle.state == "failed"
+        return _answer({"state": self.controller.shown}, 503 if failed else 200)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return figures(prometheus(self.controller.status(), self.controller.totals))
+
+    async def _snapshots(self, request: web.Request) -> web.Response:
+        attempts = await asyncio.wrap_future(self.controller.attempts())
+        return _answer({"snapshots": attempts})
+
+    async def _connectors(self, request: web.Request) -> web.Response:
+        return _answer({"sources": self.controller.doors()})
+
+    async def _state(self, request: web.Request) -> web.Response:
+        inquiries = self.controller.inquiries
+        step, typed = request.query.get("step"), request.query.get("key")
+        if step is None:
+            there = ", ".join(map(repr, inquiries.steps))
+            raise RequestError(400, "bad-request", f"say of which step; these have state: {there}")
+        if typed is None:
+            found = await inquiries.overview(step)
+            workers = [
+                {
+                    "worker": one.worker,
+                    "keys": one.keys,
+                    "samples": [_value(*s) for s in one.samples],
+                }
+                for one in found
+            ]
+            return _answer(
+                {"step": step, "keys": sum(one.keys for one in found), "workers": workers}
+            )
+        try:
+            key = key_typed(typed)
+        except RecursionError as error:
+            raise RequestError(400, "bad-request", "a key is not nested so deep") from error
+        one = await inquiries.key(step, key)
+        state = {"state" if one.is_json else "repr": _value(one.text, one.is_json)}
+        more = {"timers": list(one.timers), "ended": one.ended}
+        return _answer({"step": step, "key": key, "worker": one.worker, **state, **more})
+
+    # ------------------------------------------------------------ ordering
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        body = await _body(request, "workers")
+        return self._taken(lambda: self.controller.scale(body["workers"]))
+
+    async def _pin(self, request: web.Request) -> web.Response:
+        body = await _body(request, "key", "worker")
+        worker = body["worker"]
+        if isinstance(worker, bool) or not isinstance(worker, int):
+            raise RequestError(400, "bad-request", f"a worker is a whole number, not {worker!r}")
+        return self._taken(lambda: self.controller.pin(key_in(body["key"]), worker))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await _body(request) if request.can_read_body else {}
+        drain = body.get("drain", False)
+        if not isinstance(drain, bool):
+            raise RequestError(400, "bad-request", f"drain is true or false, not {drain!r}")
+        self._check_not_over("stopped")
+        life = self.controller.lifecycle
+        return self._taken(lambda: self.controller.stop(drain=drain), lambda: {"how": life.how})
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        last_event = self.controller.last_event
+        before = self.controller.snapshot()
+        told = {"after": before, "last_event": last_event, "status": self.controller.status()}
+        return _answer(told, 202)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self._check_not_over("aborted")
+        return self._taken(lambda: self.controller.abort("aborted by request"))
+
+    def _check_not_over(self, what: str) -> None:
+        life = self.controller.lifecycle
+        if life.over:
+            raise LifecycleError(f"the flow is {life.told_state}: it cannot be {what}")
+
+    def _taken(
+        self, order: Callable[[], None], more: Callable[[], dict[str, Any]] = dict
+    ) -> web.Response:
+        before = self.controller.status()["last_event"]
+        order()
+        told = {"last_event": before, "status": self.controller.status(), **more()}
+        return _answer(told, 202)
+
+    # ------------------------------------------------------------ listening
+
+    def _tell(self, event: Event) -> None:
+        for queue in list(self._listeners):
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._listeners.discard(queue)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        after = _number(request)
+        if len(self._listeners) >= LISTENERS:
+            raise RequestError(503, "busy", f"there are {LISTENERS} listeners already")
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        response.force_close()
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(BEHIND)
+        past = self.controller.events(after)
+        self._listeners.add(queue)
+        try:
+            await response.prepare(request)
+            # Without this a listener that does not read would only be noticed after megabytes.
+            if request.transport is not None:
+                request.transport.set_write_buffer_limits(high=LARGEST)
+            for event in past:
+                await _write(response, _event(event))
+            await self._follow(response, queue)
+        except (TimeoutError, ConnectionError):
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._listeners.discard(queue)
+        return response
+
+    async def _follow(
+        self, response: web.StreamResponse, queue: asyncio.Queue[Event | None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while queue in self._listeners:
+            try:
+                async with asyncio.timeout_at(due):
+                    event = await queue.get()
+            except TimeoutError:
+                if not queue.empty():
+                    continue  # a status never overtakes the events that led to it
+                due = loop.time() + STATUS_EVERY
+                await _write(response, _sse("status", self.controller.status()))
+                if not self.controller.over or not queue.empty():
+                    continue
+                event = None
+            if event is None:
+                await _write(response, _sse("end", self.controller.status()))
+                return
+            await _write(response, _event(event))
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(SLOW):
+        await response.write(data)
+
+
+def _event(event: Event) -> bytes:
+    return f"id: {event.number}\n".encode() + _sse("happened", asdict(event))
+
+
+def _sse(kind: str, data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data, default=str)}\n\n".encode()
+
+
+def _number(request: web.Request) -> int:
+    """The number of the event after which a listener wants to hear."""
+    told = request.query.get("after") or request.headers.get("Last-Event-ID") or "0"
+    if not (told.isascii() and told.isdigit() and len(told) < 19):
+        raise RequestError(400, "bad-request", f"an event's number is expected, not {told!r}")
+    return int(told)
+
+
+def _value(text: str, is_json: bool) -> Any:
+    return from_json([text])[0] if is_json else text
+
+
+async def _body(request: web.Request, *fields: str) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, "bad-json", f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(400, "bad-request", "the request is to be a JSON object")
+    missing = [field for field in fields if field not in body]
+    if missing:
+        raise RequestError(400, "bad-request", f"the request has no {missing[0]!r}")
+    return body
+
+
+def _in_words(error: web.HTTPException, request: web.Request) -> tuple[str, str]:
+    match error.status:
+        case 404:
+            return "not-found", f"there is nothing at {request.path}"
+        case 405:
+            return "method", f"{request.path} does not answer to {request.method}"
+        case 413:
+            return "too-large", f"a request has at most {LARGEST} bytes"
+    return "http", error.reason
+
+
+def _answer(data: Any, status: int = 200) -> web.Response:
+    return answer(data, status, default=str)
+
+
+def _refusal(status: int, kind: str, message: str) -> web.Response:
+    return refusal(status, kind=kind, message=message)

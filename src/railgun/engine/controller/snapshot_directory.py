@@ -1,0 +1,232 @@
+"""What lies in a directory of snapshots: whose they are, and the state that is in them. For people, and for `--from`.
+
+A directory of snapshots has one directory for each job that saved there, by its name. Whoever names one may mean
+either: the directory of all of them, or that of one job.
+
+The state of a step is in several files, of a full snapshot and of the increments since. Rules:
+
+1. For a key the row of the newest snapshot that has one counts; it may say that the key is deleted. Within one
+   snapshot a key may be saved as deleted by a worker it had left, and as alive by another: then it lives.
+2. Keys are told apart by their hashes.
+3. Nothing is unpickled but what is asked for. What cannot be unpickled here, for its class is not to be found, is
+   still counted, and shown as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from railgun.hashing import Hashes, key_hash
+from railgun.storage.object_store import open_disk
+from railgun.engine.snapshots.errors import DamagedError, MissingError, SnapshotError
+from railgun.engine.snapshots.manifest import Manifest, Part
+from railgun.engine.snapshots.plain import from_json
+from railgun.engine.snapshots.store import SnapshotStore
+
+_COLUMNS: Final = [
+    "hash",
+    "key",
+    "key_pickle",
+    "state",
+    "state_pickle",
+    "ended",
+    "deleted",
+    "version",
+]
+_OF_A_JOB: Final = re.compile(r"(?:(.+)/)?(?:manifests|attempts)/\d{12,18}\.json")
+
+
+class NoSnapshotsError(SnapshotError):
+    """There are no snapshots where they were looked for."""
+
+
+def absolute(url: str) -> str:
+    """A path as it is from everywhere; a URL as it is."""
+    return url if "://" in url else os.path.abspath(url)
+
+
+def find_store(url: str, job: str | None = None) -> tuple[str, SnapshotStore]:
+    """The snapshots of a job in a directory, with the URL of the directory of all jobs.
+
+    `url` may also be the job's own directory. Without a name it is the one job that has snapshots there.
+    """
+    url = absolute(url).rstrip("/")
+    if "://" not in url and not os.path.isdir(url):
+        raise NoSnapshotsError(f"there is no directory {url}")
+    jobs = jobs_in(url)
+    if "" in jobs:  # the directory of one job
+        above, _, name = url.rpartition("/")
+        found = unquote(name)
+        if job not in (None, found):
+            raise NoSnapshotsError(
+                f"{url} has the snapshots of {found!r}, not of {job!r}. Snapshots go with the name of a job"
+            )
+        return above, SnapshotStore(above, found)
+    if not jobs:
+        raise NoSnapshotsError(f"there are no snapshots in {url}")
+    there = ", ".join(map(repr, jobs))
+    if job is None and len(jobs) > 1:
+        raise NoSnapshotsError(f"{url} has the snapshots of {there}: name one of them")
+    if job is not None and job not in jobs:
+        raise NoSnapshotsError(
+            f"{url} has no snapshots of {job!r}; it has those of {there}. Snapshots go with the name of a job"
+        )
+    return url, SnapshotStore(url, job or jobs[0])
+
+
+def jobs_in(url: str) -> list[str]:
+    """The jobs that have snapshots in a directory; the empty name, if it is the directory of one."""
+    found = (_OF_A_JOB.fullmatch(name) for name in open_disk(url).list(""))
+    names = dict.fromkeys(match[1] or "" for match in found if match)
+    return [unquote(name) for name in names if "/" not in name]
+
+
+def told_attempts(store: SnapshotStore) -> list[dict[str, Any]]:
+    """What became of each snapshot, newest first, as plain data; `kept` says whether it is still there."""
+    kept = {manifest.snapshot for manifest in store.manifests([])}
+    return [asdict(one) | {"kept": one.snapshot in kept} for one in store.attempts()]
+
+
+# ---------------------------------------------------------------- state
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is saved of a key."""
+
+    key: Any
+    """Text if it is text; of others, what JSON makes of them, or how Python shows them."""
+    state: Any
+    """The state itself, or a `Sealed` one."""
+    snapshot: int
+    """The one that saved it."""
+    worker: int
+    version: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A state that cannot be made again here."""
+
+    size: int
+    why: str
+
+    def __repr__(self) -> str:
+        return f"<a pickle of {self.size} bytes, not to be opened here: {self.why}>"
+
+
+class SavedState:
+    """The state of one step in a snapshot."""
+
+    def __init__(self, store: SnapshotStore, manifest: Manifest, step: str) -> None:
+        self.store = store
+        self.manifest = manifest
+        self.step = step
+        steps = steps_in(manifest)
+        if step not in steps:
+            there = ", ".join(map(repr, steps)) or "none"
+            raise MissingError(
+                f"snapshot {manifest.snapshot} has no state of a step {step!r}; it has that of {there}"
+            )
+        self._parts = [part for part in manifest.parts if part.step == step]
+
+    def count(self) -> dict[int, int]:
+        """How many keys there are, by the worker that saved them."""
+        counts: dict[int, int] = {}
+        for part, table in self._tables(["hash", "deleted"]):
+            counts[part.worker] = counts.get(part.worker, 0) + len(table)
+        return dict(sorted(counts.items()))
+
+    def get(self, key: Any) -> Row | None:
+        """What is saved of a key; None if nothing is."""
+        number = np.uint64(key_hash(key))
+        for part, table in self._tables(_COLUMNS):
+            mine = _hashes(table) == number
+            for row in _rows(part, table.filter(pa.array(mine))):
+                return row
+        return None
+
+    def rows(self) -> Iterator[Row]:
+        """Everything, the latest first."""
+        for part, table in self._tables(_COLUMNS):
+            yield from _rows(part, table)
+
+    def _tables(self, columns: list[str]) -> Iterator[tuple[Part, pa.Table]]:
+        """The rows that count, file by file, newest snapshot first."""
+        newest_first = sorted(self._parts, key=attrgetter("snapshot"), reverse=True)
+        seen: Hashes = np.empty(0, dtype=np.uint64)
+        for _, group in groupby(newest_first, key=attrgetter("snapshot")):
+            here = [seen]
+            for part in group:
+                table = self._read(part, columns)
+                hashes = _hashes(table)
+                gone = table["deleted"].to_numpy()
+                counts = ~gone & ~np.isin(hashes, seen)
+                here.append(hashes)
+                if counts.any():
+                    yield part, table.filter(pa.array(counts))
+            seen = np.unique(np.concatenate(here))
+
+    def _read(self, part: Part, columns: list[str]) -> pa.Table:
+        data = self.store.read_part(part)
+        try:
+            return pq.read_table(pa.BufferReader(data), columns=columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise DamagedError(f"{self.store.where(part.path)} cannot be read: {error}") from error
+
+
+def steps_in(manifest: Manifest) -> list[str]:
+    """The steps that have state in a snapshot."""
+    kinds = [step.name for step in manifest.steps if step.kind != "sink"]
+    return list(dict.fromkeys([*kinds, *(part.step for part in manifest.parts)]))
+
+
+def _hashes(table: pa.Table) -> Hashes:
+    hashes: Hashes = table["hash"].to_numpy().view(np.uint64)
+    return hashes
+
+
+def _rows(part: Part, table: pa.Table) -> Iterator[Row]:
+    for batch in table.to_batches(1024):
+        for row in batch.to_pylist():
+            yield Row(
+                _key(row["key"], row["key_pickle"]),
+                _state(row["state"], row["state_pickle"]),
+                part.snapshot,
+                part.worker,
+                row["version"],
+                row["ended"],
+            )
+
+
+def _key(text: str, pickled: bytes | None) -> Any:
+    if pickled is None:
+        return text
+    try:
+        return from_json([text])[0]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _state(text: str | None, pickled: bytes | None) -> Any:
+    if text is not None:
+        return from_json([text])[0]
+    if pickled is None:
+        return None
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:
+        return Sealed(len(pickled), f"{type(error).__name__}: {error}")

@@ -1,0 +1,163 @@
+"""Which functions a step takes: those that return their result when they are called.
+
+A coroutine function returns a coroutine, which is no result, and true to every filter. So does a generator function,
+whose body has not begun when it returns. They are refused where the flow is written (`why_not`). A function can return
+such an object without being one of them: this is noticed when it runs, at the first and the last result of each batch
+(`check_result`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Final
+
+import numpy as np
+
+from railgun.engine.protocol.frontier import LAST, MIN
+from railgun.flows.errors import NotAPairError, NotAResultError, NotAStateError, PartError
+from railgun.engine.operators.describe import name_of, shorten
+
+ASYNCHRONOUS: Final = frozenset({CoroutineType, AsyncGeneratorType})
+UNFINISHED: Final = ASYNCHRONOUS | {GeneratorType}
+_RUN: Final = "call asyncio.run(...) in a plain function, which waits for the result"
+
+
+def why_not(function: Any, *, generates: bool = False) -> str:
+    """Say why a function cannot be a step's, or nothing; `generates`: it may be a generator function.
+
+    >>> async def ask(item): ...
+    >>> why_not(ask)
+    'ask is asynchronous, and would give coroutines instead of results: call asyncio.run(...) in a plain function, ...
+    >>> def words(line): yield from line.split()
+    >>> why_not(words)
+    'words is a generator function, and would give generators instead of results: return the result, or use ...
+    >>> why_not(words, generates=True), why_not(str)
+    ('', '')
+    """
+    plain = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    called = plain if inspect.isroutine(plain) else type(plain).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        return f"{name_of(plain)} is asynchronous, and would give coroutines instead of results: {_RUN}"
+    if not generates and inspect.isgeneratorfunction(called):
+        return (
+            f"{name_of(plain)} is a generator function, and would give generators instead of results: return the "
+            "result, or use flat_map for several of them"
+        )
+    return ""
+
+
+def check_methods(thing: object, plain: Sequence[str], generating: Sequence[str] = ()) -> str:
+    """Say which of the methods of `thing` cannot be called for its result, and why; or nothing.
+
+    `generating`: methods that may be generator functions.
+    """
+    for names, generates in ((plain, False), (generating, True)):
+        for name in names:
+            method = getattr(type(thing), name, None)
+            if method is not None and (why := why_not(method, generates=generates)):
+                return f"{type(thing).__name__}.{name} {why.partition(' ')[2]}"
+    return ""
+
+
+def check_done(result: Any) -> None:
+    """Raise `TypeError` if a method that is called for what it does returned something that has not begun.
+
+    >>> check_done(None)
+    >>> check_done(number for number in range(3))
+    Traceback (most recent call last):
+    TypeError: it returned a generator instead of doing its work: do the work, and return when it is done
+    """
+    if type(result) not in UNFINISHED:
+        return
+    if type(result) is GeneratorType:
+        raise TypeError(
+            "it returned a generator instead of doing its work: do the work, and return when it is done"
+        )
+    if type(result) is CoroutineType:
+        result.close()  # Python would warn that nobody has awaited it
+    raise TypeError(f"it returned a coroutine instead of doing its work: {_RUN}")
+
+
+def check_time(what: str, time: Any) -> int:
+    """Return a time (µs) that a function gave, as an `int`. Raise `TypeError` or `ValueError` if it is none.
+
+    >>> check_time("a time", 2**70)
+    Traceback (most recent call last):
+    ValueError: a time is between -9223372036854775807 and 9223372036854775805 µs since 1970, and ... out of that range
+    """
+    if not isinstance(time, int | np.integer):
+        raise TypeError(f"{what} is a whole number of microseconds, not {shorten(time)}")
+    if not MIN < time < LAST:
+        raise ValueError(
+            f"{what} is between {MIN + 1} and {LAST - 1} µs since 1970, and {shorten(time)} is out of that range"
+        )
+    return int(time)
+
+
+def check_pair(step: str, made: Any) -> tuple[Any, Any]:
+    """Return the state and the result that a function of `stateful_map` returned. Raise `NotAPairError` if it has not.
+
+    >>> check_pair("total", 5)
+    Traceback (most recent call last):
+    railgun.flows.errors.NotAPairError: the function of step 'total' must return a pair, (state, result), ...
+    """
+    try:
+        state, result = made
+    except (TypeError, ValueError) as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None:  # of an iterator of the user's
+            raise
+        kind = type(made).__name__
+        raise NotAPairError(
+            f"the function of step {step!r} must return a pair, (state, result), and returned {shorten(made)}, "
+            f"of type {kind}"
+        ) from None
+    return state, result
+
+
+def check_part(part: Any) -> None:
+    """Raise `PartError` if a part of a source is not hashable."""
+    try:
+        hash(part)
+    except TypeError as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None:  # of a __hash__ of the user's
+            raise
+        raise PartError(
+            f"the part {shorten(part)} is of type {type(part).__name__}, and not hashable ({error}): parts are found "
+            "again by their hash, so make them of numbers, text, or tuples of these"
+        ) from None
+
+
+def check_result(
+    step: str, function: Callable[..., Any], result: Any, refused: frozenset[type]
+) -> None:
+    """Raise `NotAResultError` if a result is of a type that is no result."""
+    if type(result) in refused:
+        what = _told(result)
+        instead = "return the result itself" if what == "generator" else _RUN
+        raise NotAResultError(step, name_of(function), "", what, instead)
+
+
+def check_state(
+    step: str, function: Callable[..., Any], key: Any, state: Any, refused: frozenset[type]
+) -> None:
+    """Raise `NotAStateError` if the state of a key that a function returned is of a type that is no state."""
+    if type(state) in refused:
+        what = _told(state)
+        instead = "return what it gives, as a list" if what == "generator" else _RUN
+        raise NotAStateError(step, name_of(function), shorten(key), what, instead)
+
+
+def _told(result: Any) -> str:
+    """Say what an object is that is no result, and let go of it."""
+    if type(result) is CoroutineType:
+        result.close()  # Python would warn that nobody has awaited it
+    if type(result) is AsyncGeneratorType:
+        return "asynchronous generator"
+    return "generator" if type(result) is GeneratorType else "coroutine"

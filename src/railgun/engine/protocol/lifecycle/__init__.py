@@ -1,0 +1,1 @@
+"""The lifecycle of a flow: start, run, rescale, save, stop, recover."""

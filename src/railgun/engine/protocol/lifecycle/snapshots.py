@@ -1,0 +1,250 @@
+"""The part of the `Lifecycle` machine that takes snapshots, by the rules of `saving`; and what all its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Crew
+from railgun.errors import RailgunError
+from railgun.engine.protocol.lifecycle.messages import (
+    GiveUp,
+    Happened,
+    Order,
+    Record,
+    Saved,
+    Settled,
+    To,
+    WorkerOrder,
+    Write,
+)
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.protocol.rescale import coordinator as c
+from railgun.engine.protocol.rescale import messages as m
+from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Saving
+
+State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
+BACK_OFF = SECOND // 2  # before the second restart; doubled for each further one,
+LONGEST = 16 * SECOND  # up to this
+
+
+class LifecycleError(RailgunError):
+    """A flow in this state cannot do that."""
+
+
+class Snapshots:
+    """What the machine knows, and how it saves it."""
+
+    def __init__(
+        self,
+        stages: int,
+        placement: Placement,
+        *,
+        restarts: int = 5,
+        window: int = 300 * SECOND,
+        saving: Saving | None = None,
+        generation: int = 0,
+    ) -> None:
+        self.stages = stages
+        self.placement = placement
+        self.restarts = restarts
+        self.window = window
+        self.saving = saving or Saving(None)
+        self.state: State = "starting"
+        self.started = False  # whether workers may be launched
+        self.generation = generation
+        self.crew = Crew(self._give)
+        self.members = self.crew.members
+        self.coordinator: c.Coordinator | None = None  # from the moment that all are ready
+        self.wanted: Placement | None = None
+        self.cause = ""  # of a failure
+        self.failed_step = ""
+        self.failures: list[int] = []  # within the window
+        self.failed_times = 0  # in all
+        self._lost_joining: dict[Worker, list[int]] = {}  # when, within the window
+        self.how = ""  # it stops
+        self._has_run = False
+        self._starting = False  # whether this generation's workers have been told to start
+        self._draining = False  # whether sources have been told to stop
+        self._drain = True  # whether a stop lets sources end
+        self._stopping = False
+        self._not_before = 0  # when the next generation may begin
+        self._hurt: tuple[int, str] | None = None
+        self._out: list[Order] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come but the end of processes."""
+        return self.state in ("finished", "failed")
+
+    # ------------------------------------------------------------ what the other parts do
+
+    def _orders(self, now: int) -> list[Order]:
+        raise NotImplementedError
+
+    def _follow(self, orders: Iterable[c.Order]) -> None:
+        raise NotImplementedError
+
+    def _fail(self, why: str) -> None:
+        raise NotImplementedError
+
+    def _end(self, state: State) -> None:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ what happens
+
+    @property
+    def told_state(self) -> str:
+        """Return the state, with the cause if the flow has failed, to stand within a sentence."""
+        cause = self.cause.strip().splitlines()
+        return f"{self.state} ({cause[0]})" if cause else self.state
+
+    def snapshot(self, now: int) -> list[Order]:
+        """Someone wants a snapshot."""
+        if not self.saving.on:
+            raise LifecycleError(
+                "the flow takes no snapshots: it was started without a place for them"
+            )
+        if self.over:
+            raise LifecycleError(
+                f"the flow is {self.told_state}: there is nothing to save any more"
+            )
+        self.saving.asked += 1
+        return self._orders(now)
+
+    def recorded(self, snapshot: int, error: str, now: int) -> list[Order]:
+        """The store has written down that a snapshot begins; or cannot."""
+        saving = self.saving
+        if saving.number == snapshot and saving.phase == "recording":
+            if error:
+                self._snapshot_failed(error, now)
+            else:
+                assert self.coordinator is not None
+                saving.phase = "waiting"
+                self._follow(self.coordinator.want_snapshot(snapshot, settles=True))
+        return self._orders(now)
+
+    def written(self, snapshot: int, error: str, now: int) -> list[Order]:
+        """The store has written a manifest, so the snapshot is committed; or cannot."""
+        saving = self.saving
+        if saving.number != snapshot or saving.phase != "writing":
+            return self._orders(now)
+        if error:
+            self._snapshot_failed(error, now)
+            return self._orders(now)
+        running = None if self.over else self.coordinator
+        members = self.placement.workers if running is None else running.members
+        saving.commit(now, members)
+        kind = "full" if saving.full else "of what changed"
+        self._happened("snapshot", f"snapshot {snapshot} ({kind}) is committed")
+        if running is not None:
+            self._settle(snapshot, committed=True)
+            if saving.last:
+                saving.phase = "publishing"
+        return self._orders(now)
+
+    # ------------------------------------------------------------ what follows
+
+    def _advance_snapshot(self, now: int) -> bool:
+        """How the one under way goes on."""
+        saving = self.saving
+        if saving.phase == "whole":
+            if saving.trouble:
+                self._snapshot_failed(saving.trouble, now)
+                return True
+            if not any(member.leaving and member.owing for member in self.members.values()):
+                saving.phase = "writing"
+                self._give(Write(saving.number, saving.last and self._drain))
+                return True
+        if saving.phase == "publishing" and not saving.unpublished:
+            saving.phase = "none"
+            ended = "all sources have ended" if self._drain else "stopped"
+            self._happened("finished", f"{ended}; everything is saved, in snapshot {saving.number}")
+            self._end("finished")
+            return True
+        return False
+
+    def _next_snapshot(self, now: int) -> bool:
+        """Whether it is time for one, which begins; a flow that stops takes only its last."""
+        if self._stopping or not self.saving.is_due(now):
+            return False
+        self.saving.began = now
+        self._begin_snapshot("asked for" if self.saving.asked else "it was time", last=False)
+        return True
+
+    def _begin_snapshot(self, why: str, *, last: bool) -> None:
+        self.saving.begin(why, last=last)
+        self._give(Record(self.saving.number, self.saving.full, why))
+
+    def _last_snapshot(self, now: int) -> bool:
+        """What the flow ends with; if it cannot be saved, it is tried again."""
+        saving = self.saving
+        if saving.busy or (saving.tries and now < self._not_before):
+            return False
+        self._begin_snapshot("the last one", last=True)
+        return True
+
+    def _saved(self, worker: Worker, report: Saved) -> None:
+        saving = self.saving
+        if report.snapshot != saving.number or saving.phase != "saving":
+            return
+        assert self.coordinator is not None
+        if worker not in self.coordinator.saving:
+            return
+        if report.error:
+            saving.trouble = saving.trouble or f"worker {worker}: {report.error}"
+        saving.saved_rows += report.rows
+        saving.saved_keys += report.keys
+        self._follow(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))
+
+    def _snapshot_failed(self, why: str, now: int) -> None:
+        saving = self.saving
+        was_told = saving.phase != "recording"
+        saving.end(now)
+        self._give(GiveUp(saving.number, why))
+        self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
+        if self.coordinator is None or self.over:
+            return
+        if was_told:
+            self._settle(saving.number, committed=False)
+        if saving.last:
+            saving.tries += 1
+            self._not_before = now + BACK_OFF
+            if saving.tries >= TRIES:
+                self._fail(f"the last snapshot cannot be saved: {why}")
+
+    def _settle(self, snapshot: int, *, committed: bool) -> None:
+        """Tell all what became of it; who took part may leave now."""
+        assert self.coordinator is not None
+        self._tell_all(Settled(self.generation, snapshot, committed))
+        self._follow(self.coordinator.settled())
+
+    def _abandon(self, why: str) -> None:
+        """Nobody is there to go on with the one under way; of one that is being written, the store will tell."""
+        saving = self.saving
+        if saving.phase == "writing":
+            return
+        if saving.phase not in ("none", "publishing"):
+            self._give(GiveUp(saving.number, why))
+            self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
+        saving.phase = "none"
+
+    # ------------------------------------------------------------ what all parts need
+
+    def _where(self, text: str) -> str:
+        at = self.saving.committed
+        return text if at is None else f"{text}, from snapshot {at}"
+
+    def _tell_all(self, order: WorkerOrder) -> None:
+        if self.coordinator is not None:
+            for worker in self.coordinator.members:
+                self._to(worker, order)
+
+    def _happened(self, kind: str, text: str) -> None:
+        self._give(Happened(kind, text))
+
+    def _to(self, worker: Worker, order: WorkerOrder) -> None:
+        self._give(To(worker, order))
+
+    def _give(self, order: Order) -> None:
+        self._out.append(order)

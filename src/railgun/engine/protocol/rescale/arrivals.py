@@ -1,0 +1,233 @@
+"""Arrivals: what reaches the new owner of a key, and when it may be processed (rules 3, 8 and 12).
+
+What arrives passes up to three *gates*, in this order; each opens once, and stays open:
+
+1. **Flushed(A, C)**, for a record that came directly (NEW) from C: earlier ones may still be under way through the
+   key's home A. A's `Flushed(C)`, on the link from A, says that they have all arrived.
+2. **Fence 0 of A**, for every record: the home's outputs for a key that left no state behind may still be under
+   way to the next stage. A fence is open when every worker of the next stages has confirmed it.
+3. **The fence of a chunk of A**, for the state of its keys and for their records, likewise.
+
+Where no stage follows there are no fences. What finds a gate shut lines up before it, and goes on to the next one
+when it opens: so an event looks only at what it sets free. In one line nothing overtakes anything. A direct record
+joins the line before a fence when all that its sender sent through the home is there already, because Flushed is
+its first gate: what went through the home is older, even if it came later.
+
+Keys leave their home in no order of their hashes; `chunks.py` knows which chunk a key came with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from railgun.engine.protocol.batch import Batch, select, split
+from railgun.errors import ProtocolError
+from railgun.engine.protocol.frontier import MAX, MIN
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.protocol.rescale.chunks import Chunks
+from railgun.engine.protocol.rescale.messages import Acquire
+
+if TYPE_CHECKING:
+    from railgun.engine.protocol.rescale.machine import Machine
+
+
+class Gate(NamedTuple):
+    """What something waits for: `kind` is "flushed" (of a sender) or "fence" (of a chunk)."""
+
+    kind: str
+    home: Worker
+    of: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Records of one home that wait, and who sent them directly (None: forwarded)."""
+
+    origin: Worker | None
+    batch: Batch
+    frontier: int
+
+
+class Line:
+    """What waits at one gate, in order, and how far time may go meanwhile."""
+
+    __slots__ = ("entries", "lowest")
+
+    def __init__(self) -> None:
+        self.entries: list[Acquire | Records] = []
+        self.lowest = MAX
+
+
+class Arrivals:
+    """The new owner's side of one migration at one worker."""
+
+    __slots__ = (
+        "awaited", "confirmations", "confirmed", "fenced", "flushed", "homes", "lines", "lowest_held",
+        "members", "old",
+    )  # fmt: skip
+
+    def __init__(
+        self, me: Worker, old: Placement, members: tuple[Worker, ...], confirmations: int
+    ) -> None:
+        self.old = old
+        self.homes = tuple(home for home in old.workers if home != me)
+        self.members = members
+        self.confirmations = confirmations
+        self.confirmed: dict[tuple[Worker, int], int] = {}
+        self.flushed: dict[Worker, set[Worker]] = {home: set() for home in self.homes}
+        gates = len(members) + (confirmations > 0)  # of each home: Flushed of all, and fence 0
+        self.awaited = len(self.homes) * gates
+        self.lines: dict[Gate, Line] = {}
+        self.fenced: dict[Worker, Chunks] = {home: Chunks(home) for home in self.homes}
+        self.lowest_held = MAX
+
+    # -------------------------------------------------------- what arrives
+
+    def on_acquire(self, worker: Machine, home: Worker, acquire: Acquire) -> None:
+        """State of keys, from their home."""
+        if self.open(home, acquire.chunk):
+            worker.take(acquire)
+            return
+        self.fenced[home].add(acquire.chunk, acquire.hashes)
+        lowest = worker.frontiers.relayed.get(home, MIN)
+        self._line_up(Gate("fence", home, acquire.chunk), acquire, lowest)
+
+    def on_forward(self, worker: Machine, home: Worker, batch: Batch) -> None:
+        """FWD records, from the home of their keys: the state came before them, if there is any."""
+        lowest = worker.frontiers.relayed.get(home, MIN)
+        self._admit(worker, home, Records(None, batch, lowest))
+
+    def on_new(self, worker: Machine, origin: Worker, batch: Batch) -> None:
+        """NEW records, directly from their sender."""
+        shut = [home for home in self.homes if self.fenced[home] or self.gate(home, origin)]
+        if not shut:
+            worker.process(batch)
+            return
+        lowest = worker.frontiers.senders.get(origin, MIN)
+        homes = self.old.owners(batch.hashes)
+        held = np.zeros(len(batch), dtype=bool)
+        for home in shut:
+            held |= homes == home
+        now = select(batch, ~held)
+        if now is not None:
+            worker.process(now)
+        later = select(batch, held)
+        if later is not None:
+            for home, part in split(later, homes[held]):
+                self._admit(worker, home, Records(origin, part, lowest))
+
+    def on_flushed(self, worker: Machine, home: Worker, origin: Worker) -> None:
+        """All that `origin` sent through `home` has arrived."""
+        if origin in self.flushed[home]:
+            raise ProtocolError(f"{worker}: worker {home} sent Flushed({origin}) twice")
+        self.flushed[home].add(origin)
+        self.awaited -= 1
+        self._release(worker, Gate("flushed", home, origin))
+
+    def on_fenced(self, worker: Machine, home: Worker, chunk: int) -> None:
+        """One worker of one next stage has seen the fence of a chunk."""
+        count = self.confirmed.get((home, chunk), 0) + 1
+        if count > self.confirmations:
+            raise ProtocolError(
+                f"{worker}: the fence {chunk} of worker {home} was confirmed too often"
+            )
+        self.confirmed[home, chunk] = count
+        if count == self.confirmations:
+            self.awaited -= chunk == 0
+            self._release(worker, Gate("fence", home, chunk))
+
+    # -------------------------------------------------------- what may go on
+
+    def open(self, home: Worker, chunk: int) -> bool:
+        """Whether everything the home emitted for the keys of a chunk is ordered."""
+        return self.confirmed.get((home, chunk), 0) == self.confirmations
+
+    def gate(self, home: Worker, origin: Worker | None) -> Gate | None:
+        """The first gate shut for all records of a home that came from there; chunks come after it."""
+        if origin is not None and origin not in self.flushed[home]:
+            return Gate("flushed", home, origin)
+        return None if self.open(home, 0) else Gate("fence", home, 0)
+
+    def _admit(self, worker: Machine, home: Worker, records: Records) -> None:
+        """Process what may be processed now; the rest lines up."""
+        gate = self.gate(home, records.origin)
+        if gate is not None:
+            self._line_up(gate, records, records.frontier)
+        elif not self.fenced[home]:
+            worker.process(records.batch)
+        else:
+            for chunk, part in split(records.batch, self.fenced[home].of(records.batch.hashes)):
+                if chunk == 0:
+                    worker.process(part)
+                else:
+                    waiting = Records(records.origin, part, records.frontier)
+                    self._line_up(Gate("fence", home, chunk), waiting, records.frontier)
+
+    def _line_up(self, gate: Gate, entry: Acquire | Records, frontier: int) -> None:
+        line = self.lines.setdefault(gate, Line())
+        line.entries.append(entry)
+        line.lowest = min(line.lowest, frontier)
+        self.lowest_held = min(self.lowest_held, frontier)
+
+    def _release(self, worker: Machine, gate: Gate) -> None:
+        """A gate has opened: what waited there goes on, in order."""
+        line = self.lines.pop(gate, None)
+        if line is None:
+            return
+        if line.lowest == self.lowest_held:
+            self.lowest_held = min((other.lowest for other in self.lines.values()), default=MAX)
+        for entry in line.entries:
+            if isinstance(entry, Acquire):
+                self.fenced[gate.home].remove(entry.chunk)
+                worker.take(entry)
+            elif gate.kind == "fence" and gate.of > 0:
+                worker.process(entry.batch)  # it was the last gate
+            else:
+                self._admit(worker, gate.home, entry)
+
+    # -------------------------------------------------------- what the worker asks
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self.lines
+
+    @property
+    def records(self) -> int:
+        """How many records wait."""
+        lines = (entry for line in self.lines.values() for entry in line.entries)
+        return sum(len(entry.batch) for entry in lines if isinstance(entry, Records))
+
+    @property
+    def lowest(self) -> int:
+        """How far time may go without overtaking something that waits."""
+        return self.lowest_held
+
+    def finished(self, home: Worker) -> bool:
+        """Whether nothing can come by way of this home any more."""
+        return len(self.flushed[home]) == len(self.members)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every home is finished, every fence confirmed, and nothing waits."""
+        return not self.awaited and not self.lines
+
+    def validate(self) -> None:
+        """Check what must always hold: nothing waits in vain, the counts are right."""
+        for gate, line in self.lines.items():
+            assert line.entries
+            if gate.kind == "flushed":
+                assert gate.of not in self.flushed[gate.home], "waits in vain"
+            else:
+                assert not self.open(gate.home, gate.of), "waits in vain"
+            for entry in line.entries:
+                if isinstance(entry, Records):
+                    assert bool((self.old.owners(entry.batch.hashes) == gate.home).all())
+        assert self.lowest_held == min((line.lowest for line in self.lines.values()), default=MAX)
+        flushes = sum(len(self.members) - len(origins) for origins in self.flushed.values())
+        assert self.awaited == flushes + sum(not self.open(home, 0) for home in self.homes)
+        for home in self.homes:
+            self.fenced[home].validate()

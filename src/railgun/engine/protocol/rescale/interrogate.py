@@ -1,0 +1,53 @@
+"""Interrogate: the home finds out which of its keys have to move.
+
+It asks the operators for every key with state. Until they answer, records keep coming and make new state, so
+the home records the keys of those itself (rule 2). It also waits until every worker has heard of the rescale
+(`Heard`, on the link, behind all that was sent before): nothing is forwarded before that, so a worker
+never gets a record or state of a rescale it does not know, and no frontier that was told in ignorance of the
+rescale can overtake a forwarded record (docs/design/rescale.md, "Heard").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from railgun.engine.protocol.batch import Batch
+from railgun.hashing import Hashes
+from railgun.engine.protocol.rescale.order import Order
+from railgun.engine.protocol.rescale.phase import Phase
+
+if TYPE_CHECKING:
+    from railgun.engine.protocol.rescale.machine import Machine
+
+
+class Interrogate(Phase):
+    """Rule 2, "Interrogate": record the key in the whitelist, process."""
+
+    __slots__ = ("named", "recorded")
+    name = "interrogate"
+
+    def __init__(self) -> None:
+        self.recorded: list[Hashes] = []
+        self.named: Order | None = None  # the operators' answer
+
+    def on_old(self, worker: Machine, batch: Batch) -> None:
+        """Record the keys that have to move, and process."""
+        leaving = batch.hashes[worker.migration_now().leaving(worker.worker, batch.hashes)]
+        if len(leaving):
+            self.recorded.append(leaving)
+        worker.process(batch)
+
+    def answer(self, named: Order) -> None:
+        """Take the operators' answer: it comes before what was recorded, most of which it names as well."""
+        self.named = named
+
+    def whitelist(self) -> Order | None:
+        """All keys to move, in the order in which they leave: as the operators named them, then the others."""
+        return None if self.named is None else self.named.then(self.recorded)
+
+    def validate(self, worker: Machine) -> None:
+        """Only keys that leave are named."""
+        if self.named is not None:
+            self.named.validate()
+            leaving = worker.migration_now().leaving(worker.worker, self.named.hashes)
+            assert bool(leaving.all()), "only keys that leave are named"

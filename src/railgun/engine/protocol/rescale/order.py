@@ -1,0 +1,82 @@
+"""The order in which the keys of a home leave: that in which the operators name them.
+
+They name them as they find them, one beside the other in memory, and so they leave. To take a key out of a large table
+costs several times as much in an order that has nothing to do with the table, as that of the hashes
+(docs/design/rescale.md, "The order in which keys leave"). To find a key in the order there are its hashes sorted, and
+beside each its turn:
+
+>>> order = Order.of([np.array([7, 3, 7], dtype=np.uint64), np.array([5, 3], dtype=np.uint64)])
+>>> order.hashes.tolist()
+[7, 3, 5]
+>>> order.find(np.array([3, 4, 7], dtype=np.uint64)).tolist()
+[1, -1, 0]
+>>> order.then([np.array([5, 4, 9], dtype=np.uint64)]).hashes.tolist()
+[7, 3, 5, 4, 9]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railgun.hashing import Hashes
+
+Turns = NDArray[np.intp]
+"""Places in the order in which keys leave, from 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Keys in the order in which they leave, each once; `turns[i]` is the turn of `sorted[i]`."""
+
+    hashes: Hashes
+    sorted: Hashes
+    turns: Turns
+
+    @classmethod
+    def of(cls, named: Sequence[Hashes]) -> Order:
+        """The order in which these were named, the first time counts."""
+        hashes = np.concatenate([np.empty(0, dtype=np.uint64), *named])
+        at = np.argsort(hashes)  # a stable sort would take five times as long
+        keys = hashes[at]
+        first = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
+        if bool(first.all()):
+            return cls(hashes, keys, at)
+        starts = np.flatnonzero(first)
+        at = np.minimum.reduceat(at, starts)
+        counts = np.zeros(len(hashes), dtype=bool)
+        counts[at] = True
+        return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[at])
+
+    def then(self, late: Sequence[Hashes]) -> Order:
+        """And behind them those of these that are not among them."""
+        found = Order.of(late)
+        new = found.hashes[self.find(found.hashes) < 0]
+        if len(new) == 0:
+            return self
+        at = np.argsort(new)
+        places = np.searchsorted(self.sorted, new[at])
+        return Order(
+            np.concatenate((self.hashes, new)),
+            np.insert(self.sorted, places, new[at]),
+            np.insert(self.turns, places, len(self.hashes) + at),
+        )
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def find(self, hashes: Hashes) -> Turns:
+        """The turn of each of these keys; -1 for those that are not among them."""
+        if len(self.sorted) == 0:
+            return np.full(len(hashes), -1, dtype=np.intp)
+        at = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
+        return np.where(self.sorted[at] == hashes, self.turns[at], -1)
+
+    def validate(self) -> None:
+        """Check that each key is there once, and has its turn."""
+        assert bool((self.sorted[1:] > self.sorted[:-1]).all()), "sorted, each key once"
+        assert sorted(self.turns.tolist()) == list(range(len(self.hashes))), "each turn once"
+        assert bool((self.hashes[self.turns] == self.sorted).all()), "to each key its turn"

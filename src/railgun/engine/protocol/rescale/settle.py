@@ -1,0 +1,32 @@
+"""Settle: the home has given everything away (Done), and waits until the last OLD record has passed through it.
+
+A worker that owned no keys before the rescale begins here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from railgun.engine.protocol.batch import Batch, select
+from railgun.engine.protocol.rescale.collect import forward
+from railgun.engine.protocol.rescale.phase import Phase
+
+if TYPE_CHECKING:
+    from railgun.engine.protocol.rescale.machine import Machine
+
+
+class Settle(Phase):
+    """Rule 2, "Collect" with whitelist and hold empty: what moves is forwarded, the rest processed."""
+
+    __slots__ = ()
+    name = "settle"
+
+    def on_old(self, worker: Machine, batch: Batch) -> None:
+        """Forward what moves, process what stays."""
+        moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
+        mine = select(batch, ~moving)
+        if mine is not None:
+            worker.process(mine)
+        gone = select(batch, moving)
+        if gone is not None:
+            forward(worker, gone)

@@ -1,0 +1,575 @@
+r"""Tables: the state of one step on one worker, as a Parquet file that anybody can read.
+
+One row a key. The columns, for whoever reads them without Railgun::
+
+    hash          int64    the key's 64-bit hash (`hashing`), bit for bit: Spark has no unsigned numbers
+    key           string   for people: text as it is, other keys as JSON, or else as Python shows them
+    key_pickle    binary   the key; null if it is text, because then `key` is the key
+    state         string   the state as JSON; null if JSON would change it
+    state_pickle  binary   the state, if `state` is null
+    timers        binary   pickle of a list; null if there are none
+    ended         bool     the key has seen its end
+    deleted       bool     the key is gone since the last snapshot: no key, no state, no timers follow from this row
+    version       int32    of the state, as the user counts
+
+Rules:
+
+1. A row says everything about its key. Rows are told apart, filtered and read one by one: every worker reads all files
+   of a snapshot and keeps what its placement gives it, so nothing is unpickled that belongs to another.
+2. What comes out is what went in, of the same types. JSON is used only where that holds: `plain.py`.
+3. `add` keeps nothing of what it is given: states are mutable and go on changing. A batch of which one row cannot be
+   encoded is not added at all, and the error names the key.
+4. Format 1 is read for ever. What a later format changes, it says in `railgun.format`; this reader refuses what it
+   does not know. Pages have checksums; a damaged file is refused as a whole.
+5. The reader trusts the writer: pickle runs code. Who may write into the directory of snapshots can run programs as
+   the user who loads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import countOf
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from railgun.errors import pass_interrupt
+from railgun.hashing import Hashes
+from railgun.engine.snapshots.arrays import (
+    MANY,
+    MOST,
+    Column,
+    bits,
+    fixed,
+    flags,
+    hashes_of,
+    ints,
+    ints_of,
+    pickled_ints,
+    unpickled_ints,
+)
+from railgun.engine.snapshots.errors import (
+    DamagedError,
+    DecodingError,
+    EncodingError,
+    FormatError,
+    SnapshotError,
+    UnloadableError,
+    UnpicklableError,
+)
+from railgun.engine.snapshots.plain import as_json, from_json, is_unicode, one_as_json
+from railgun.transport.pickling import PROTOCOL, dumps, find_unloadable, may_unpickle_later
+
+FORMAT: Final = 1
+
+_GROUP: Final = 1 << 17  # rows of a group in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a file, column by column."""
+
+    step: str
+    version: int
+    hashes: Hashes
+    keys: list[Any]
+    states: list[Any]
+    """None in rows that say that their key was deleted."""
+    timers: list[list[Any]]
+    ended: list[bool]
+    deleted: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class TableWriter:
+    """Collects rows, and makes a file of them.
+
+    >>> from railgun.hashing import hash_keys
+    >>> writer = TableWriter("totals", version=1)
+    >>> state = {"n": 1}
+    >>> writer.add(hash_keys(["ada", "grace"]), ["ada", "grace"], [state, (2, 3)])
+    >>> state["n"] = 100  # too late
+    >>> rows = read_rows(writer.finish())
+    >>> rows.keys, rows.states
+    (['ada', 'grace'], [{'n': 1}, (2, 3)])
+    """
+
+    def __init__(self, step: str, version: int) -> None:
+        self.step = step
+        self.version = version
+        self.rows = 0
+        self.size = 0
+        """Bytes so far, before compression, roughly."""
+        self._finished = False
+        self._tried: set[type] = set()  # types of which a value was pickled and unpickled
+        self._hashes = bytearray()
+        self._key = Column(pa.string())
+        self._key_pickle = Column(pa.binary())
+        self._state = Column(pa.string())
+        self._state_pickle = Column(pa.binary())
+        self._timers = Column(pa.binary())
+        self._ended = bytearray()
+        self._deleted = bytearray()
+
+    def add(
+        self,
+        hashes: Hashes,
+        keys: list[Any],
+        states: list[Any],
+        timers: list[list[Any]] | None = None,
+        ended: list[bool] | None = None,
+        deleted: list[bool] | None = None,
+    ) -> None:
+        """Take rows; all of them, or none and an `EncodingError`. States of deleted keys are not looked at."""
+        count = len(keys)
+        for column in (hashes, states, timers, ended, deleted):
+            if column is not None and len(column) != count:
+                raise SnapshotError(
+                    f"step {self.step!r}: a column of {len(column)} values for {count} keys"
+                )
+        if self._finished:
+            raise SnapshotError(f"step {self.step!r}: rows for a table that is finished")
+        if not count:
+            return
+        key_texts, key_pickles, size = self._encode_keys(keys)
+        if deleted is not None and True in deleted:
+            encoded = self._encode_some_states(keys, states, deleted)
+        else:
+            encoded = self._encode_states(keys, states)
+        texts, pickles, more = encoded
+        if more > MOST:
+            self._refuse_giants(keys, texts, pickles)
+        times = self._encode_timers(keys, timers)
+        # From here on nothing can fail.
+        self._hashes += np.ascontiguousarray(hashes, dtype=np.uint64).tobytes()
+        self._key.extend(key_texts, count)
+        self._key_pickle.extend(key_pickles, count)
+        self._state.extend(texts, count)
+        self._state_pickle.extend(pickles, count)
+        self._timers.extend(times, count)
+        self._ended += bytes(count) if ended is None else bytes(ended)
+        self._deleted += bytes(count) if deleted is None else bytes(deleted)
+        self.rows += count
+        self.size += size + more + 8 * count + sum(map(len, filter(None, times or ())))
+
+    def finish(self) -> bytes:
+        """The file. Takes the time of compressing it, most of it without the interpreter's lock."""
+        if self._finished:
+            raise SnapshotError(f"step {self.step!r}: a table is finished once")
+        self._finished = True
+        schema = _SCHEMA.with_metadata(
+            {
+                "railgun.format": str(FORMAT),
+                "railgun.step": _printable(self.step),
+                "railgun.version": str(self.version),
+            }
+        )
+        try:
+            columns = [
+                fixed(pa.int64(), self.rows, self._hashes),
+                self._key.finish(),
+                self._key_pickle.finish(),
+                self._state.finish(),
+                self._state_pickle.finish(),
+                self._timers.finish(),
+                bits(self._ended),
+                bits(self._deleted),
+                fixed(pa.int32(), self.rows, np.full(self.rows, self.version, dtype=np.int32)),
+            ]
+            file = pa.BufferOutputStream()
+            pq.write_table(
+                pa.Table.from_arrays(columns, schema=schema),
+                file,
+                row_group_size=_GROUP,
+                compression="zstd",
+                use_dictionary=["version"],
+                write_statistics=["hash"],
+                write_page_checksum=True,
+            )
+        except pa.ArrowException as error:
+            raise EncodingError(
+                f"step {self.step!r}: {self.rows} rows cannot be made a Parquet file: {error}"
+            ) from error
+        data: bytes = file.getvalue().to_pybytes()
+        return data
+
+    # ------------------------------------------------------------ columns
+
+    def _encode_keys(
+        self, keys: list[Any]
+    ) -> tuple[list[str] | pa.Array, _Mixed | pa.Array | None, int]:
+        if countOf(map(type, keys), str) == len(keys):
+            joined = "".join(keys)
+            if is_unicode(joined):
+                return keys, None, len(joined)
+        if len(keys) >= MANY and countOf(map(type, keys), int) == len(keys):
+            with contextlib.suppress(OverflowError):
+                numbers = ints(keys)
+                return numbers.cast(pa.string()), pickled_ints(numbers), 20 * len(keys)
+        pickles: _Mixed = self._pickled(keys, keys)
+        if countOf(map(type, keys), str):
+            for at, key in enumerate(keys):
+                if type(key) is str and is_unicode(key):
+                    pickles[at] = None
+        texts = _key_texts(keys)
+        return texts, pickles, sum(map(len, texts)) + sum(map(len, filter(None, pickles)))
+
+    def _encode_states(self, keys: list[Any], states: list[Any]) -> _States:
+        if len(states) >= MANY and countOf(map(type, states), int) == len(states):
+            with contextlib.suppress(OverflowError):
+                numbers = ints(states).cast(pa.string())
+                return numbers, None, numbers.nbytes
+        texts = as_json(states)
+        left = texts.count(None)
+        if not left:
+            return texts, None, sum(map(len, texts))  # type: ignore[arg-type]
+        pickles: _Mixed
+        if left == len(states):
+            pickles = self._pickled(keys, states)
+            return None, pickles, sum(map(len, pickles))  # type: ignore[arg-type]
+        odd = [at for at, text in enumerate(texts) if text is None]
+        pickles = [None] * len(states)
+        found = self._pickled([keys[at] for at in odd], [states[at] for at in odd])
+        for at, pickled in zip(odd, found, strict=True):
+            pickles[at] = pickled
+        return texts, pickles, sum(map(len, chain(filter(None, texts), filter(None, pickles))))
+
+    def _encode_some_states(
+        self, keys: list[Any], states: list[Any], deleted: list[bool]
+    ) -> _States:
+        there = [at for at, gone in enumerate(deleted) if not gone]
+        texts: list[str | None] = [None] * len(keys)
+        pickles: _Mixed = [None] * len(keys)
+        some, others, size = self._encode_states(
+            [keys[at] for at in there], [states[at] for at in there]
+        )
+        if some is not None:
+            listed = some.to_pylist() if isinstance(some, pa.Array) else some
+            for at, text in zip(there, listed, strict=True):
+                texts[at] = text
+        if others is not None:
+            for at, pickled in zip(there, others, strict=True):
+                pickles[at] = pickled
+        return texts, pickles, size
+
+    def _encode_timers(self, keys: list[Any], timers: list[list[Any]] | None) -> _Mixed | None:
+        if timers is None or not any(timers):
+            return None
+        found = [at for at, times in enumerate(timers) if times]
+        pickles: _Mixed = [None] * len(keys)
+        encoded = self._pickled([keys[at] for at in found], [list(timers[at]) for at in found])
+        for at, pickled in zip(found, encoded, strict=True):
+            pickles[at] = pickled
+        return pickles
+
+    def _refuse_giants(self, keys: list[Any], *columns: list[Any] | pa.Array | None) -> None:
+        for column in columns:
+            for key, value in zip(keys, column or (), strict=False):
+                if (
+                    isinstance(value, str | bytes) and len(value) > MOST // 4
+                ):  # a character has up to 4 bytes
+                    raise EncodingError(
+                        f"step {self.step!r}: the state of key {_short(key)} has {len(value)} bytes, and at most "
+                        f"{MOST // 4} can be saved. Spread it over more keys."
+                    )
+
+    def _pickled(self, keys: list[Any], values: list[Any]) -> list[Any]:
+        """One pickle a value; if there is no other way, with the value's class in it."""
+        try:
+            pickles: list[Any] = list(map(pickle.dumps, values, repeat(PROTOCOL)))
+        except BaseException as error:
+            pass_interrupt(error)
+            pickles = []
+        if len(pickles) < len(values):
+            self._pickle_with_classes(keys, values, pickles)
+        self._check_loads(keys, values)
+        return pickles
+
+    def _pickle_with_classes(self, keys: list[Any], values: list[Any], pickles: list[Any]) -> None:
+        pickles.clear()
+        try:
+            pickles.extend(map(dumps, values))
+            if len(pickles) < len(values):
+                raise StopIteration("raised by the value itself")
+        except BaseException as error:
+            pass_interrupt(error)
+            what = _what(keys, values, len(pickles))
+            raise UnpicklableError(
+                f"step {self.step!r}: {what} cannot be saved: {type(error).__name__}: {error}. "
+                "State must be made of what pickle takes: no open files, locks or connections."
+            ) from error
+
+    def _check_loads(self, keys: list[Any], values: list[Any]) -> None:
+        """Refuse values that were pickled and cannot be unpickled: one of each type is tried for each table."""
+        found = find_unloadable(values, self._tried)
+        if found is not None:
+            at, error = found
+            raise UnpicklableError(
+                f"step {self.step!r}: {_what(keys, values, at)} can be pickled, but cannot be unpickled: "
+                f"{type(error).__name__}: {error}. A class says by __reduce__ or __getstate__ how it is made again."
+            ) from error
+
+
+def _what(keys: list[Any], values: list[Any], at: int) -> str:
+    """Name a value of a key, or the key itself."""
+    key, value = keys[at], values[at]
+    what = "the key" if key is value else f"a {type(value).__name__} of key"
+    return f"{what} {_short(key)}"
+
+
+_Mixed = list[bytes | None]
+_States = tuple[list[Any] | pa.Array | None, _Mixed | None, int]
+"""The columns `state` and `state_pickle`, None if there is nothing in one, and their bytes."""
+
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("hash", pa.int64(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("key_pickle", pa.binary()),
+        pa.field("state", pa.string()),
+        pa.field("state_pickle", pa.binary()),
+        pa.field("timers", pa.binary()),
+        pa.field("ended", pa.bool_(), nullable=False),
+        pa.field("deleted", pa.bool_(), nullable=False),
+        pa.field("version", pa.int32(), nullable=False),
+    ]
+)
+
+
+def _key_texts(keys: list[Any]) -> list[str]:
+    """Keys for people."""
+    return [_printable(key) if type(key) is str else _shown(key) for key in keys]
+
+
+def _shown(key: Any) -> str:
+    try:
+        if not isinstance(key, bytes):
+            text = one_as_json(key)
+            if text is not None:
+                return text
+        return _printable(repr(key))
+    except BaseException as error:
+        pass_interrupt(error)
+        return f"<{type(key).__qualname__}>"
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _short(key: Any) -> str:
+    text = _shown(key)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ------------------------------------------------------------ reading
+
+
+Calling = Callable[[Sequence[Any], Callable[[], int]], contextlib.AbstractContextManager[Any]]
+"""Given keys, and what tells how many of them are done: the context in which what was saved of them is unpickled."""
+_UNPICKLED: Final = 10_000  # values that are unpickled at once
+
+
+def read_rows(
+    data: bytes,
+    mine: Callable[[Hashes], NDArray[np.bool_]] | None = None,
+    name: str = "a table of a snapshot",
+    *,
+    checked: bool = False,
+    calling: Calling = lambda keys, done: contextlib.nullcontext(),
+) -> Rows:
+    """The rows of a file; of those that are not `mine` nothing is unpickled. `name` is for errors.
+
+    `checked`: the file as a whole was compared with its checksum, so those of its pages, which take as long as all the
+    rest, need not be looked at. `calling` makes the context in which values are unpickled, which may run code of users.
+
+    Raises `DamagedError` if the file is not whole, `FormatError` if it is of a later format, and `DecodingError` if a
+    key or state cannot be made, say because its class is no longer there.
+    """
+    step, version, file = open_table(pa.BufferReader(data), name, checked=checked)
+    hashes, table = _filtered(file, mine, name)
+    with no_collection():
+        keys = _decoded(table["key"], table["key_pickle"], _as_they_are, name, step, calling)
+        pickles = table["state_pickle"]
+        states = _decoded(table["state"], pickles, _from_json, name, step, calling, keys)
+        timers = _timers(table["timers"], name, step, calling, keys)
+    ended, deleted = flags(table["ended"]), flags(table["deleted"])
+    return Rows(step, version, hashes, keys, states, timers, ended, deleted)
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Whatever goes wrong in here, the file is to blame."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception as error:
+        raise DamagedError(
+            f"{name} cannot be read as a Parquet file, so it is not what was written: {error}. "
+            "Bring it back from a copy, or load an older snapshot."
+        ) from error
+
+
+def open_table(
+    source: pa.NativeFile, name: str, *, checked: bool = False
+) -> tuple[str, int, pq.ParquetFile]:
+    """The step, the version, and the file itself, to be read in part: errors of that go through `reading`."""
+    with reading(name):
+        return _open(source, name, checked)
+
+
+def _open(source: pa.NativeFile, name: str, checked: bool) -> tuple[str, int, pq.ParquetFile]:
+    file = pq.ParquetFile(source, page_checksum_verification=not checked)
+    told = file.metadata.metadata or {}
+    if b"railgun.format" not in told:
+        raise DamagedError(
+            f"{name} is a Parquet file, but no table of a snapshot: it has no railgun.format"
+        )
+    if int(told[b"railgun.format"]) > FORMAT:
+        raise FormatError(
+            f"{name} has format {int(told[b'railgun.format'])}, this Railgun reads up to {FORMAT}: "
+            "load it with the version that wrote it, or a newer one."
+        )
+    fields = {field.name: field for field in file.schema_arrow}
+    if [fields.get(field.name) for field in _SCHEMA] != list(_SCHEMA):
+        raise DamagedError(f"{name} has not the columns of a table of a snapshot")
+    return told[b"railgun.step"].decode(), int(told[b"railgun.version"]), file
+
+
+def _filtered(
+    file: pq.ParquetFile, mine: Callable[[Hashes], NDArray[np.bool_]] | None, name: str
+) -> tuple[Hashes, pa.Table]:
+    """The rows that are wanted. Which these are the hashes tell: of groups without any nothing else is read."""
+    wanted = None
+    groups = list(range(file.num_row_groups))
+    if mine is not None:
+        with reading(name):
+            hashes = hashes_of(file.read(columns=["hash"], use_threads=False)["hash"])
+        wanted = np.asarray(mine(hashes), dtype=np.bool_)
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in groups], dtype=int)
+        by_group = np.split(wanted, ends[:-1]) if groups else []
+        groups = [group for group in groups if by_group[group].any()]
+        wanted = np.concatenate([by_group[group] for group in groups] or [wanted[:0]])
+    with reading(name):
+        table = file.read_row_groups(groups, columns=_SCHEMA.names, use_threads=False)
+        hashes = hashes_of(table["hash"])
+    if wanted is not None and not wanted.all():
+        return hashes[wanted], table.filter(bits(wanted))
+    return hashes, table
+
+
+def _decoded(
+    texts: pa.ChunkedArray,
+    pickles: pa.ChunkedArray,
+    decode: Callable[[list[str], str], list[Any]],
+    name: str,
+    step: str,
+    calling: Calling,
+    keys: list[Any] | None = None,
+) -> list[Any]:
+    """Values that are text in some rows, a pickle in others, and neither (None) in those of deleted keys."""
+    count = len(pickles)
+    numbers: list[Any] | None
+    if pickles.null_count == count and texts.null_count == 0:
+        numbers = None if keys is None else ints_of(texts)
+        return decode(texts.to_pylist(), name) if numbers is None else numbers
+    if pickles.null_count == 0:
+        numbers = unpickled_ints(pickles)
+        if numbers is not None:
+            return numbers
+        owners = texts.to_pylist() if keys is None else keys
+        return _unpickled(pickles.to_pylist(), name, step, calling, owners)
+    made: list[Any] = [None] * count
+    text_list, pickle_list = texts.to_pylist(), pickles.to_pylist()
+    at_pickles = [at for at, pickled in enumerate(pickle_list) if pickled is not None]
+    at_texts = [
+        at for at, text in enumerate(text_list) if text is not None and pickle_list[at] is None
+    ]
+    for at, value in zip(at_texts, decode([text_list[at] for at in at_texts], name), strict=True):
+        made[at] = value
+    owners = text_list if keys is None else keys
+    found = _unpickled(
+        *([pickle_list[at] for at in at_pickles], name, step, calling),
+        [owners[at] for at in at_pickles],
+    )
+    for at, value in zip(at_pickles, found, strict=True):
+        made[at] = value
+    return made
+
+
+def _as_they_are(texts: list[str], name: str) -> list[Any]:
+    return texts
+
+
+def _from_json(texts: list[str], name: str) -> list[Any]:
+    try:
+        return from_json(texts)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(
+            f"{name} is damaged: a state is no JSON: {error}. "
+            "Bring it back from a copy, or load an older snapshot."
+        ) from error
+
+
+def _unpickled(
+    pickles: list[bytes], name: str, step: str, calling: Calling, keys: Sequence[Any]
+) -> list[Any]:
+    values: list[Any] = []
+    with calling(keys, values.__len__):
+        try:
+            for at in range(0, len(pickles), _UNPICKLED):
+                _unpickle_some(pickles[at : at + _UNPICKLED], values)
+        except BaseException as error:
+            pass_interrupt(error)
+            kind = DecodingError if may_unpickle_later(error) else UnloadableError
+            raise kind(
+                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
+                f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
+            ) from error
+    return values
+
+
+def _unpickle_some(pickles: list[bytes], values: list[Any]) -> None:
+    """Add these values to others: a call that returns soon, so that whoever looks from outside sees it get on."""
+    there = len(values)
+    values.extend(map(pickle.loads, pickles))
+    if len(values) - there < len(pickles):
+        raise StopIteration("raised by the value itself")
+
+
+def _timers(
+    column: pa.ChunkedArray, name: str, step: str, calling: Calling, keys: list[Any]
+) -> list[list[Any]]:
+    timers: list[list[Any]] = [[]] * len(column)  # one for all: most keys have none, ever
+    if column.null_count < len(column):
+        listed = column.to_pylist()
+        there = [at for at, pickled in enumerate(listed) if pickled is not None]
+        pickles = [listed[at] for at in there]
+        found = _unpickled(pickles, name, step, calling, [keys[at] for at in there])
+        for at, times in zip(there, found, strict=True):
+            timers[at] = times
+    return timers
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Many objects that all stay: looking again and again for garbage among them would take most of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

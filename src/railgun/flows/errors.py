@@ -1,0 +1,219 @@
+"""What can be wrong with a flow, and with a record in one."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from railgun.errors import RailgunError
+from railgun.transport.columns import CannotUnpickleError, EncodingError
+
+LASTING: Final = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+    errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EBADF,
+})  # fmt: skip
+"""What the system refuses because of what it was asked: it would refuse it again."""
+
+
+class FlowError(RailgunError):
+    """A flow is not well made. Raised where it is made; names the line."""
+
+
+class StepError(RailgunError):
+    """A user's function raised for a record, and its step's policy is to stop."""
+
+    passing = False
+    """Whether the cause is outside, on a disk or in a network, so that another try may succeed."""
+
+    def __init__(self, step: str, function: str, key: str, record: str, cause: str) -> None:
+        super().__init__(step, function, key, record, cause)
+        self.step, self.function, self.key, self.record, self.cause = (
+            step, function, key, record, cause,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        where = f"step {self.step!r}: {self.function} raised"
+        which = f"for the record {self.record}" + (f" of key {self.key}" if self.key else "")
+        return (
+            f"{where} {which}\n{self.cause.rstrip()}\n"
+            "To go on without such records give the step on_error='dead_letter'."
+        )
+
+
+class TimerError(StepError):
+    """A user's `on_timer` or `on_end` raised; `record` is the time it was called for."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} raised for the key {self.key} at time {self.record}\n"
+            f"{self.cause.rstrip()}\nTo go on without such calls give the step on_error='dead_letter'."
+        )
+
+
+class UserCodeError(StepError):
+    """Code of a user raised outside of any record: in a codec, a key, a close. `record` says what it was called for."""
+
+    def __str__(self) -> str:
+        which = f" {self.record}" if self.record else ""
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
+
+
+class InterruptedCallError(KeyboardInterrupt):
+    """A `KeyboardInterrupt` left user code; says which step, function and record it was in.
+
+    It passes wherever a `KeyboardInterrupt` does, and ends the program whose terminal it came from. A worker has no
+    terminal: there it was raised by the code itself, and fails the flow.
+    """
+
+    def __init__(self, step: str, function: str, which: str, cause: str) -> None:
+        super().__init__(step, function, which, cause)
+        self.step, self.function, self.which, self.cause = step, function, which, cause
+
+    def __str__(self) -> str:
+        which = f" {self.which}" if self.which else ""
+        where = f"step {self.step!r}: {self.function}" if self.step else self.function
+        return f"{where} raised{which}\n{self.cause.rstrip()}"
+
+
+class NotAResultError(StepError):
+    """A function returned a coroutine or a generator, which is no result; `record` says which, `cause` what to do."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a {self.record}, which is no result, as nobody runs it: "
+            f"{self.cause}"
+        )
+
+
+class NotAPairError(RailgunError):
+    """A function of `stateful_map` returned something else than a state and a result."""
+
+
+class PartError(RailgunError):
+    """A part of a source that cannot be one."""
+
+
+class NotAStateError(NotAResultError):
+    """A function returned a coroutine or a generator as the state of a key."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: {self.function} returned a {self.record} as the state of key {self.key}, which is no "
+            f"state, as nobody runs it, and it can be neither saved nor moved: {self.cause}"
+        )
+
+
+class UnpicklableStateError(StepError):
+    """The state of a key is of a type that pickle refuses: it could be neither moved nor saved."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: the state of key {self.key} is of type {self.record}, and cannot be pickled: "
+            f"{self.cause}. State moves between workers and is saved, so it is made of what pickle takes: no open "
+            "files, locks, connections or generators."
+        )
+
+
+class UnloadableStateError(StepError):
+    """The state of a key can be pickled, and cannot be unpickled: it could be neither moved nor loaded."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: the state of key {self.key} is of type {self.record}, which can be pickled, but "
+            f"cannot be unpickled: {self.cause}. State moves between workers and is saved and loaded, so its class "
+            "says by __reduce__ or __getstate__ how it is made again; an exception with arguments of its own has to."
+        )
+
+
+class UnpicklableRecordError(StepError):
+    """A record is of a type that pickle refuses, and cannot be sent to another worker."""
+
+    def __str__(self) -> str:
+        of = f" of key {self.key}" if self.key else ""
+        return f"step {self.step!r}: a record{of} cannot be sent to another worker: {self.cause}"
+
+
+class UnloadableRecordError(StepError):
+    """Records or states that another worker sent cannot be unpickled here."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step!r}: what another worker has sent cannot be unpickled: {self.cause}. Records and states "
+            "travel between workers, so their classes say by __reduce__ or __getstate__ how they are made again."
+        )
+
+
+class UncollectableError(StepError):
+    """Items of a `Collect` sink cannot be unpickled in the program that started the flow."""
+
+    def __str__(self) -> str:
+        return (
+            f"sink {self.step!r}: the program that started the flow cannot unpickle the items that Collect brings: "
+            f"{self.cause}. Their classes say by __reduce__ or __getstate__ how they are made again."
+        )
+
+
+class UpgradeError(StepError):
+    """A function that brings saved state up to its present form raised."""
+
+    def __str__(self) -> str:
+        what = f"the saved state {self.record} of key {self.key}"
+        return f"step {self.step!r}: {self.function}, one of its upgrades, raised for {what}\n{self.cause.rstrip()}"
+
+
+class SourceError(StepError):
+    """A source could not be opened or read."""
+
+    def __str__(self) -> str:
+        at = f"position {self.record}" if self.record else "its beginning"
+        part = f" for part {self.key} at {at}" if self.key else ""
+        return f"source {self.step!r}: {self.function} failed{part}\n{self.cause.rstrip()}"
+
+
+class SinkError(StepError):
+    """A sink did not take what it was given."""
+
+    def __str__(self) -> str:
+        what = f" for items that begin with {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+
+
+class TokenError(SinkError):
+    """A sink did not commit or recover what was prepared for a snapshot; `record` names the token, or the first."""
+
+    def __str__(self) -> str:
+        what = f" for {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether a source's or sink's error comes from outside, and may be gone at the next try.
+
+    >>> may_pass(OSError(errno.ENOSPC, "no space left")), may_pass(PermissionError(errno.EACCES, "no"))
+    (True, False)
+    >>> may_pass(TimeoutError("no answer")), may_pass(TypeError("not JSON"))
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno not in LASTING
+        error = error.__cause__
+    return False
+
+
+def would_come_again(error: BaseException, saves: bool) -> bool:
+    """Whether a worker that starts again would fail in the same way: the one place where this is decided.
+
+    `saves`: whether the flow takes snapshots. Without them it would begin anew, which nobody wants for a full disk.
+
+    - What user code raises would come again, but for what comes from outside and may pass (`may_pass`).
+      So would a `KeyboardInterrupt` of user code: no terminal interrupts a worker inside of a call.
+    - So would a value that cannot be pickled or unpickled, and a module that is not there.
+    - A lost connection, a timeout, a file that another process holds, a bug of a moment would not.
+    """
+    if isinstance(error, StepError):
+        return not (error.passing and saves)
+    return isinstance(
+        error, InterruptedCallError | EncodingError | CannotUnpickleError | ImportError
+    )

@@ -1,0 +1,176 @@
+"""Generate: made-up items, for load and for examples.
+
+Rules:
+
+1. An item depends on its index and the seed only: not on the partition, the worker, or what was made before it. So a
+   part goes on elsewhere without a trace, and the same seed gives the same items for any number of partitions.
+2. Part `p` of `n` makes the items p, p + n, p + 2n, …
+3. With a rate, item `i` is due at start + i / rate, whatever happened to those before it: who was held up catches up
+   (an open loop, as the world outside is one). The start is part of the position, so it moves with the part.
+4. Without a rate, items are made as fast as they are taken.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Final, TypeVar
+
+from railgun.sources.errors import ConnectorError
+from railgun.engine.operators.functions import why_not
+from railgun.engine.operators.operator import name_of
+from railgun.flows.source import Reader, Source
+
+T = TypeVar("T")
+
+_SECOND: Final = 1_000_000
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+
+
+class Generate(Source[T]):
+    """The items `function(index, random)` for index 0, 1, 2, …; `random` is made for that item alone.
+
+    `rate`: items a second, over all partitions. `count`: how many there are, or else they never end.
+
+    >>> dice = Generate(lambda index, random: (index, random.randint(1, 6)), count=5, seed=1)
+    >>> dice.open(0, None).read(10, now=0)
+    [(0, 5), (1, 2), (2, 1), (3, 3), (4, 4)]
+    >>> slow = Generate(lambda index, random: index, rate=2.0).open(0, None)
+    >>> slow.read(10, now=0), slow.read(10, now=400_000), slow.read(10, now=1_000_000)
+    ([0], [], [1, 2])
+    """
+
+    def __init__(
+        self,
+        function: Callable[[int, Random], T],
+        *,
+        rate: float | None = None,
+        count: int | None = None,
+        partitions: int = 1,
+        seed: int = 0,
+    ) -> None:
+        if not callable(function):
+            raise ConnectorError(f"Generate needs a function of index and random, not {function!r}")
+        if why := why_not(function):
+            raise ConnectorError(f"Generate: {why}")
+        if rate is not None and not 0 < rate < float("inf"):
+            raise ConnectorError(f"Generate needs a rate above 0 items a second, not {rate!r}")
+        if count is not None and count < 0:
+            raise ConnectorError(f"Generate cannot make {count} items")
+        if partitions < 1:
+            raise ConnectorError(f"Generate needs at least one partition, not {partitions}")
+        self.function = function
+        self.rate = rate
+        self.count = count
+        self.parts = partitions
+        self.seed = seed
+
+    def partitions(self) -> Sequence[int]:
+        """Numbers of parts."""
+        return range(self.parts)
+
+    def layout(self) -> dict[str, int]:
+        """Return how items are dealt out to parts, which seed makes them, and how many: an ended part stays ended."""
+        endless = {"partitions": int(self.parts), "seed": int(self.seed)}
+        return endless if self.count is None else {**endless, "count": int(self.count)}
+
+    def as_of_now(self) -> Source[T]:
+        """All there will be, whenever that would have been; if it has no end, this has none either."""
+        if self.count is None:
+            return super().as_of_now()
+        now = copy.copy(self)
+        now.rate = None
+        return now
+
+    def open(self, partition: Any, position: Any) -> Reader[T]:
+        """Make the items of one part."""
+        index, start = (partition, None) if position is None else position
+        return _Reader(self, index, start)
+
+
+class _Reader(Reader[T]):
+    def __init__(self, made: Generate[T], index: int, start: int | None) -> None:
+        self.made = made
+        self.random = Draws(made.seed)
+        self.position: tuple[int, int | None] = index, start
+        """The next item's index, and when item 0 was due (µs)."""
+
+    def read(self, most: int, now: int) -> Sequence[T] | None:
+        made = self.made
+        at, start = self.position
+        if made.count is not None and at >= made.count:
+            return None
+        if start is None:
+            start = now
+        end = at + most * made.parts
+        if made.count is not None:
+            end = min(end, made.count)
+        if made.rate is not None:
+            end = min(end, int((now - start) * made.rate // _SECOND) + 1)
+        indices = range(at, end, made.parts)
+        items: list[T] = []
+        function, draw, append = made.function, self.random, items.append
+        try:
+            for index in indices:
+                draw.begin(index)
+                append(function(index, draw))
+        except Exception as error:
+            error.add_note(f"{name_of(function)} was to make item {indices[len(items)]}")
+            raise
+        self.position = at + len(items) * made.parts, start
+        return items
+
+
+class Draws(Random):
+    """Randomness that begins anew for every item, at the cost of one multiplication (the generator is SplitMix64).
+
+    >>> draws = Draws(seed=7)
+    >>> draws.begin(3); first = draws.random(), draws.choice("abc"), draws.gauss(0, 1)
+    >>> draws.begin(4); draws.begin(3); first == (draws.random(), draws.choice("abc"), draws.gauss(0, 1))
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self._base = _mixed(seed * _STEP & _MASK)
+        self._state = self._base
+
+    def begin(self, index: int) -> None:
+        """What follows belongs to this item."""
+        self._state = _mixed((self._base + index * _STEP) & _MASK)
+        self.gauss_next = None  # the second half of a pair, which Random keeps
+
+    def getrandbits(self, k: int, /) -> int:
+        """So many random bits."""
+        if k < 0:
+            raise ValueError("number of bits must be non-negative")
+        bits, had = 0, 0
+        while had < k:
+            self._state = state = (self._state + _STEP) & _MASK
+            bits |= _mixed(state) << had
+            had += 64
+        return bits & ((1 << k) - 1)
+
+    def random(self) -> float:
+        """A number from 0 up to 1."""
+        self._state = state = (self._state + _STEP) & _MASK
+        return (_mixed(state) >> 11) * 2.0**-53
+
+    def seed(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the item's index is the seed."""
+
+    def getstate(self) -> Any:
+        """Where the draws stand."""
+        return self._state, self.gauss_next
+
+    def setstate(self, state: Any) -> None:
+        """Go back there."""
+        self._state, self.gauss_next = state
+
+
+def _mixed(n: int) -> int:
+    n = ((n ^ (n >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    n = ((n ^ (n >> 27)) * 0x94D049BB133111EB) & _MASK
+    return n ^ (n >> 31)

@@ -1,9 +1,0 @@
-"""Where the state of keys is kept: in memory, or on disk where it outgrows it. See docs/design/state.md."""
-
-from __future__ import annotations
-
-from railgun.state.disk import Disk, DiskStore, OnDisk
-from railgun.state.errors import StateError
-from railgun.state.store import Cut, KeyStore, MemoryStore
-
-__all__ = ["Cut", "Disk", "DiskStore", "KeyStore", "MemoryStore", "OnDisk", "StateError"]

@@ -1,0 +1,1 @@
+"""Files that survive crashes: object stores, locks, format files."""

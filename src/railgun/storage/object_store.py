@@ -1,0 +1,419 @@
+"""Disks: where files of snapshots lie, and what may be relied on there.
+
+Rules:
+
+1. `write` is all or nothing, and for good: when it returns, the file is there after a power cut; if it raises, or the
+   process or the machine dies, the name has what it had before, or all of the new content, never a part of it.
+2. `LocalDisk` does it by a temporary file in the same directory: written, synced, renamed over the name, and then the
+   directory is synced, and those above it if they are new. Temporary files (a dot before the name) that a dead
+   process has left behind are never listed.
+3. `ArrowDisk` has what its filesystem gives. Object stores (s3, gs, abfs) make an object visible whole when it is
+   complete, and for good. Others (hdfs) get a temporary file that is moved; where moving over a file that is there
+   is refused, that file is deleted first, so for an instant there is none. Only files that can be made anew from the
+   others (`run.json`, attempts) are ever written twice.
+4. Errors are typed, name the file and the cause, and leave nothing behind but what was there.
+5. Paths are relative, with `/`, and stay inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from railgun.engine.snapshots.errors import (
+    DiskError,
+    FullDiskError,
+    MissingError,
+    ReadOnlyError,
+    SnapshotError,
+)
+from railgun.storage.lock import FileLock, Lock, Owner, OwnerLock
+
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
+_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_ATTEMPTS: Final = 5
+_OBJECT_STORES: Final = {"s3", "gcs", "abfs", "mock"}
+
+
+class Disk(Protocol):
+    """Whole files by their names."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a file there, whole and for good, in place of what is there."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """The file; `MissingError` if there is none."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """The names of all files below a directory, relative to it, in order; none if there is no directory."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Take a file away; no error if there is none."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """What is seen in this directory now, is there for good."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Take a lock; `LockedError` says who has it."""
+        ...
+
+    def holder(self, path: str) -> str | None:
+        """Who has a lock, as far as can be known; None: nobody."""
+        ...
+
+    def where(self, path: str) -> str:
+        """The name of a file for people."""
+        ...
+
+
+def open_disk(url: str) -> Disk:
+    """The disk of a directory: a path, a `file:` URL, or any other that pyarrow opens.
+
+    >>> import tempfile
+    >>> disk = open_disk(tempfile.mkdtemp())
+    >>> disk.write("a/b.txt", b"hello")
+    >>> disk.list(""), disk.read("a/b.txt")
+    (['a/b.txt'], b'hello')
+    """
+    parts = urlsplit(url)
+    if not parts.scheme or "://" not in url:
+        return LocalDisk(url)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise SnapshotError(
+                f"{url} names the host {parts.netloc!r}; a local directory has three slashes: file:///"
+            )
+        return LocalDisk(unquote(parts.path))
+    return ArrowDisk(url)
+
+
+def check_path(path: str) -> str:
+    """A path that stays inside of its disk."""
+    pieces = path.split("/")
+    if path and (any(piece in ("", ".", "..") for piece in pieces) or "\0" in path):
+        raise SnapshotError(f"{path!r} is no path inside of a directory of snapshots")
+    return path
+
+
+class LocalDisk:
+    """A directory of this machine, or one that is mounted. It is made when something is first written."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self._durable: set[Path] = set()  # directories whose own entries are synced
+        self._numbers = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"LocalDisk({str(self.root)!r})"
+
+    def where(self, path: str) -> str:
+        """The name of a file for people."""
+        return str(self._at(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a file there: temporary file, sync, rename, sync of the directory."""
+        target = self._at(path)
+        with _typed("write", target):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    self._write(target, data)
+                    return
+                except FileNotFoundError:  # somebody removed the directory, which was empty
+                    self._durable.clear()
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+
+    def _write(self, target: Path, data: bytes) -> None:
+        directory = target.parent
+        self._make(directory)
+        unique = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}"
+        temporary = directory / f".{target.name[:100]}.{unique}.tmp"
+        was_there = target.exists()
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(file, left) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        try:
+            _sync(directory)
+        except BaseException:
+            if not was_there:  # seen, but not for good: better not at all
+                with contextlib.suppress(OSError):
+                    os.unlink(target)
+            raise
+
+    def _make(self, directory: Path) -> None:
+        if directory in self._durable:
+            return
+        if directory == self.root:
+            directory.mkdir(parents=True, exist_ok=True)
+        else:
+            self._make(directory.parent)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+        _sync(directory.parent)  # also if it was there: whoever made it may not have got so far
+        self._durable.add(directory)
+
+    def read(self, path: str) -> bytes:
+        """The file."""
+        target = self._at(path)
+        with _typed("read", target):
+            return target.read_bytes()
+
+    def list(self, path: str) -> list[str]:
+        """The names of all files below a directory."""
+        top = self._at(path)
+        found: list[str] = []
+
+        def refuse(error: OSError) -> None:
+            if error.errno != errno.ENOENT:
+                raise error
+
+        with _typed("list", top):
+            for directory, inner, names in os.walk(top, onerror=refuse):
+                inner[:] = [name for name in inner if not name.startswith(".")]
+                below = Path(directory).relative_to(top)
+                found += [(below / name).as_posix() for name in names if not name.startswith(".")]
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        """Take a file away, and the directories that are empty without it."""
+        target = self._at(path)
+        with _typed("delete", target):
+            try:
+                target.unlink()
+            except FileNotFoundError:
+                return
+        for above in itertools.takewhile(lambda above: above != self.root, target.parents):
+            try:
+                above.rmdir()
+            except OSError:
+                break
+            self._durable.discard(above)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        target = self._at(path)
+        with _typed("find", target):
+            return target.is_file()
+
+    def sync(self, path: str) -> None:
+        """What is seen in this directory now, is there for good."""
+        directory = self._at(path)
+        while directory != self.root and not directory.exists():
+            directory = directory.parent  # it was deleted with its last file: that is to stay so
+        with _typed("sync", directory), contextlib.suppress(FileNotFoundError):
+            _sync(directory)
+
+    def lock(self, path: str) -> Lock:
+        """Take a lock that the system keeps."""
+        target = self._at(path)
+        with _typed("lock", target):
+            self._make(target.parent)
+            return FileLock(target)
+
+    def holder(self, path: str) -> str | None:
+        """Who has a lock."""
+        try:
+            owner = Owner.read(self.read(path))
+        except MissingError:
+            return None
+        return None if owner is None or owner.is_gone() else str(owner)
+
+    def _at(self, path: str) -> Path:
+        return self.root / check_path(path) if path else self.root
+
+
+class ArrowDisk:
+    """A directory of any filesystem that pyarrow opens: s3, gs, abfs, hdfs."""
+
+    def __init__(self, url: str, filesystem: Any = None) -> None:
+        from pyarrow import fs  # many know only local files
+
+        self.url = url.rstrip("/")
+        self._fs = fs
+        try:
+            if filesystem is None:
+                self.filesystem, self.root = fs.FileSystem.from_uri(url)
+            else:
+                self.filesystem, self.root = filesystem, url
+        except Exception as error:
+            raise SnapshotError(
+                f"snapshots cannot be kept at {url}: {error}. Name a directory, or a URL that pyarrow opens "
+                "(s3://, gs://, abfs://, hdfs://)."
+            ) from error
+        self.root = self.root.rstrip("/")
+        self._numbers = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"ArrowDisk({self.url!r})"
+
+    def where(self, path: str) -> str:
+        """The name of a file for people."""
+        return f"{self.url}/{path}" if path else self.url
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a file there: at once, if the filesystem shows files when they are complete, or else by a move."""
+        target = self._at(path)
+        with self._typed("write", path):
+            parent = target.rpartition("/")[0]
+            if self.filesystem.type_name in _OBJECT_STORES:
+                if self.filesystem.type_name == "mock":
+                    self.filesystem.create_dir(parent, recursive=True)
+                self._put(target, data)
+                return
+            self.filesystem.create_dir(parent, recursive=True)
+            name = target.rpartition("/")[2]
+            unique = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}"
+            temporary = f"{parent}/.{name[:100]}.{unique}.tmp"
+            try:
+                self._put(temporary, data)
+                try:
+                    self.filesystem.move(temporary, target)
+                except OSError:
+                    if not self._is_file(target):
+                        raise
+                    self.filesystem.delete_file(target)
+                    self.filesystem.move(temporary, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.filesystem.delete_file(temporary)
+                raise
+
+    def _put(self, target: str, data: bytes) -> None:
+        stream = self.filesystem.open_output_stream(target)
+        try:
+            stream.write(data)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                (getattr(stream, "abort", None) or stream.close)()
+            raise
+        stream.close()
+
+    def read(self, path: str) -> bytes:
+        """The file."""
+        target = self._at(path)
+        with self._typed("read", path):
+            with self.filesystem.open_input_stream(target) as stream:
+                data: bytes = stream.read()
+            return data
+
+    def list(self, path: str) -> list[str]:
+        """The names of all files below a directory."""
+        top = self._at(path) if path else self.root
+        chosen = self._fs.FileSelector(top, allow_not_found=True, recursive=True)
+        with self._typed("list", path):
+            found = self.filesystem.get_file_info(chosen)
+        start = len(top.rstrip("/")) + 1
+        names = [info.path[start:] for info in found if info.type == self._fs.FileType.File]
+        return sorted(n for n in names if not any(p.startswith(".") for p in n.split("/")))
+
+    def delete(self, path: str) -> None:
+        """Take a file away."""
+        target = self._at(path)
+        with self._typed("delete", path), contextlib.suppress(FileNotFoundError):
+            if self._is_file(target):
+                self.filesystem.delete_file(target)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        with self._typed("find", path):
+            return self._is_file(self._at(path))
+
+    def sync(self, path: str) -> None:
+        """Nothing: what is seen, is there for good."""
+
+    def lock(self, path: str) -> Lock:
+        """Write down who has the lock."""
+        return OwnerLock(
+            self.where(path),
+            lambda: self.read(path),
+            lambda data: self.write(path, data),
+            lambda: self.delete(path),
+        )
+
+    def holder(self, path: str) -> str | None:
+        """Who has a lock."""
+        try:
+            owner = Owner.read(self.read(path))
+        except MissingError:
+            return None
+        return None if owner is None or owner.is_gone() else str(owner)
+
+    def _is_file(self, target: str) -> bool:
+        kind = self.filesystem.get_file_info(target).type
+        return bool(kind == self._fs.FileType.File)
+
+    def _at(self, path: str) -> str:
+        return f"{self.root}/{check_path(path)}"
+
+    def _typed(self, verb: str, path: str) -> contextlib.AbstractContextManager[None]:
+        return _typed(verb, self.where(path))
+
+
+def _sync(directory: Path) -> None:
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS):  # there is no such thing on this disk
+            raise
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _typed(verb: str, target: Path | str) -> Iterator[None]:
+    """Errors of the system as ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(verb, str(target), error) from error
+
+
+def disk_error(verb: str, target: str, error: OSError) -> DiskError:
+    """An error of the system, with the file and what to do."""
+    cause = error.strerror or str(error)
+    if error.errno in _FULL:
+        return FullDiskError(
+            f"cannot {verb} {target}: there is no room ({cause}). Make room on that disk, keep fewer snapshots, or "
+            "use another directory."
+        )
+    if error.errno in _READ_ONLY:
+        return ReadOnlyError(
+            f"cannot {verb} {target}: {cause}. Let this user write there, or use another directory."
+        )
+    if verb == "read" and (error.errno in _MISSING or isinstance(error, FileNotFoundError)):
+        return MissingError(f"cannot read {target}: there is no such file ({cause}).")
+    if error.errno in _MISSING | {errno.EEXIST}:
+        return DiskError(
+            f"cannot {verb} {target}: {cause}. Something that is no directory may be in its place; move it away, or "
+            "use another directory."
+        )
+    return DiskError(f"cannot {verb} {target}: {cause}. Look after that disk, and try again.")

@@ -1,0 +1,140 @@
+"""The hello that opens every connection inside a job: both sides prove that they know the job's secret.
+
+Nothing but fixed bytes and JSON is read before the proof, so garbage, strangers and other jobs are turned away unread.
+A pure machine, like those of `core`: bytes in, bytes out::
+
+    acceptor → dialer    MAGIC, nonce a (32 bytes)
+    dialer → acceptor    MAGIC, nonce d (32), length u16, who (JSON), HMAC("dial", a, d, who)
+    acceptor → dialer    b"+", HMAC("accept", d, a)    or    b"-", length u16, why not (a code, a space, a sentence)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from typing import Any, Final
+
+from railgun.errors import RailgunError
+
+MAGIC: Final = b"RAILGUN1"
+NONCE: Final = 32
+BAD_SECRET: Final = "BAD_SECRET"
+BAD_VERSION: Final = "BAD_VERSION"
+_LENGTH: Final = struct.Struct("<H")
+_LONGEST: Final = 4096
+
+
+class HelloError(RailgunError):
+    """The other side is not who it should be. `code` says what for: BAD_SECRET, BAD_VERSION, or BAD_HELLO."""
+
+    def __init__(self, text: str, code: str = "BAD_HELLO") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Dialer:
+    """The side that opens the connection. `feed` until `open`; what is left over belongs to what follows."""
+
+    def __init__(self, secret: bytes, nonce: bytes, who: dict[str, Any]) -> None:
+        self.open = False
+        self.rest = b""
+        self._secret = secret
+        self._nonce = nonce
+        self._who = json.dumps(who).encode()
+        self._theirs = b""
+        self._data = b""
+
+    def start(self) -> bytes:
+        """What to send at once: nothing, the acceptor begins."""
+        return b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came; what to send."""
+        self._data += data
+        if not self._theirs:
+            begin = len(MAGIC) + NONCE
+            if not self._data.startswith(MAGIC[: len(self._data)]):
+                raise HelloError("whoever listens there is not Railgun")
+            if len(self._data) < begin:
+                return b""
+            self._theirs, self._data = self._data[len(MAGIC) : begin], self._data[begin:]
+            proof = _proof(self._secret, b"dial", self._theirs, self._nonce, self._who)
+            length = _LENGTH.pack(len(self._who))
+            return b"".join((MAGIC, self._nonce, length, self._who, proof))
+        self._answer()
+        return b""
+
+    def _answer(self) -> None:
+        data = self._data
+        if data[:1] == b"-" and len(data) >= 1 + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, 1)
+            if len(data) >= 1 + _LENGTH.size + length:
+                told = data[1 + _LENGTH.size :][:length].decode(errors="replace")
+                code, _, text = told.partition(" ")
+                raise HelloError(text, code)
+        elif data[:1] == b"+" and len(data) > NONCE:
+            expected = _proof(self._secret, b"accept", self._nonce, self._theirs)
+            if not hmac.compare_digest(data[1 : 1 + NONCE], expected):
+                raise HelloError("the other side does not know the secret", BAD_SECRET)
+            self.open, self.rest = True, data[1 + NONCE :]
+        elif data[:1] not in (b"", b"+", b"-"):
+            raise HelloError("whoever listens there is not Railgun")
+
+
+class Acceptor:
+    """The side that was called. When `who` is set, call `accept` or `refuse` and send what it returns."""
+
+    def __init__(self, secret: bytes, nonce: bytes) -> None:
+        self.open = False
+        self.rest = b""
+        self.who: dict[str, Any] | None = None
+        self._secret = secret
+        self._nonce = nonce
+        self._theirs = b""
+        self._data = b""
+
+    def start(self) -> bytes:
+        """What to send at once."""
+        return MAGIC + self._nonce
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came; what to send. A `HelloError` ends the connection; `refuse` says it politely."""
+        self._data += data
+        data = self._data
+        if not data.startswith(MAGIC[: len(data)]):
+            raise HelloError("that was no hello of Railgun")
+        at = len(MAGIC) + NONCE
+        if self.who is not None or len(data) < at + _LENGTH.size:
+            return b""
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length > _LONGEST:
+            raise HelloError("the hello is too long")
+        begin = at + _LENGTH.size
+        end = begin + length + NONCE
+        if len(data) < end:
+            return b""
+        self._theirs, who = data[len(MAGIC) : at], data[begin : begin + length]
+        expected = _proof(self._secret, b"dial", self._nonce, self._theirs, who)
+        if not hmac.compare_digest(data[begin + length : end], expected):
+            raise HelloError("the secret is not the one that was given", BAD_SECRET)
+        told = json.loads(who)
+        if not isinstance(told, dict):
+            raise HelloError("the hello does not say who it is from")
+        self.who, self.rest = told, data[end:]
+        return b""
+
+    def accept(self) -> bytes:
+        """Open."""
+        self.open = True
+        return b"+" + _proof(self._secret, b"accept", self._theirs, self._nonce)
+
+    def refuse(self, why: HelloError) -> bytes:
+        """Say why not."""
+        told = f"{why.code} {why}".encode()[:_LONGEST]
+        return b"-" + _LENGTH.pack(len(told)) + told
+
+
+def _proof(secret: bytes, *parts: bytes) -> bytes:
+    return hmac.new(secret, b"\0".join(parts), hashlib.sha256).digest()

@@ -1,0 +1,1 @@
+"""The proof of Railgun: explorers, models, mutants, simulators and fault runs. Not shipped."""

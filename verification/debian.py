@@ -1,0 +1,107 @@
+"""Servers that tests and benchmarks run beside us: those of the machine, or else of Debian, and nobody has to be root.
+
+Rules:
+
+1. What is on the PATH is used. Otherwise packages are fetched once, and laid out in a directory of their own: nothing
+   is installed, and nothing of the machine changes.
+2. apt checks their signatures. If it has no list of packages, as on a new machine, it gets one for this time only.
+3. If there is no way there is an error that says what to install. Whoever needs the program must not go on without.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from railgun.errors import RailgunError
+
+PATIENCE: Final = 300.0  # seconds for one step of apt
+
+
+class NoProgramError(RailgunError):
+    """There is no such program here, and it could not be fetched."""
+
+
+def find_program(
+    name: str, packages: Sequence[str], home: Path, *, asked: str = "--version"
+) -> tuple[str, dict[str, str]]:
+    """Where a program is, and the environment to run it in.
+
+    `packages` has the one it is in first, `home` is where they are laid out, and `asked` what it must answer to.
+    """
+    environment = dict(os.environ)
+    found = shutil.which(name)
+    if found is not None:
+        return found, environment
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(home.with_name(f"{home.name}.guard"), "w") as guard:  # two at once: the second waits
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        program = home / "usr" / "bin" / name
+        if not program.exists():
+            _fetch(name, packages, home)
+    libraries = [str(path) for path in sorted((home / "usr" / "lib").glob("*-linux-gnu*"))]
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = ":".join(libraries)
+    tried = subprocess.run(
+        [program, asked], env=environment, capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        raise NoProgramError(
+            f"{program} does not run: {tried.stderr.strip()}; install {packages[0]}"
+        )
+    return str(program), environment
+
+
+def _fetch(name: str, packages: Sequence[str], home: Path) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise NoProgramError(
+            f"there is no {name} on the PATH, and no apt-get to fetch it: install {packages[0]}"
+        )
+    print(f"fetching {', '.join(packages)} into {home} (once)", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="railgun-debian-") as directory:
+        here = Path(directory)
+        try:
+            _do(["apt-get", "download", *packages], here)
+        except NoProgramError:
+            own = _own_lists(here)
+            _do(["apt-get", *own, "update"], here)
+            _do(["apt-get", *own, "download", *packages], here)
+        for package in sorted(here.glob("*.deb")):
+            _do(["dpkg", "-x", str(package), str(here / "laid-out")], here)
+        if not (here / "laid-out" / "usr" / "bin" / name).exists():
+            raise NoProgramError(f"{packages[0]} has no program {name}; install one by hand")
+        shutil.rmtree(home, ignore_errors=True)
+        made = home.with_name(f"{home.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(here / "laid-out", made, symlinks=True)
+        made.rename(home)
+
+
+def _own_lists(here: Path) -> list[str]:
+    """What lets apt keep its lists here, and not where only root may write."""
+    for partial in ("lists/partial", "cache/archives/partial"):
+        (here / partial).mkdir(parents=True, exist_ok=True)
+    return ["-o", f"Dir::State::lists={here / 'lists'}", "-o", f"Dir::Cache={here / 'cache'}"]
+
+
+def _do(command: list[str], directory: Path) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoProgramError(f"{' '.join(command)} did not end; is there a network?") from None
+    if done.returncode:
+        raise NoProgramError(f"{' '.join(command)} failed: {done.stderr.strip()}")

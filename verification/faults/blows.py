@@ -1,0 +1,288 @@
+"""How blows are done to real nodes, and what a cluster is asked for by its public interface."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from railgun.client.client import Client
+from railgun.client.errors import StreamsError
+from railgun.errors import RailgunError
+from verification.faults import damage
+from verification.faults.history import CutOff, History
+from verification.faults.nemesis import SETTLE, Admin, Blow, blocked
+from verification.faults.nodes import NodeProcess, Nodes
+from verification.faults.proxy import OTHERS, Mode
+from verification.faults.shim import Orders
+from railgun.transport.proto.streams_pb2 import Publish
+from railgun.transport.records import build
+
+MODES: Final[dict[str, Mode]] = {"cut": "cut", "drop": "drop", "hold": "hold"}
+DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {
+    "flip": damage.flip_bit,
+    "flip_groups": damage.flip_group_bit,
+    "cut_tail": damage.cut_tail,
+    "remove_stream": damage.remove_stream,
+}
+ASK_S: Final = 20.0
+"""Seconds that a node which is cut off has to answer; it has to be quicker, which the checker sees to."""
+PROBE: Final = "probe"
+"""A stream that is written to see whether there is a master, and who has caught up."""
+
+
+class RealStriker:
+    """Does blows to processes, links, disks and clocks."""
+
+    def __init__(
+        self, nodes: Nodes, admin: Admin, chance: Random, history: History | None = None
+    ) -> None:
+        self._nodes, self._admin, self._chance = nodes, admin, chance
+        self._history = history
+        self._partitions: list[Blow] = []
+
+    async def begin(self, blow: Blow) -> str:
+        """Do it."""
+        if blow.kind == "rolling":
+            return await self._restart_all(blow.others)
+        told = ""
+        for name in (*blow.victims, *blow.others):
+            node = self._nodes[name]
+            match blow.kind:
+                case "kill":
+                    await node.kill()
+                case "torn_kill":
+                    node.order(node.orders.but(torn=True))
+                    await asyncio.sleep(0.3)  # some writes, on their way
+                    await node.kill()
+                case "pause" | "freeze":
+                    node.pause()
+                case "full_disk":
+                    node.order(node.orders.but(full=True))
+                case "refused_writes":
+                    node.order(node.orders.but(refuse=getattr(errno, blow.style)))
+                case "unwritable_master":
+                    told = await self._ask(self._admin.lead(name))
+                    node.order(node.orders.but(refuse=getattr(errno, blow.style)))
+                case "failed_sync":
+                    node.order(node.orders.but(fail_sync=True))
+                case "slow_disk":
+                    node.order(node.orders.but(slow_sync=blow.amount))
+                case "clock":
+                    node.order(node.orders.but(ahead=blow.amount))
+                case "flip" | "flip_groups" | "cut_tail" | "remove_stream":
+                    await node.kill()
+                    told = DAMAGE[blow.kind](node.data, self._chance) or "there was nothing"
+                case "member":
+                    told = await self._ask(self._admin.remove(name))
+                case "clients_cut":
+                    self._nodes.links.set(OTHERS, name, "cut")
+                case "slow_links":
+                    for other in (*self._nodes.names, OTHERS):
+                        self._nodes.links.slow(name, other, blow.amount, blow.amount)
+                        self._nodes.links.slow(other, name, blow.amount, blow.amount)
+        if any(blocked(blow, self._nodes.names)):
+            self._partitions.append(blow)
+            self._close_links()
+        return told
+
+    async def finish(self, blow: Blow) -> str:
+        """Undo it."""
+        told = ""
+        if blow.kind == "minority" and self._history is not None:
+            for name in blow.victims:
+                self._history.add(await ask_cut_off(self._nodes[name]))
+        if blow in self._partitions:
+            self._partitions.remove(blow)
+            for a, b in blocked(blow, self._nodes.names):
+                self._nodes.links.set(a, b, "open")
+            self._close_links()  # those of others
+        for name in (*blow.victims, *blow.others):
+            node = self._nodes[name]
+            match blow.kind:
+                case "kill" | "torn_kill" | "flip" | "flip_groups" | "cut_tail" | "remove_stream":
+                    node.order(node.orders.but(torn=False))
+                    told = await self._start(name)
+                case "pause" | "freeze":
+                    node.resume()
+                case "full_disk":
+                    node.order(node.orders.but(full=False))
+                case "refused_writes" | "unwritable_master":
+                    node.order(node.orders.but(refuse=0))
+                case "failed_sync":
+                    node.order(node.orders.but(fail_sync=False))
+                    await node.kill()  # nobody knows what its logs have: so it is with a real one
+                    told = await self._start(name)
+                case "slow_disk":
+                    node.order(node.orders.but(slow_sync=0.0))
+                case "clock":
+                    node.order(node.orders.but(ahead=0.0))
+                case "member":
+                    told = await self._ask(self._admin.join(name))
+                case "clients_cut":
+                    self._nodes.links.set(OTHERS, name, "open")
+                case "slow_links":
+                    for other in (*self._nodes.names, OTHERS):
+                        self._nodes.links.slow(name, other, 0.0)
+                        self._nodes.links.slow(other, name, 0.0)
+        return told
+
+    async def heal(self) -> None:
+        """Undo all that may be left."""
+        self._partitions.clear()
+        self._nodes.links.heal()
+        for name, node in self._nodes.by_name.items():
+            failed = node.orders.fail_sync
+            node.order(Orders())
+            node.resume()
+            if failed:
+                await node.kill()
+            if not node.up and not node.died:
+                await self._start(name)
+
+    def _close_links(self) -> None:
+        for blow in self._partitions:
+            for a, b in blocked(blow, self._nodes.names):
+                if self._nodes.links.of(a, b).mode == "open":
+                    self._nodes.links.set(a, b, MODES[blow.style])
+
+    async def _start(self, name: str) -> str:
+        try:
+            return "; ".join(await self._nodes[name].start())
+        except RailgunError as error:
+            return str(error)
+
+    async def _restart_all(self, names: Sequence[str]) -> str:
+        """Stop nodes in order and start them again, each when all are settled; end early if they are not in time."""
+        told: list[str] = []
+        for name in names:
+            await self._nodes[name].stop()
+            told += filter(None, [await self._start(name)])
+            try:
+                async with asyncio.timeout(SETTLE):
+                    while not await self._admin.settled(names):
+                        await asyncio.sleep(0.1)
+            except TimeoutError:
+                return "; ".join([*told, f"not settled after {name}: the others are not restarted"])
+        return "; ".join(told)
+
+    async def _ask(self, call: object) -> str:
+        try:
+            await call  # type: ignore[misc]
+        except RailgunError as error:
+            return str(error)
+        return ""
+
+
+class ProbingAdmin:
+    """Knows nothing of the inside: it asks, writes and reads as any client.
+
+    A member is removed by an admin call. It joins as a new one: with the same name, and an empty directory.
+    """
+
+    def __init__(self, nodes: Nodes, streams: Sequence[str] = ()) -> None:
+        self._nodes = nodes
+        self.streams = [*streams, PROBE]
+        """Of which nodes must have all."""
+
+    async def remove(self, node: str) -> None:
+        """By any other node."""
+        for other in self._nodes.names:
+            if other != node and self._nodes[other].up:
+                async with await self._nodes[other].connect(direct=True) as client:
+                    await client.admin("remove_node", 20.0, node=node, wait=15)
+                return
+
+    async def join(self, node: str) -> None:
+        """If it was removed; else it is still a member, and must not lose what it has."""
+        process = self._nodes[node]
+        for other in self._nodes.names:
+            if other != node and self._nodes[other].up:
+                async with await self._nodes[other].connect(direct=True) as client:
+                    known = {one["name"] for one in await client.admin("nodes", 20.0)}
+                if node not in known:
+                    await process.kill()
+                    shutil.rmtree(process.data, ignore_errors=True)
+                    await process.start()
+                return
+
+    async def lead(self, node: str) -> None:
+        """Of the one region there is; by this node itself."""
+        async with await self._nodes[node].connect(direct=True) as client:
+            await client.admin("transfer", 20.0, node=node, region="global")
+
+    async def settled(self, nodes: Sequence[str]) -> bool:
+        """Whether each of them takes a write, has all that was there before, of every stream, and counts again.
+
+        A node that joined and only learns yet does not: the others must not fail.
+        """
+        try:
+            async with asyncio.timeout(10.0):
+                for name in nodes:
+                    if not await self._well(name):
+                        return False
+        except (StreamsError, OSError, TimeoutError):
+            return False
+        return True
+
+    async def _well(self, name: str) -> bool:
+        if not self._nodes[name].up:
+            return False
+        async with await self._nodes[name].connect(timeout=3.0, direct=True) as client:
+            await client.ensure(PROBE)
+            await client.publish(PROBE, name)
+            there = {one["name"] for one in await client.streams()}
+            for stream in self.streams:
+                if stream not in there:
+                    return False
+                end = int((await client.describe(stream))["end"])
+                if end:
+                    async with await client.subscribe(stream, start=end - 1) as last:
+                        await last.next(3.0)
+            return await _counts(client, name)
+
+
+async def ask_cut_off(node: NodeProcess, stream: str = PROBE) -> CutOff:
+    """Read from a node that is cut off, and publish to it: what it says itself."""
+    began = time.monotonic()
+    end, read, code, text, publish_s = 0, False, "", "", 0.0
+    try:
+        async with await node.connect(timeout=ASK_S, direct=True) as client:
+            where = client.where
+            try:
+                end = int((await client.describe(stream))["end"])
+                if end:
+                    async with await client.subscribe(stream, start=0) as sub:
+                        await sub.next(ASK_S)
+                        read = client.where == where  # else it was refused, and went on elsewhere
+            except (StreamsError, OSError, TimeoutError) as error:
+                text = str(error)
+                end = end or 1  # it could not even say
+        async with await node.connect(timeout=ASK_S, direct=True) as client:
+            asked = time.monotonic()
+            batch = build([b"cut off"])
+            try:  # not by `publish`, which would go on at another node
+                await client.ask(lambda n: client.send(Publish(request=n, stream=stream), [batch]))
+            except StreamsError as error:
+                code = error.code
+            publish_s = time.monotonic() - asked
+    except (StreamsError, OSError, TimeoutError) as error:
+        code, text, end = "CONNECTION_LOST", str(error), end or 1
+    return CutOff(node.name, stream, began, end, read, code, publish_s, text)
+
+
+async def _counts(client: Client, name: str) -> bool:
+    """Whether what this node has counts for what is safe, in all regions; who is alone has nobody else to ask."""
+    try:
+        status = await client.admin("cluster")
+    except StreamsError as error:
+        if error.code == "NO_CLUSTER":
+            return True
+        raise
+    ids = {one["id"] for one in status["nodes"] if one["name"] == name}
+    return all(ids <= {*region["voting"]} for region in status["regions"])

@@ -1,0 +1,602 @@
+"""Mutants of `broker.protocol.groups`: one rule changed, which the histories of `delivery_model` must find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from railgun.broker.protocol.groups import (
+    Change,
+    Command,
+    Deliver,
+    DeliveryError,
+    Group,
+    Missed,
+    Paused,
+    Receipt,
+    Redriven,
+    Redrove,
+    Stale,
+    Unsettled,
+)
+from railgun.broker.protocol.groups.messages import Bury, Flight, Rule, Standing
+from railgun.broker.protocol.groups.parts import FAR, Party, Proposal
+from railgun.broker.protocol.groups.ranges import Ranges
+from railgun.broker.protocol.groups.persisted import Mark
+from railgun.errors import ProtocolError
+from verification.groups.model import STORIES, play
+
+HISTORIES = 1_600
+"""Histories in which a mutant is looked for."""
+CAUGHT = (AssertionError, ProtocolError, DeliveryError, AttributeError, ValueError, KeyError)
+Kind = TypeVar("Kind", bound=type[Group])
+
+MUTANTS: dict[str, type[Group]] = {}
+"""By what is changed: the machine."""
+
+
+def mutant(kind: Kind) -> Kind:
+    """Register a mutant under the first line of its docstring."""
+    assert kind.__doc__ is not None
+    MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind
+    return kind
+
+
+def hunt(name: str, histories: int = HISTORIES) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    for story in STORIES:
+        try:
+            story(MUTANTS[name])
+        except CAUGHT as error:
+            return name, story.__name__, str(error)
+    for seed in range(histories):
+        try:
+            play(seed, MUTANTS[name])
+        except CAUGHT as error:
+            return name, f"seed {seed}", str(error)
+    return name, "", ""
+
+
+@mutant
+class AnyDelivery(Group):
+    """An ack counts whatever its delivery number."""
+
+    def _claim(
+        self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
+    ) -> Any:
+        said = [
+            replace(receipt, delivery=flights[0][2].delivery) if flights else receipt
+            for receipt in receipts
+            for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
+        ]
+        return super()._claim(member, said, now, keep=keep)
+
+
+@mutant
+class AnyEpoch(Group):
+    """An ack counts whatever its epoch."""
+
+    def _claim(
+        self, member: str, receipts: Sequence[Receipt], now: int, *, keep: bool = False
+    ) -> Any:
+        said = [
+            replace(receipt, epoch=flights[0][2].epoch) if flights else receipt
+            for receipt in receipts
+            for flights in [self.party(member).flights.pieces(receipt.first, receipt.end)]
+        ]
+        return super()._claim(member, said, now, keep=keep)
+
+
+@mutant
+class EpochStays(Group):
+    """A hand-over does not begin an epoch."""
+
+    def _hand_over(self) -> list[Command]:
+        epoch = self.epoch
+        told = super()._hand_over()
+        self.epoch = epoch
+        return told
+
+
+@mutant
+class GracefulCounts(Group):
+    """A graceful leave counts as a delivery."""
+
+    def leave(self, member: str, graceful: bool, now: int) -> list[Command]:
+        return super().leave(member, False, now)
+
+
+@mutant
+class DeadDoNotCount(Group):
+    """The deliveries of a dead member do not count."""
+
+    def leave(self, member: str, graceful: bool, now: int) -> list[Command]:
+        return super().leave(member, True, now)
+
+
+@mutant
+class EndOfNodeFails(Group):
+    """What was in flight when a node ended has failed."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), spared=flight.spared)
+
+
+@mutant
+class EndOfNodeIsNotCounted(Group):
+    """What was in flight when a node ended is delivered by the same number again."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), count=flight.delivery - 1, spared=flight.spared)
+
+
+@mutant
+class EndOfNodeAges(Group):
+    """A delivery that ended with the node begins the age of a message."""
+
+    def left_alone(self, flight: Flight) -> Standing:
+        return replace(super().left_alone(flight), since=flight.since)
+
+
+@mutant
+class SentAwayFails(Group):
+    """Who is sent away is taken for dead."""
+
+    def send_away(self, member: str, now: int) -> list[Command]:
+        return self.leave(member, False, now)
+
+
+@mutant
+class SentAwayDoesNotCount(Group):
+    """Who is sent away leaves as if by itself: its deliveries do not count."""
+
+    def send_away(self, member: str, now: int) -> list[Command]:
+        return self.leave(member, True, now)
+
+
+@mutant
+class FailuresOfBefore(Group):
+    """A failure makes failures of all deliveries before it."""
+
+    def put_back(self, first: int, end: int, standing: Standing) -> None:
+        failed = standing.reason and standing.spared < standing.count
+        super().put_back(first, end, replace(standing, spared=0) if failed else standing)
+
+
+@mutant
+class SparedIsNotSaved(Group):
+    """The log does not learn which deliveries ended with a node."""
+
+    def changes(self) -> list[Change]:
+        return [
+            replace(change, standing=replace(change.standing, spared=0))
+            if isinstance(change, Unsettled)
+            else change
+            for change in super().changes()
+        ]
+
+
+@mutant
+class DistanceOfTheUntried(Group):
+    """A message that never failed dies of distance."""
+
+    def _give_up_below(self, place: Ranges[Standing], limit: int) -> None:
+        for first, end, standing in list(place.pieces(0, max(0, limit))):
+            if not standing.failures and not self.redriven.pieces(first, end):
+                place.remove(first, end)
+                self.dead.set(first, end, Proposal(standing, "dead_distance"))
+        super()._give_up_below(place, limit)
+
+
+@mutant
+class NobodyIsBlocked(Group):
+    """An exclusive group goes on while an offset is delayed."""
+
+    def blocked(self) -> int:
+        return 1 << 62
+
+
+@mutant
+class NothingIsRecalled(Group):
+    """After a nack in an exclusive group, the member keeps what is above."""
+
+    def _recall(self, party: Party, lowest: int) -> list[Command]:
+        self.epoch += self.config.exclusive
+        return []
+
+
+@mutant
+class OneTooMany(Group):
+    """Members get one message more than they have credit for."""
+
+    def _shares(self, ready: int) -> list[tuple[Party, int]]:
+        given = super()._shares(ready)
+        spare = ready - sum(share for _, share in given)
+        return [(p, share + (spare > 0 and at == 0)) for at, (p, share) in enumerate(given)]
+
+
+@mutant
+class FirstTakesAll(Group):
+    """Shares are not levelled."""
+
+    def _shares(self, ready: int) -> list[tuple[Party, int]]:
+        given = []
+        for party, _ in super()._shares(ready):
+            share = min(ready, party.free)
+            ready -= share
+            given.append((party, share))
+        return [(party, share) for party, share in given if share]
+
+
+@mutant
+class DelayUsesCredit(Group):
+    """A delayed message is not taken from its member's credit."""
+
+    def _shares(self, ready: int) -> list[tuple[Party, int]]:
+        held = self.delayed.total
+        return [(p, min(n, max(1, p.free - held))) for p, n in super()._shares(ready)]
+
+
+@mutant
+class NewFirst(Group):
+    """New messages come before redeliveries."""
+
+    def _lowest(self, most: int, below: int) -> tuple[int, int, Standing]:
+        if self.next < self.end and not self.config.exclusive:
+            first, self.next = self.next, min(self.end, self.next + most)
+            return first, self.next, Standing()
+        return super()._lowest(most, below)
+
+
+@mutant
+class SilentTrim(Group):
+    """What is missed is skipped without a word."""
+
+    def trimmed(self, first: int, now: int) -> list[Command]:
+        super().trimmed(first, now)
+        return []
+
+
+@mutant
+class NobodyTold(Group):
+    """What was missed while nobody was there is told to nobody."""
+
+    def join(self, member: str, now: int) -> list[Command]:
+        self.untold.clear()
+        return super().join(member, now)
+
+
+@mutant
+class ClockOnlyForward(Group):
+    """A clock that goes back is not noticed."""
+
+    def look_at_clock(self, now: int) -> None:
+        self.seen = now
+
+
+@mutant
+class SeekRemembersAcks(Group):
+    """After a seek back, what was acked before still counts for the distance."""
+
+    def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
+        highest = self.highest
+        told = super().seek(offset, now, member)
+        self.highest = min(highest, offset - 1)
+        return told
+
+
+@mutant
+class LettersTwice(Group):
+    """A letter that is proposed is delivered, too."""
+
+    def letters(self, now: int, most: int = 1000) -> list[Bury]:
+        told = super().letters(now, most)
+        for offset, proposal in self.proposed.items():
+            self.waiting.set(offset, offset + 1, proposal.standing)
+        self.proposed.clear()
+        return told
+
+
+@mutant
+class KeptIsLost(Group):
+    """A letter that could not be written is given up all the same."""
+
+    def kept(self, offset: int, now: int) -> bool:
+        return self.buried(offset, now)
+
+
+@mutant
+class BuriedCountsAsAcked(Group):
+    """A letter moves the highest acked offset."""
+
+    def buried(self, offset: int, now: int) -> bool:
+        done = super().buried(offset, now)
+        self.highest = max(self.highest, offset) if done else self.highest
+        return done
+
+
+@mutant
+class DeliveriesAreNotSaved(Group):
+    """The log does not learn of deliveries."""
+
+    def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
+        unsaved = self.unsaved.copy()
+        told = super().hand_out(party, first, end, was, now)
+        self.unsaved = unsaved
+        return told
+
+
+@mutant
+class ProgressIsIgnored(Group):
+    """`in_progress` does not extend anything."""
+
+    def in_progress(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        return self._claim(member, receipts, now, keep=True)[2]
+
+
+@mutant
+class TimersForget(Group):
+    """A message that was extended is taken back at its first deadline."""
+
+    def _expire(self, party: Party, first: int, end: int, now: int) -> int:
+        for low, high, flight in party.flights.pieces(first, end):
+            party.flights.set(low, high, replace(flight, expires=now))
+        return super()._expire(party, first, end, now)
+
+
+@mutant
+class DeathAfterDelivery(Group):
+    """Dead letters are looked for after delivery."""
+
+    def take(self, now: int) -> list[Deliver]:
+        condemn = self.condemn
+        try:
+            type(self).condemn = lambda self, now: None  # type: ignore[method-assign]
+            told = super().take(now)
+        finally:
+            del type(self).condemn
+        condemn(now)
+        return told
+
+
+@mutant
+class FlightsNeverDie(Group):
+    """In-flight messages are never dead: what comes back below the distance is delivered again."""
+
+    def condemn(self, now: int) -> None:
+        back = [piece for piece in self.waiting if piece[2].count]
+        for first, end, _ in back:
+            self.waiting.remove(first, end)
+        super().condemn(now)
+        for first, end, standing in back:
+            self.waiting.set(first, end, standing)
+
+
+@mutant
+class DelayedNeverDie(Group):
+    """Delayed messages are never dead."""
+
+    def condemn(self, now: int) -> None:
+        delayed = self.delayed
+        self.delayed = type(delayed)()
+        super().condemn(now)
+        self.delayed = delayed
+
+
+@mutant
+class DistanceOfAcksOnly(Group):
+    """A message that is delivered again and again does not die of distance while nothing later is acked."""
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        rule = super().delivered_too_often(standing)
+        return None if rule == "dead_distance" else rule
+
+
+@mutant
+class DistanceOfDeliveriesIsOneLess(Group):
+    """A message dies of distance when it comes back after as many deliveries as the distance."""
+
+    def delivered_too_often(self, standing: Standing) -> Rule | None:
+        rule, distance = super().delivered_too_often(standing), self.config.distance
+        return "dead_distance" if rule is None and distance and standing.count >= distance else rule
+
+
+@mutant
+class EveryDeliveryIsTheFirst(Group):
+    """Age begins anew with each delivery."""
+
+    def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
+        return super().hand_out(party, first, end, replace(was, since=None), now)
+
+
+@mutant
+class UncountedDeliveriesAge(Group):
+    """A delivery that does not count begins the age of a message."""
+
+    def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
+        super().give_back(first, end, flight, reason)
+        if reason is None:
+            for low, high, standing in self.waiting.pieces(first, end):
+                self.waiting.set(low, high, replace(standing, since=flight.since))
+
+
+@mutant
+class AgeIsNotSaved(Group):
+    """The log does not learn when a message was first delivered."""
+
+    def changes(self) -> list[Change]:
+        return [
+            replace(change, standing=replace(change.standing, since=None))
+            if isinstance(change, Unsettled)
+            else change
+            for change in super().changes()
+        ]
+
+
+@mutant
+class NothingIsPaused(Group):
+    """A nack that blocks delays its messages only."""
+
+    def nack(self, *args: Any, block: bool = False, **kwargs: Any) -> list[Command]:
+        return super().nack(*args, **kwargs)
+
+
+@mutant
+class StaleNackBlocks(Group):
+    """A nack of messages that were taken back blocks the group."""
+
+    def nack(
+        self,
+        member: str,
+        receipts: Sequence[Receipt],
+        delay: int,
+        reason: str,
+        now: int,
+        *,
+        block: bool = False,
+    ) -> list[Command]:
+        told = super().nack(member, receipts, delay, reason, now, block=block)
+        if block:
+            self.pause = max(self.pause, (now + delay, delay))
+        return told
+
+
+@mutant
+class PauseIsForgotten(Group):
+    """The log does not learn that a group is blocked."""
+
+    def changes(self) -> list[Change]:
+        return [change for change in super().changes() if not isinstance(change, Paused)]
+
+
+@mutant
+class SeekStaysBlocked(Group):
+    """A seek does not end a block."""
+
+    def seek(self, offset: int, now: int, member: str | None = None) -> list[Command]:
+        pause = self.pause
+        told = super().seek(offset, now, member)
+        self.pause = pause
+        return told
+
+
+@mutant
+class StaleTimerEndsDelay(Group):
+    """A stale timer ends a newer delay."""
+
+    def tick(self, now: int) -> list[Command]:
+        for timer in self.timers:
+            if timer.at <= now and not timer.member:
+                for low, high, standing in self.delayed.pieces(timer.first, timer.end):
+                    self.delayed.set(low, high, replace(standing, until=min(now, standing.until)))
+        return super().tick(now)
+
+
+@mutant
+class RedrivenTwice(Group):
+    """A letter is redriven each time it is asked for."""
+
+    def take_back(self, offset: int, redrives: int) -> Redrove:
+        return super().take_back(offset, max(redrives, self.redrives(offset)))
+
+
+@mutant
+class RedriveKeepsEpoch(Group):
+    """After a redrive acks of the deliveries before it count."""
+
+    def redrive(
+        self, letters: Iterable[tuple[int, int]], now: int
+    ) -> tuple[list[Redrove], list[Command]]:
+        epoch = self.epoch
+        told = super().redrive(letters, now)
+        self.epoch = epoch
+        return told
+
+
+@mutant
+class RedrivenAreFarBehind(Group):
+    """What is redriven is as far behind as before, and dies at once."""
+
+    def take_back(self, offset: int, redrives: int) -> Redrove:
+        how = super().take_back(offset, redrives)
+        if how == "redriven":
+            self.redriven.set(offset, offset + 1, Mark(redrives + 1, -1))
+        return how
+
+
+@mutant
+class RedriveIsNotSaved(Group):
+    """The log does not learn of a redrive."""
+
+    def changes(self) -> list[Change]:
+        return [change for change in super().changes() if not isinstance(change, Redriven)]
+
+
+@mutant
+class DamageIsDelivered(Group):
+    """What cannot be read is delivered."""
+
+    def blocked(self) -> int:
+        readable, self.readable = self.readable, FAR
+        below = super().blocked()
+        self.readable = readable
+        return below
+
+
+@mutant
+class LaterDamageHidesEarlier(Group):
+    """Damage that is found later, and lies behind, makes what is between readable."""
+
+    def unreadable(self, offset: int) -> None:
+        self.readable = offset
+
+
+@mutant
+class DelayedHideDamage(Group):
+    """Consumers are told of damage while messages before it are delayed."""
+
+    def at_damage(self) -> bool:
+        ready = self.ready_below(self.readable)
+        return self.readable != FAR and not ready
+
+
+@mutant
+class UnsentCounts(Group):
+    """A delivery that could not be sent counts."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        told = self.nack(member, receipts, 0, "", now)
+        return [command for command in told if not isinstance(command, Stale)]
+
+
+@mutant
+class UnsentKeepsEpoch(Group):
+    """What could not be sent by an exclusive group is delivered again in the same epoch."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        epoch = self.epoch
+        told = super().unsent(member, receipts, now)
+        self.epoch = epoch
+        return told
+
+
+@mutant
+class UnsentAreMissedInSilence(Group):
+    """Nobody is told of messages that are gone when they come back unsent."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        told = super().unsent(member, receipts, now)
+        return [command for command in told if not isinstance(command, Missed)]
+
+
+@mutant
+class UnsentOutOfOrder(Group):
+    """A member of an exclusive group keeps what lies above what could not be sent."""
+
+    def unsent(self, member: str, receipts: Sequence[Receipt], now: int) -> list[Command]:
+        _, claims, _ = self._claim(member, receipts, now)
+        for first, end, flight in claims:
+            self.give_back(first, end, flight, None)
+        self.epoch += bool(claims) and self.config.exclusive
+        return self._tell_missed()

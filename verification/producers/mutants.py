@@ -1,0 +1,223 @@
+"""Mutants of `broker.protocol.producers.registry` and of its driver: one rule changed, which the exploration of a case must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from railgun.broker.protocol.producers.producer import Intent, LostOutputError, Producer
+from railgun.broker.protocol.producers.registry import Producers
+from verification.producers.model import Case, Habits, explore
+
+Kind = TypeVar("Kind", bound=type[Producers])
+
+ALONE: Final = Case(loads=(0,), rounds=(2,), crashes=1)
+SUCCESSOR: Final = Case(loads=(0, 0), rounds=(1, 1), crashes=1)
+PIECES: Final = Case(loads=(0,), rounds=(1,), pieces=2, crashes=1, unheard=1)
+TRIMMED: Final = Case(loads=(0, 0), rounds=(1, 1), crashes=1, trims=1)
+BACK_AND_FORTH: Final = Case(loads=(0, 1, 0), rounds=(1, 0, 0), crashes=1)
+
+MUTANTS: dict[str, tuple[Habits, Case]] = {
+    "A unit is appended before its intent is safe": (Habits(notes_first=False), ALONE),
+    "An intent that is found counts as done": (Habits(looks="done"), ALONE),
+    "An intent that is found counts as not done": (Habits(looks="open"), ALONE),
+    "A unit is trimmed before its commit is noted": (Habits(trims_late=False), TRIMMED),
+    "A commit is answered before its unit is safe": (Habits(waits=False), ALONE),
+    "A piece is answered before it is safe": (Habits(stages_first=False), ALONE),
+    "An epoch begins before its note is safe": (Habits(waits_for_note=False), SUCCESSOR),
+}
+"""By what is changed: what the driver does, and a case that shows it."""
+
+
+def mutant(case: Case) -> Callable[[Kind], Kind]:
+    """Register a mutant under the first line of its docstring."""
+
+    def register(kind: Kind) -> Kind:
+        assert kind.__doc__ is not None
+        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = Habits(producers=kind), case
+        return kind
+
+    return register
+
+
+def hunt(name: str) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: its name, how it was caught (empty: it was not), what it did."""
+    habits, case = MUTANTS[name]
+    found = explore(case, habits)
+    if found.violation is None:
+        return name, "", ""
+    return name, f"explorer, {len(found.story)} steps", str(found.violation)
+
+
+@mutant(SUCCESSOR)
+class NoFence(Producers):
+    """An older epoch is not refused."""
+
+    __slots__ = ()
+
+    def _check_epoch(self, producer: Producer, epoch: int) -> None:
+        pass
+
+
+@mutant(SUCCESSOR)
+class DropsAll(Producers):
+    """A new epoch drops what it was told to keep."""
+
+    __slots__ = ()
+
+    def begin(
+        self, name: str, epoch: int, now: int, keep: Iterable[int] | None = None, lifetime: int = 0
+    ) -> Producer:
+        return super().begin(name, epoch, now, [], lifetime)
+
+
+@mutant(BACK_AND_FORTH)
+class DropsNothing(Producers):
+    """A new epoch drops nothing."""
+
+    __slots__ = ()
+
+    def begin(
+        self, name: str, epoch: int, now: int, keep: Iterable[int] | None = None, lifetime: int = 0
+    ) -> Producer:
+        return super().begin(name, epoch, now, None, lifetime)
+
+
+@mutant(BACK_AND_FORTH)
+class ForgetsDrops(Producers):
+    """What was dropped is staged again after a restart."""
+
+    __slots__ = ()
+
+    @classmethod
+    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
+        return super().load({name: {**note, "floor": 1} for name, note in notes.items()})
+
+
+@mutant(ALONE)
+class RepeatsSequences(Producers):
+    """Sequences are given again after a restart."""
+
+    __slots__ = ()
+
+    @classmethod
+    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
+        made = super().load(notes)
+        for producer in made.by_name.values():
+            producer.next = 1 + max((end - 1 for _, end in producer.committed), default=0)
+        return made
+
+
+@mutant(ALONE)
+class Uncommitted(Producers):
+    """What was committed is not remembered."""
+
+    __slots__ = ()
+
+    def committed(self, name: str, number: int, base: int = 0) -> None:
+        producer = self.by_name[name]
+        staged, before = dict(producer.staged), list(producer.committed)
+        super().committed(name, number, base)
+        producer.staged, producer.committed = staged, before
+
+
+@mutant(ALONE)
+class ForgetsCommits(Producers):
+    """What was committed is not in the note."""
+
+    __slots__ = ()
+
+    @classmethod
+    def load(cls, notes: Mapping[str, Mapping[str, Any]], last_number: int = 0) -> Producers:
+        return super().load({name: {**note, "committed": []} for name, note in notes.items()})
+
+
+@mutant(PIECES)
+class TakesTwice(Producers):
+    """A piece that is sent again is taken again."""
+
+    __slots__ = ()
+
+    def staged(
+        self,
+        number: int,
+        epoch: int,
+        sequence: int,
+        at: int,
+        count: int,
+        size: int,
+        offset: int,
+        now: int = 0,
+    ) -> bool:
+        producer = self.numbered(number)
+        found = None if producer is None else producer.staged.get(sequence)
+        at = 0 if found is None else found.count
+        return super().staged(number, epoch, sequence, at, count, size, offset, now)
+
+
+@mutant(PIECES)
+class TakesGaps(Producers):
+    """A piece is taken that does not follow the one before it."""
+
+    __slots__ = ()
+
+    def commit(
+        self,
+        name: str,
+        epoch: int,
+        counts: Mapping[int, int],
+        end: int,
+        now: int,
+        labels: range | None = None,
+    ) -> Intent | None:
+        producer = self.by_name[name]
+        told = {one: producer.staged[one].count if one in producer.staged else 0 for one in counts}
+        return super().commit(name, epoch, told, end, now, labels)
+
+    def found(
+        self, number: int, sequence: int, count: int, size: int, offset: int, now: int = 0
+    ) -> None:
+        if offset:  # the first one is lost
+            super().found(number, sequence, count, size, offset, now)
+
+
+@mutant(BACK_AND_FORTH)
+class LosesInSilence(Producers):
+    """What is lost counts as committed."""
+
+    __slots__ = ()
+
+    def commit(
+        self,
+        name: str,
+        epoch: int,
+        counts: Mapping[int, int],
+        end: int,
+        now: int,
+        labels: range | None = None,
+    ) -> Intent | None:
+        try:
+            return super().commit(name, epoch, counts, end, now, labels)
+        except LostOutputError:
+            return None
+
+
+@mutant(SUCCESSOR)
+class BeginsMeanwhile(Producers):
+    """A new epoch begins while a commit is under way."""
+
+    __slots__ = ()
+
+    def _check_idle(self, producer: Producer) -> None:
+        pass
+
+
+@mutant(ALONE)
+class CountsCommitsAnew(Producers):
+    """Commits have the same number again."""
+
+    __slots__ = ()
+
+    def committed(self, name: str, number: int, base: int = 0) -> None:
+        super().committed(name, number, base)
+        self.by_name[name].commits = 0

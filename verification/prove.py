@@ -1,0 +1,612 @@
+"""`./run prove`: everything the protocol must do, shown on every interleaving and on thousands of schedules.
+
+Eleven parts, each a line or more of the table:
+
+1. the explorer on the production rules: every interleaving of every scenario of each family; no violation;
+2. the explorer on the original rules of ICADD: all five holes must come out, with their shortest stories;
+3. the mutants: each production rule changed in one place must be found wrong;
+4. the simulator: seeded schedules of whole clusters; no violation;
+5. crashes: seeded fates of whole jobs that are saved, lost and go on; no violation;
+6. the mutants of saving and loading: each must be noticed by the jobs that crash;
+7. the rules of connectors, every interleaving, and their mutants;
+8. Raft: every interleaving of a few nodes, seeded clusters with faults, and its mutants;
+9. copies of a stream: every interleaving of a few nodes, seeded worlds with faults, and their mutants;
+10. delivery to groups: the mutants of its rules, each of which seeded histories beside a naive model must notice;
+11. producers that stage and commit: every interleaving of a broker that fails and of flows that succeed one another,
+    or of runs of a query that repeat micro-batches, and their mutants.
+
+There are three sizes. `--quick` takes about a minute on two cores. The default takes a quarter of an hour: all
+configurations of the small families, and of the big ones every n-th. `--exhaustive` leaves none out and takes many
+hours. Every line of the table says how many configurations of how many were explored.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from railgun.engine.protocol.rescale.coordinator import Coordinator
+from railgun.engine.protocol.rescale.distributor import Distributor
+from verification.snapshots import (
+    crashes,
+    mutants as saving_mutants,
+    driver_mutants as snapshot_mutants,
+)
+from verification.groups import mutants as delivery_mutants
+from verification.ingest import exploration as feeding, mutants as feeding_mutants
+from verification.producers import (
+    model as producer_model,
+    mutants as producer_mutants,
+    query_model,
+    query_mutants,
+)
+from verification.raft import model as raft_model, mutants as raft_mutants, world as raft_world
+from verification.replication import (
+    model as replication_model,
+    mutants as replication_mutants,
+    world as replication_world,
+)
+from verification.rescale.mutants import MUTANTS
+from verification.report import Report, options
+from verification.rescale.scenarios import Scenario, configurations, every_script
+from verification.rescale.seed_rules import HOLES, seed_explorer, story_of
+from verification.rescale.simulator import Plan, shrink, simulate
+from verification.rescale.story import story
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a run looks at.
+
+    `limit`: states of one scenario after which it goes on to the next, and tells that it was cut short (memory
+    ends somewhere: about 250 bytes a state and core). `hunting`: schedules in which a mutant is looked for.
+    `schedules`, `large`: how many are simulated, of a small cluster and of a large one. `crashing`: jobs that crash.
+    `worlds`: clusters that agree by Raft. `copies`: worlds of copies of a stream.
+    """
+
+    name: str
+    limit: int
+    hunting: int
+    schedules: int
+    large: int
+    crashing: int
+    worlds: int
+    copies: int
+
+
+QUICK = Size("quick", 3_000_000, 60, 150, 0, 100, 100, 300)
+DEFAULT = Size("default", 3_000_000, 400, 2_000, 200, 4_000, 5_000, 10_000)
+EXHAUSTIVE = Size("exhaustive", 30_000_000, 400, 10_000, 1_000, 100_000, 100_000, 200_000)
+CRASHES_AT_ONCE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Scenarios that are alike; `quick` and `default`: every how manieth these runs explore (0: none)."""
+
+    name: str
+    scenarios: tuple[Scenario, ...]
+    quick: int
+    default: int
+
+    def chosen(self, size: Size) -> tuple[Scenario, ...]:
+        """Those to explore."""
+        step = {"quick": self.quick, "default": self.default}.get(size.name, 1)
+        return self.scenarios[::step] if step else ()
+
+
+def fence_scenarios(records: int) -> Iterator[Scenario]:
+    """A key moves from 0 to 1 while its outputs go to a second stage at worker 2; anyone sends."""
+    for scripts in _spread(records, 3):
+        yield Scenario((0,), (1,), (0,), (1,), scripts, second=(2,))
+
+
+def fence_of_two_scenarios(records: int) -> Iterator[Scenario]:
+    """The same of two keys, which leave in two chunks."""
+    for scripts in every_script(3, 2, records):
+        yield Scenario((0,), (1,), (0, 0), (1, 1), scripts, second=(2, 2))
+
+
+def bystander_scenarios(records: int) -> Iterator[Scenario]:
+    """A key moves from 0 to 1; a third worker, neither old nor new owner, sends too."""
+    for scripts in _spread(records, 3):
+        yield Scenario((0,), (1,), (0,), (1,), scripts)
+
+
+def _spread(records: int, workers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    if workers == 1:
+        yield ((1,) * records,)
+        return
+    for first in range(records + 1):
+        for rest in _spread(records - first, workers - 1):
+            yield ((1,) * first, *rest)
+
+
+def families() -> list[Family]:
+    """All families of scenarios, the small ones first."""
+    two_small = [*configurations(2, 1, 2), *configurations(2, 1, 3), *configurations(2, 2, 2)]
+    two = [*two_small, *configurations(2, 2, 3)]
+    three_small = list(configurations(3, 1, 2))
+    three = [*three_small, *configurations(3, 2, 2), *configurations(3, 1, 3)]
+    three_large = list(configurations(3, 2, 3))
+    bystander = [s for records in (1, 2, 3) for s in bystander_scenarios(records)]
+    small_bystander = [s for records in (1, 2) for s in bystander_scenarios(records)]
+    fence = [*fence_scenarios(2), *fence_scenarios(3)]
+    fence_of_two = [*fence_of_two_scenarios(2), *fence_of_two_scenarios(3)]
+
+    def family(
+        name: str, base: Iterable[Scenario], quick: int, default: int, **changes: bool
+    ) -> Family:
+        return Family(name, tuple(replace(s, **changes) for s in base), quick, default)  # type: ignore[arg-type]
+
+    return [
+        family("2 workers", two, 1, 1),
+        family("2 workers, slow operators", two, 4, 1, prompt=False),
+        family("2 workers, a snapshot", two, 7, 1, snapshot=True),
+        family("2 workers, a snapshot, slow operators", two, 40, 1, snapshot=True, prompt=False),
+        family("2 workers, frontiers", two, 13, 1, times=True),
+        family("2 workers, frontiers, slow operators", two, 34, 3, times=True, prompt=False),
+        family("2 workers, frontiers, keys never move", two, 60, 1, times=True, stuck=True),
+        family("2 workers, a snapshot, frontiers", two_small, 34, 3, snapshot=True, times=True),
+        family("3 workers, one a bystander", bystander, 4, 1),
+        family("3 workers, one a bystander, frontiers", small_bystander, 9, 2, times=True),
+        family("3 workers, one a bystander, a snapshot", small_bystander, 0, 3, snapshot=True),
+        family("3 workers, output fence", fence, 7, 2),
+        family("3 workers, output fence, 2 keys", fence_of_two, 36, 6),
+        family("3 workers, output fence, no state", fence, 9, 4, forgets=True),
+        family("3 workers, output fence, timers", fence, 16, 3, timers=True),
+        family("3 workers, output fence, slow operators", fence, 0, 4, prompt=False),
+        family("3 workers", three, 0, 40),
+        family("3 workers, a snapshot", three_small, 0, 36, snapshot=True),
+        family("3 workers, 2 keys, 3 records", three_large, 0, 213),
+        family("3 workers, 2 keys, 3 records, a snapshot", three_large, 0, 1065, snapshot=True),
+    ]
+
+
+# ---------------------------------------------------------------- the parts, one piece of work each
+
+
+def explore(scenario: Scenario, limit: int) -> tuple[Scenario, int, int, bool, str]:
+    """Explore one scenario under the production rules."""
+    found = scenario.explorer(reduce=True).run(limit=limit)
+    told = ""
+    if found.violation is not None:
+        told = f"{scenario}\n  {found.violation}\n" + "\n".join(story(found.story))
+    return scenario, found.states, found.transitions, found.complete, told
+
+
+def explore_of(
+    family: int, scenario: Scenario, limit: int
+) -> tuple[int, tuple[Scenario, int, int, bool, str]]:
+    """Explore one scenario of a family, which is told by its number."""
+    return family, explore(scenario, limit)
+
+
+def explore_seed(scenario: Scenario) -> bool:
+    """Whether the original rules break in a scenario."""
+    return seed_explorer(scenario).run().violation is not None
+
+
+def hunt(name: str, seeds: int) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    kind, look_at = MUTANTS[name]
+    if look_at != "simulator":
+        assert issubclass(kind, Distributor)
+        for scenario in hunting_grounds(look_at):
+            found = scenario.explorer(kind).run(limit=400_000)
+            if found.violation is not None:
+                return name, f"explorer, {len(found.story)} steps", str(found.violation)
+    for seed in range(seeds):
+        if issubclass(kind, Coordinator):
+            outcome = simulate(seed, 0.3, coordinate=kind)
+        else:
+            outcome = simulate(seed, 0.3, make=kind)
+        if outcome.violation is not None:
+            return name, f"simulator, seed {seed}", str(outcome.violation)
+    return name, "", ""
+
+
+def hunting_grounds(look_at: str) -> Iterator[Scenario]:
+    """Scenarios in which a mutant of this kind shows itself."""
+    base = configurations(2, 1, 2)
+    if "keys" in look_at:
+        base = configurations(2, 2, 3)
+    elif "fence" in look_at:
+        base = fence_scenarios(2)
+    elif "bystander" in look_at:
+        base = bystander_scenarios(1)
+    for scenario in base:
+        yield replace(
+            scenario,
+            prompt="slow" not in look_at,
+            snapshot="snapshot" in look_at,
+            times="times" in look_at,
+            forgets="forgets" in look_at,
+            timers="timers" in look_at,
+            stuck="stuck" in look_at,
+        )
+
+
+def explore_feeding(case: feeding.Case) -> tuple[feeding.Case, int, str]:
+    """All of what connectors, workers and a controller can do in a case."""
+    found = feeding.explore(case)
+    told = "" if found.violation is None else "\n".join([str(case), *feeding.told(found)])
+    return case, found.states, told
+
+
+def explore_raft(case: raft_model.Case, limit: int) -> tuple[raft_model.Case, int, str]:
+    """All of what a few nodes that agree by Raft can do in a case."""
+    found = raft_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        told = "\n".join([str(case), *raft_model.told(found.story), f"  {found.violation}"])
+    return case, found.states, told
+
+
+def run_world(seed: int) -> tuple[Counter[str], str]:
+    """One simulated cluster; the end of its story if it fails."""
+    outcome = raft_world.simulate(seed)
+    return outcome.tally, "" if outcome.violation is None else outcome.told()
+
+
+def explore_copies(
+    case: replication_model.Case, limit: int
+) -> tuple[replication_model.Case, int, bool, str]:
+    """All of what a few copies of a stream can do in a case."""
+    found = replication_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        lines = replication_model.told(case, found.story)
+        told = "\n".join([str(case), *lines, f"  {found.violation}"])
+    return case, found.states, found.complete, told
+
+
+def run_copies(seed: int) -> tuple[Counter[str], str]:
+    """One simulated world of copies; the end of its story if it fails."""
+    outcome = replication_world.simulate(seed)
+    return outcome.tally, "" if outcome.violation is None else outcome.told()
+
+
+def explore_producers(
+    case: producer_model.Case | query_model.Case, limit: int
+) -> tuple[producer_model.Case | query_model.Case, int, bool, str]:
+    """Explore all of what the producers of a stream can do in a case."""
+    if isinstance(case, query_model.Case):
+        found = query_model.explore(case, limit=limit)
+    else:
+        found = producer_model.explore(case, limit=limit)
+    told = ""
+    if found.violation is not None:
+        lines = [f"  {step.event}" for step in found.story]
+        told = "\n".join([str(case), *lines, f"  {found.violation}"])
+    return case, found.states, found.complete, told
+
+
+def run_seed(seed: int, size: float) -> tuple[Counter[str], str]:
+    """One simulated schedule; the story if it fails, shortened."""
+    outcome = simulate(seed, size)
+    told = "" if outcome.violation is None else shrink(Plan.of(seed, size)).story()
+    return outcome.tally(), told
+
+
+def run_crashes(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
+    """Some jobs that crash; the stories of those that fail."""
+    tally: Counter[str] = Counter()
+    told = []
+    for seed in seeds:
+        outcome = crashes.simulate(seed)
+        tally += outcome.tally()
+        if outcome.violation is not None:
+            told.append(outcome.story())
+    return tally, told
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def _of(family: Family, states: int) -> str:
+    """How much there is of a family, and what was seen of it."""
+    return f"of {len(family.scenarios):,} configurations, {states:,} states"
+
+
+class Prover:
+    """Runs the parts on all cores, shows progress, fills the report."""
+
+    def __init__(self, size: Size, console: Console, cores: int | None = None) -> None:
+        self.size = size
+        self.console = console
+        self.report = Report("prove")
+        self.pool = ProcessPoolExecutor(cores or multiprocessing.cpu_count())
+
+    def work(self, what: str, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
+        """Do pieces of work on all cores; results as they come."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(what, total=len(jobs))
+            for done in as_completed([self.pool.submit(job) for job in jobs]):
+                progress.advance(task)
+                yield done.result()
+
+    def run(self) -> Report:
+        """All parts."""
+        began = time.monotonic()
+        try:
+            self.production()
+            self.original()
+            self.mutants()
+            self.simulations()
+            self.crashes()
+            self.saving_mutants()
+            self.connectors()
+            self.raft()
+            self.copies()
+            self.delivery()
+            self.producers()
+        finally:
+            self.pool.shutdown(cancel_futures=True)
+        self.report.check("time", round(time.monotonic() - began, 1), "s")
+        return self.report
+
+    def violation(self, told: str) -> None:
+        """Show what is wrong."""
+        self.console.print(f"[red]violation[/] {told}", highlight=False)
+
+    def production(self) -> None:
+        """Part 1."""
+        explored = total = states = transitions = short = wrong = 0
+        every = [(family, family.chosen(self.size)) for family in families()]
+        left, seen = [len(chosen) for _, chosen in every], [0] * len(every)
+        # The large ones come first, so that all cores have work to the end.
+        jobs = [
+            partial(explore_of, number, scenario, self.size.limit)
+            for number in reversed(range(len(every)))
+            for scenario in every[number][1]
+        ]
+        for number, (_, some_states, some_transitions, complete, told) in self.work(
+            "configurations", jobs
+        ):
+            left[number] -= 1
+            seen[number] += some_states
+            transitions += some_transitions
+            short += not complete
+            if told:
+                wrong += 1
+                self.violation(told)
+            if not left[number]:
+                family, chosen = every[number]
+                text = f"{family.name}: {len(chosen):,} {_of(family, seen[number])}"
+                self.console.print(text, highlight=False)
+        for (family, chosen), some_states in zip(every, seen, strict=True):
+            explored += len(chosen)
+            total += len(family.scenarios)
+            states += some_states
+            self.report.check(family.name, len(chosen), _of(family, some_states))
+        self.report.check("configurations explored", explored, f"of {total:,} configurations")
+        self.report.check("states", states, "states")
+        self.report.check("transitions", transitions, "transitions")
+        self.cut_short("cut short", short, f"of {explored:,} configurations")
+        self.report.check("violations", wrong, "violations", "= 0", wrong == 0)
+
+    def original(self) -> None:
+        """Part 2."""
+        holes = 0
+        for name, hole in HOLES.items():
+            found = hole.find()
+            if found.violation is not None:
+                holes += 1
+                self.console.print(
+                    f"[bold]{name}[/] ({hole.scenario}): {found.violation}", highlight=False
+                )
+                for line in story_of(found.story):
+                    self.console.print(f"    {line}", highlight=False)
+        self.report.check("holes found in the original rules", holes, "holes", "= 5", holes == 5)
+        sizes = ((2, 1, 2), (2, 1, 3), (2, 2, 2), (2, 2, 3), (3, 1, 2), (3, 1, 3))
+        base = [scenario for size in sizes for scenario in configurations(*size)]
+        jobs = [partial(explore_seed, scenario) for scenario in base]
+        broken = sum(self.work("original rules", jobs))
+        self.report.check(
+            f"configurations (of {len(base)}) the original rules break in",
+            broken,
+            "configurations",
+            "> 0",
+            broken > 0,
+        )
+
+    def mutants(self) -> None:
+        """Part 3."""
+        self.catch("mutants caught", [partial(hunt, name, self.size.hunting) for name in MUTANTS])
+
+    def saving_mutants(self) -> None:
+        """Part 6."""
+        jobs = [partial(saving_mutants.hunt, name) for name in saving_mutants.MUTANTS]
+        jobs += [partial(snapshot_mutants.hunt, name) for name in snapshot_mutants.MUTANTS]
+        self.catch("mutants of saving caught", jobs)
+
+    def connectors(self) -> None:
+        """Part 7."""
+        cases = feeding.CASES if self.size is QUICK else feeding.CASES + feeding.LARGE
+        states = wrong = 0
+        for case, some_states, told in self.work(
+            "connectors", [partial(explore_feeding, case) for case in cases]
+        ):
+            states += some_states
+            self.console.print(f"connectors, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"cases, {states:,} states"
+        self.report.check("connectors explored", len(cases), text)
+        self.report.check("violations of connectors", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(feeding_mutants.hunt, name) for name in feeding_mutants.MUTANTS]
+        self.catch("mutants of connectors caught", jobs)
+
+    def raft(self) -> None:
+        """Part 8."""
+        cases = raft_model.CASES if self.size is QUICK else raft_model.CASES + raft_model.LARGE
+        states = wrong = 0
+        for case, some_states, told in self.work(
+            "Raft", [partial(explore_raft, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            self.console.print(f"Raft, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("Raft explored", len(cases), f"cases, {states:,} states")
+        totals: Counter[str] = Counter()
+        for tally, told in self.work(
+            "clusters", [partial(run_world, seed) for seed in range(self.size.worlds)]
+        ):
+            totals += tally
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"clusters, {totals['terms']:,} leaders, {totals['crashes']:,} crashes"
+        self.report.check("clusters simulated", totals["runs"], text)
+        self.report.check("entries committed", totals["committed"], "entries")
+        self.report.check("violations of Raft", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(raft_mutants.hunt, name) for name in raft_mutants.MUTANTS]
+        self.catch("mutants of Raft caught", jobs)
+
+    def copies(self) -> None:
+        """Part 9."""
+        cases: tuple[replication_model.Case, ...] = replication_model.CASES
+        if self.size is not QUICK:
+            cases += replication_model.LARGE
+        states = wrong = short = 0
+        for case, some_states, complete, told in self.work(
+            "copies", [partial(explore_copies, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            short += not complete
+            cut = "" if complete else ", cut short"
+            self.console.print(f"copies, {case}: {some_states:,} states{cut}", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("copies explored", len(cases), f"cases, {states:,} states")
+        self.cut_short("copies cut short", short, f"of {len(cases)} cases")
+        totals: Counter[str] = Counter()
+        for tally, told in self.work(
+            "copies", [partial(run_copies, seed) for seed in range(self.size.copies)]
+        ):
+            totals += tally
+            if told:
+                wrong += 1
+                self.violation(told)
+        text = f"worlds, {totals['epochs']:,} epochs, {totals['crashes']:,} crashes"
+        self.report.check("copies simulated", totals["runs"], text)
+        self.report.check("violations of copies", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(replication_mutants.hunt, name) for name in replication_mutants.MUTANTS]
+        self.catch("mutants of copies caught", jobs)
+
+    def delivery(self) -> None:
+        """Part 10."""
+        jobs = [partial(delivery_mutants.hunt, name) for name in delivery_mutants.MUTANTS]
+        self.catch("mutants of delivery caught", jobs)
+
+    def producers(self) -> None:
+        """Part 11."""
+        cases: tuple[producer_model.Case | query_model.Case, ...]
+        cases = producer_model.CASES + query_model.CASES
+        if self.size is not QUICK:
+            cases += producer_model.LARGE + query_model.LARGE
+        states = wrong = short = 0
+        for case, some_states, complete, told in self.work(
+            "producers", [partial(explore_producers, case, self.size.limit) for case in cases]
+        ):
+            states += some_states
+            short += not complete
+            self.console.print(f"producers, {case}: {some_states:,} states", highlight=False)
+            if told:
+                wrong += 1
+                self.violation(told)
+        self.report.check("producers explored", len(cases), f"cases, {states:,} states")
+        self.cut_short("producers cut short", short, f"of {len(cases)} cases")
+        self.report.check("violations of producers", wrong, "violations", "= 0", wrong == 0)
+        jobs = [partial(producer_mutants.hunt, name) for name in producer_mutants.MUTANTS]
+        jobs += [partial(query_mutants.hunt, name) for name in query_mutants.MUTANTS]
+        self.catch("mutants of producers caught", jobs)
+
+    def cut_short(self, called: str, short: int, of: str) -> None:
+        """How many were not explored to their end; in a quick run none may be."""
+        quick = self.size is QUICK
+        self.report.check(called, short, of, "= 0" if quick else "", not (quick and short))
+
+    def catch(self, called: str, jobs: Sequence[Callable[[], Any]]) -> None:
+        """Hunt mutants; all must be caught."""
+        caught = 0
+        for name, how, what in self.work("mutants", jobs):
+            if how:
+                caught += 1
+                self.console.print(f"caught: {name} [dim]({how}) {what[:90]}[/]", highlight=False)
+            else:
+                self.console.print(f"[red]not caught:[/] {name}", highlight=False)
+        self.report.check(called, caught, "mutants", f"= {len(jobs)}", caught == len(jobs))
+
+    def simulations(self) -> None:
+        """Part 4."""
+        totals: Counter[str] = Counter()
+        small = self.size.schedules
+        jobs = [partial(run_seed, seed, 0.3) for seed in range(small)]
+        jobs += [partial(run_seed, seed, 1.0) for seed in range(small, small + self.size.large)]
+        for tally, told in self.work("simulated schedules", jobs):
+            totals += tally
+            if told:
+                self.violation(told)
+        self.report.check("simulated schedules", totals["schedules"], "schedules")
+        self.report.check("records", totals["records"], "records")
+        self.report.check("rescales", totals["rescales"], "rescales", "> 0", totals["rescales"] > 0)
+        self.report.check("keys moved", totals["moved"], "keys", "> 0", totals["moved"] > 0)
+        self.report.check(
+            "exact snapshots", totals["snapshots"], f"snapshots, {totals['during']:,} in motion"
+        )
+        self.report.check("crashes and reloads", totals["crashes"], "crashes")
+        self.report.check("streams that ended in motion", totals["abrupt"], "streams")
+        wrong = totals["violations"]
+        self.report.check("schedules with a violation", wrong, "schedules", "= 0", wrong == 0)
+
+    def crashes(self) -> None:
+        """Part 5."""
+        totals: Counter[str] = Counter()
+        seeds = range(self.size.crashing)
+        some = [seeds[at : at + CRASHES_AT_ONCE] for at in range(0, len(seeds), CRASHES_AT_ONCE)]
+        for tally, told in self.work("jobs that crash", [partial(run_crashes, s) for s in some]):
+            totals += tally
+            for story_told in told:
+                self.violation(story_told)
+        self.report.check("jobs that crash", totals["jobs"], f"jobs, {totals['runs']:,} runs")
+        kinds = f"snapshots, {totals['increments']:,} of what changed"
+        self.report.check("snapshots committed and read", totals["snapshots"], kinds)
+        self.report.check("generations loaded and compared", totals["generations"], "generations")
+        for what in ("workers lost", "drivers lost", "power lost"):
+            self.report.check(what, totals[what], "times", "> 0", totals[what] > 0)
+        wrong = totals["violations"]
+        self.report.check("jobs with a violation", wrong, "jobs", "= 0", wrong == 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prove, report, and say by the exit code whether all is as it must be."""
+    everything = "all configurations, none left out: many hours"
+    chosen, console = options("prove", "The proof of the rescale protocol.", argv, everything)
+    size = QUICK if chosen.quick else EXHAUSTIVE if chosen.exhaustive else DEFAULT
+    return Prover(size, console).run().finish(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""Mutants of `broker.protocol.raft` and of its driver: one rule changed, which must be found.
+
+By the exploration (`raft_model`) of a case, or by the simulation (`raft_world`): a seed that shows it, and if that has
+changed, others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from railgun.broker.protocol.raft.machine import Raft
+from railgun.broker.protocol.raft.messages import (
+    Append,
+    Appended,
+    AskVote,
+    Entry,
+    Id,
+    Install,
+    Members,
+    Vote,
+)
+from railgun.broker.protocol.raft.progress import Mode
+from railgun.broker.protocol.raft.state import Role
+from verification.raft.model import Case, explore
+from verification.raft.world import Habits, simulate
+
+Kind = TypeVar("Kind", bound=type[Raft])
+
+MUTANTS: dict[str, tuple[type[Raft], Habits, int | Case]] = {}
+"""By what is changed: the machine, the driver, and a seed or a case that shows it."""
+
+
+def mutant(shows: int | Case) -> Callable[[Kind], Kind]:
+    """Register a mutant under the first line of its docstring."""
+
+    def register(kind: Kind) -> Kind:
+        assert kind.__doc__ is not None
+        MUTANTS[kind.__doc__.splitlines()[0].rstrip(".")] = kind, Habits(), shows
+        return kind
+
+    return register
+
+
+def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    kind, habits, shows = MUTANTS[name]
+    if isinstance(shows, Case):
+        found = explore(shows, kind, habits)
+        how = f"explorer, {len(found.story)} steps"
+        return name, how if found.violation else "", str(found.violation or "")
+    for seed in (shows, *range(seeds)):
+        outcome = simulate(seed, kind, habits)
+        if outcome.violation is not None:
+            return name, f"seed {seed}", str(outcome.violation)
+    return name, "", ""
+
+
+# ---------------------------------------------------------------- the driver
+
+MUTANTS["Messages are sent before what they are about is on disk"] = (
+    Raft,
+    Habits(waits_for_disk=False),
+    160,
+)
+MUTANTS["The vote is not kept"] = Raft, Habits(keeps_vote=False), Case("110", crashes="001")
+
+
+# ---------------------------------------------------------------- elections
+
+
+@mutant(Case("110"))
+class VotesTwice(Raft):
+    """A node votes for whoever asks."""
+
+    __slots__ = ()
+
+    def asked_for_vote(self, sender: Id, asked: AskVote, now: float) -> None:
+        if not asked.pre:
+            self.vote = None
+        super().asked_for_vote(sender, asked, now)
+
+
+@mutant(Case("110"))
+class VotesForAnybody(Raft):
+    """A node votes for candidates that lack what it has."""
+
+    __slots__ = ()
+
+    def _is_up_to_date(self, asked: AskVote) -> bool:
+        return True
+
+
+@mutant(54)
+class ComparesLengths(Raft):
+    """The longer log wins, whatever its last term."""
+
+    __slots__ = ()
+
+    def _is_up_to_date(self, asked: AskVote) -> bool:
+        return asked.last_index >= self.log.last
+
+
+@mutant(318)
+class CountsItselfAtOnce(Raft):
+    """A candidate's own vote counts before it is on disk."""
+
+    __slots__ = ()
+
+    def _stand(self, now: float, *, transfer: bool = False) -> None:
+        super()._stand(now, transfer=transfer)
+        self.own_vote_is_safe(now)
+
+
+@mutant(41)
+class CountsLearners(Raft):
+    """Votes of learners count."""
+
+    __slots__ = ()
+
+    def _count(self, now: float) -> None:
+        if self.role is Role.CANDIDATE and sum(self.votes.values()) >= self.log.members.majority:
+            self.lead(now)
+        else:
+            super()._count(now)
+
+
+@mutant(13)
+class TakesPreVotesForVotes(Raft):
+    """A pre-vote counts as a vote."""
+
+    __slots__ = ()
+
+    def voted(self, sender: Id, vote: Vote, now: float) -> None:
+        if vote.granted and self.role is Role.CANDIDATE:
+            self.votes[sender] = True
+            self._count(now)
+        else:
+            super().voted(sender, vote, now)
+
+
+@mutant(0)
+class ForgetsItsTerm(Raft):
+    """A node that hears of a later term keeps the vote of its own."""
+
+    __slots__ = ()
+
+    def follow(self, term: int, leader: Id | None, now: float) -> None:
+        vote = self.vote
+        super().follow(term, leader, now)
+        self.vote = vote
+
+
+# ---------------------------------------------------------------- replication
+
+
+class CommitsEarlierTerms(Raft):
+    """Entries of earlier terms are committed by counting. (Chance hardly shows it: a test tells the story.)"""
+
+    __slots__ = ()
+
+    def advance(self, now: float) -> None:
+        has = {node: progress.match for node, progress in self.progress.items()}
+        has[self.id] = self.log.durable
+        reached = self.agreed(has)
+        if reached > self.commit and self.log.term(reached) != self.term:
+            self.commit = reached
+        super().advance(now)
+
+
+@mutant(9)
+class CutsWhatFits(Raft):
+    """A follower cuts its log behind every message, also behind an old one."""
+
+    __slots__ = ()
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        super()._take(entries)
+        if entries and entries[-1].index < self.log.last and entries[-1].index >= self.commit:
+            self.log.cut(entries[-1].index + 1)
+
+
+@mutant(12)
+class NeverCuts(Raft):
+    """A follower keeps what differs from the leader's log."""
+
+    __slots__ = ()
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        super()._take(tuple(entry for entry in entries if entry.index > self.log.last))
+
+
+@mutant(1)
+class TakesAnything(Raft):
+    """A follower takes entries though it lacks the one before them."""
+
+    __slots__ = ()
+
+    def append(self, sender: Id, told: Append, now: float) -> None:
+        term = self.log.term(told.prev_index)
+        if term is not None and told.prev_index >= self.commit:
+            told = Append(told.term, told.prev_index, term, told.entries, told.commit, told.round)
+        super().append(sender, told, now)
+
+
+@mutant(2)
+class ThinksItHasMore(Raft):
+    """A leader takes what it sent for what a follower has."""
+
+    __slots__ = ()
+
+    def heard_from(self, sender: Id, answer: Appended, now: float) -> None:
+        progress = self.progress.get(sender)
+        if progress is not None and answer.ok and progress.mode is Mode.STREAM:
+            answer = Appended(answer.term, True, progress.next - 1, answer.round)
+        super().heard_from(sender, answer, now)
+
+
+@mutant(8)
+class CountsLearnersLogs(Raft):
+    """What learners have counts as what voters have."""
+
+    __slots__ = ()
+
+    def agreed(self, values: dict[Id, int]) -> int:
+        reached = sorted(values.values(), reverse=True)
+        majority = self.log.members.majority
+        return reached[majority - 1] if len(reached) >= majority else 0
+
+
+@mutant(30)
+class NoticesNoLoss(Raft):
+    """Heartbeats name what a follower is known to have, so what was lost is never noticed."""
+
+    __slots__ = ()
+
+    def feed(self, to: Id, *, beat: bool = False, empty: bool = False) -> None:
+        progress = self.progress[to]
+        if beat and progress.mode is Mode.STREAM and self.log.term(progress.match) is not None:
+            term = self.log.term(progress.match)
+            assert term is not None
+            told = Append(self.term, progress.match, term, (), self.commit, self.round)
+            self.early.append((to, told))
+        else:
+            super().feed(to, beat=beat, empty=empty)
+
+
+@mutant(8)
+class MixesPieces(Raft):
+    """Pieces of snapshots of two leaders are put together."""
+
+    __slots__ = ()
+
+    def install(self, sender: Id, told: Install, now: float) -> None:
+        if self.incoming is not None and self.incoming[0][2] == told.snapshot:
+            self.incoming = (sender, told.term, told.snapshot, told.size), self.incoming[1]
+        super().install(sender, told, now)
+
+
+# ---------------------------------------------------------------- reads
+
+
+@mutant(33)
+class ReadsAtOnce(Raft):
+    """A leader answers reads without asking whether it still leads."""
+
+    __slots__ = ()
+
+    def has_lease(self, now: float) -> bool:
+        return True
+
+
+@mutant(2)
+class ReadsBeforeItKnows(Raft):
+    """A leader answers reads before it has committed something of its own term."""
+
+    __slots__ = ()
+
+    def lead(self, now: float) -> None:
+        super().lead(now)
+        self.began = 0
+
+
+@mutant(430)
+class KeepsItsLease(Raft):
+    """A leader that has chosen another keeps its lease."""
+
+    __slots__ = ()
+
+    def choose(self, to: Id) -> None:
+        super().choose(to)
+        self.leases = True
+
+
+@mutant(492)
+class VotesUnderALeader(Raft):
+    """A node that hears of a leader votes for others all the same, and leases are used."""
+
+    __slots__ = ()
+
+    def hears_leader(self, now: float) -> bool:
+        return False
+
+
+# ---------------------------------------------------------------- members
+
+
+@mutant(8)
+class ChangesTwice(Raft):
+    """A change of members begins before the one before is committed."""
+
+    __slots__ = ()
+
+    def change(self, members: Members, now: float) -> tuple[int, int]:
+        self.check_leads("change the members")
+        if not members.voters or len(set(self.log.members.voters) ^ set(members.voters)) > 1:
+            return super().change(members, now)
+        self.add([Entry(self.log.last + 1, self.term, members=members)])
+        return self.term, self.log.last
+
+
+@mutant(28)
+class ChangesManyAtOnce(Raft):
+    """Several voters change at once."""
+
+    __slots__ = ()
+
+    def change(self, members: Members, now: float) -> tuple[int, int]:
+        self.check_leads("change the members")
+        if self.commit < self.began or self.log.changed_at > self.commit:
+            return super().change(members, now)
+        other = Members(tuple(sorted(members.all)))
+        self.add([Entry(self.log.last + 1, self.term, members=other)])
+        return self.term, self.log.last

@@ -1,0 +1,298 @@
+"""Copies of a stream on a few nodes, explored: every interleaving, with the production machines of `broker.protocol.replication`.
+
+One more node is the metadata: it appoints whomever the case allows, whenever it likes; who is appointed hears of it
+late, or in the states on the way never. What may happen is counted for each node. The exploration begins when `a` leads
+in epoch 1, and everybody has its label. Links keep their order. A session may be over at any time; what is of the one
+before comes late, or (`deaf`) not at all. A sync makes all durable that waits; a crash keeps any part of that.
+
+Proven of every state that can be reached is what `replication_node` says. Larger sets, disks that are full, and that
+all copies come to be the same when the faults are over, are the simulation's part (`replication_world`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from railgun.broker.protocol.replication.replica import Replica
+from verification.explorer import Exploration, Explorer, Plain, State, Step
+from verification.rescale.model import Violation
+from verification.replication.node import (
+    ORACLE,
+    Active,
+    Append,
+    CopyNode,
+    Habits,
+    Job,
+    contradiction,
+)
+from verification.replication.world import Metadata
+
+Given = list[tuple[int, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What may happen. Of each node a digit: how often; `appoints`: whom, as often as it is named, in any order."""
+
+    nodes: str = "ab"
+    appoints: str = "b"
+    learners: str = ""
+    members: int = 0
+    publishes: str = ""
+    units: str = ""
+    changes: str = ""
+    trims: str = ""
+    crashes: str = ""
+    breaks: str = ""
+    deaf: str = ""
+    damages: str = ""
+    warm: int = 0
+    """Messages and changes of groups that a and b have at the beginning, and nobody else."""
+
+    def __str__(self) -> str:
+        told = [f"nodes {self.nodes}", f"appointed {self.appoints or 'nobody else'}"]
+        if self.warm:
+            told.append(f"a and b have {self.warm}")
+        if self.members:
+            told.append(f"learners {self.learners}, {self.members} changes of members")
+        for name in KINDS:
+            if int(getattr(self, name) or 0):
+                told.append(f"{name} {getattr(self, name)}")
+        return ", ".join(told)
+
+
+KINDS: Final = ("publishes", "units", "changes", "trims", "crashes", "breaks", "deaf", "damages")
+EVENTS: Final = ("publish", "unit", "change", "trim", "crash", "break", "hear nothing", "damage")
+SPENT: Final = dict(zip(EVENTS, KINDS, strict=True))
+
+
+class ModelNode(CopyNode):
+    """A node, and what may still happen to it."""
+
+    __slots__ = ("case", "hears", "index", "left")
+    constant: tuple[str, ...] = ("habits", "id", "names", "case", "index")
+
+    def __init__(self, index: int, case: Case, habits: Habits) -> None:
+        names = case.nodes + case.learners
+        super().__init__(names[index], names, habits)
+        self.case, self.index = case, index
+        self.hears = True
+        self.left = {
+            name: int(digits[index]) if index < len(digits := getattr(case, name)) else 0
+            for name in KINDS
+        }
+
+    def events(self) -> Sequence[str]:
+        """What it could do now."""
+        left, found = self.left, list[str]()
+        if not self.hears:
+            return ["hear again"]
+        if self.leads:
+            found += ["publish"] if left["publishes"] else []
+            found += ["unit"] if left["units"] else []
+            found += ["change"] if left["changes"] else []
+            found += ["trim"] if left["trims"] and self._trims_to() else []
+        if self.line:
+            found.append("sync")
+        if left["crashes"]:
+            found += [f"crash {keep}" for keep in range(len(self.line) + 1)]
+            found += [f"crash {at} torn" for at, job in enumerate(self.line) if _is_unit(job)]
+        if left["breaks"]:
+            found += [f"break {other}" for other in self.sessions]
+        if left["deaf"]:
+            found.append("hear nothing")
+        if left["damages"]:
+            found += [f"damage {kind}" for kind in ("messages", "groups")]
+        return found
+
+    def step(self, event: str) -> Given:
+        """Do it."""
+        what, _, how = event.partition(" ")
+        if event in SPENT or what in SPENT:
+            self.left[SPENT[event if event in SPENT else what]] -= 1
+        return self._given(self._act(event, what, how))
+
+    def _act(self, event: str, what: str, how: str) -> list[tuple[str, Any]]:
+        match what:
+            case "publish":
+                return self.publish(1)
+            case "unit":
+                return self.publish_unit(2)
+            case "change":
+                return self.change()
+            case "trim":
+                return self.trim(self._trims_to())
+            case "sync":
+                return self.sync()
+            case "crash":
+                keep, _, torn = how.partition(" ")
+                return self.crash(int(keep), torn=bool(torn))
+            case "break":
+                return self._guarded(lambda: self.renew(how))
+            case "damage":
+                return self.damage(0 if how == "groups" else 100, how == "groups")
+        if event == "hear nothing":
+            self.hears = False
+            if isinstance(self.machine, Replica):
+                self.machine.session = 0
+            return []
+        self.hears = True
+        sent = self.greetings()
+        for other in self.sessions:
+            sent += self.renew(other)
+        return sent
+
+    def _trims_to(self) -> int:
+        copy = self.machine.copy
+        return copy.safe if copy.safe > self.disk.first else 0
+
+    def deliver(self, sender: int, message: Any) -> Given:
+        """A message comes."""
+        if not self.hears:
+            return []
+        names = (*self.names, ORACLE)
+        return self._given(self.hear(names[sender], message))
+
+    def _given(self, sent: list[tuple[str, Any]]) -> Given:
+        names = (*self.names, ORACLE)
+        return [(names.index(to), message) for to, message in sent]
+
+
+def _is_unit(job: Job) -> bool:
+    """Whether a crash may leave a part of a unit of it."""
+    return isinstance(job.command, Append) and job.payload[0].more
+
+
+class OracleNode(Plain):
+    """The metadata."""
+
+    __slots__ = ("appoints", "case", "members", "metadata")
+    constant = ("case",)
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.appoints = "".join(sorted(case.appoints))
+        self.members = case.members
+        self.metadata = Metadata(tuple(case.nodes), tuple(case.learners))
+
+    def events(self) -> Sequence[str]:
+        """Whom it may appoint, and whose vote it may change."""
+        metadata = self.metadata
+        found = [f"appoint {n}" for n in sorted(set(self.appoints)) if n in metadata.voting]
+        if self.members and metadata.is_active:
+            found += [f"promote {node}" for node in metadata.learners]
+            found += [f"demote {node}" for node in metadata.voting if node != metadata.master]
+        return found
+
+    def step(self, event: str) -> Given:
+        """Do it."""
+        what, _, node = event.partition(" ")
+        if what == "appoint":
+            self.appoints = self.appoints.replace(node, "", 1)
+        else:
+            self.members -= 1
+        to, message = getattr(self.metadata, what)(node)
+        return [((self.case.nodes + self.case.learners).index(to), message)]
+
+    def deliver(self, sender: int, message: Active) -> Given:
+        """A master says that its epoch is active."""
+        self.metadata.hear(message)
+        return []
+
+
+class CopyExplorer(Explorer):
+    """Looks at each two nodes in every state."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        super().__init__(nodes, lambda _: None)
+        self.pairs: dict[tuple[int, int], Violation | None] = {}
+
+    def _follow(
+        self, state: State, index: int, node: int, event: str | int, sender: int
+    ) -> State | Violation:
+        following = super()._follow(state, index, node, event, sender)
+        if isinstance(following, Violation) or index == self.count - 1 or following[index] == node:
+            return following
+        for other in range(self.count - 1):
+            pair = following[index], following[other]
+            if pair not in self.pairs:
+                self.pairs[pair] = contradiction(*(self.nodes[one] for one in pair))  # type: ignore[arg-type]
+            found = self.pairs[pair]
+            if found is not None:
+                return found
+        return following
+
+
+def beginning(case: Case, habits: Habits) -> list[Any]:
+    """All nodes, and the metadata, when a leads in epoch 1 and everybody has heard."""
+    nodes: list[Any] = [
+        ModelNode(index, case, habits) for index in range(len(case.nodes + case.learners))
+    ]
+    nodes.append(OracleNode(replace(case, appoints=case.appoints + "a")))
+    _settle(nodes, [(len(nodes) - 1, *sent) for sent in nodes[-1].step("appoint a")])
+    assert nodes[-1].metadata.is_active
+    if case.warm:
+        for name in nodes[0].names[2:]:
+            nodes[0].part(name)
+        for _ in range(case.warm):
+            nodes[0].publish(1)
+            nodes[0].change()
+        _settle(nodes, [])
+    return nodes
+
+
+def _settle(nodes: Sequence[Any], waiting: list[tuple[int, int, Any]]) -> None:
+    while waiting or any(node.line for node in nodes[:-1]):
+        if waiting:
+            sender, at, message = waiting.pop(0)
+            sent = nodes[at].deliver(sender, message)
+        else:
+            at = next(n for n, node in enumerate(nodes[:-1]) if node.line)
+            sent = nodes[at].step("sync")
+        waiting += [(at, to, message) for to, message in sent]
+
+
+def explore(case: Case, habits: Habits | None = None, limit: int | None = None) -> Exploration:
+    """Visit every state of a case."""
+    return CopyExplorer(beginning(case, habits or Habits())).run(limit=limit)
+
+
+def told(case: Case, story: Sequence[Step]) -> list[str]:
+    """A story in words."""
+    names, lines = case.nodes + case.learners + ORACLE, []
+    for step in story:
+        if step.sender is None:
+            lines.append(f"  {names[step.node]}: {step.event}")
+        else:
+            lines.append(f"  {names[step.sender]} → {names[step.node]}: {step.message}")
+    return lines
+
+
+CASES: Final = (
+    Case("ab", "ab", publishes="11", crashes="01"),
+    Case("ab", "b", publishes="21", crashes="11"),
+    Case("ab", "ab", publishes="11", trims="11"),
+    Case("ab", "ab", units="11", crashes="10"),
+    Case("abc", "b", units="1"),
+    Case("ab", "ab", changes="11", crashes="10"),
+    Case("a", "a", learners="x", members=2, publishes="1", changes="1"),
+    Case("abc", "b", publishes="1"),
+    Case("abc", "bc", warm=1),
+    Case("abc", "c", warm=2, damages="010"),
+)
+"""What is explored each time."""
+LARGE: Final = (
+    Case("ab", "ab", publishes="11", crashes="11", breaks="10"),
+    Case("ab", "ab", publishes="11", deaf="11"),
+    Case("abc", "b", publishes="1", crashes="100"),
+    Case("abc", "b", publishes="1", deaf="010"),
+    Case("abc", "bc", units="1", crashes="100"),
+    Case("abc", "c", warm=1, damages="110"),
+    Case("abc", "c", warm=1, crashes="010", damages="010"),
+    Case("abc", "bc", warm=1, damages="010"),
+    Case("abc", "bc", publishes="1"),
+    Case("ab", "b", learners="x", members=1, publishes="1"),
+)
+"""And if there is more time; the last ones are cut short."""

@@ -1,0 +1,609 @@
+"""Mutants of `broker.protocol.replication` and of its driver: one rule changed, which must be found.
+
+By the exploration (`replication_model`) of a case, or by the simulation (`replication_world`): a seed that shows it,
+and if that has changed, others. Those under `EQUAL` were written too, and are not found; docs/design/replication.md
+says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from railgun.broker.protocol.replication import master as rules
+from railgun.broker.protocol.replication.master import Master, Peer, Phase
+from railgun.broker.protocol.replication.messages import (
+    Command,
+    CutHalf,
+    Has,
+    Id,
+    Label,
+    Push,
+    PushGroups,
+)
+from railgun.broker.protocol.replication.replica import Replica
+from railgun.broker.protocol.replication.standing import LOST, Standing, agree
+from verification.replication.model import Case, explore
+from verification.replication.node import Habits
+from verification.replication.world import simulate
+
+Kind = TypeVar("Kind", bound=type[Master] | type[Replica])
+
+MUTANTS: dict[str, tuple[Habits, int | Case]] = {}
+"""By what is changed: what nodes do, and a seed or a case that shows it."""
+EQUAL: dict[str, Habits] = {}
+"""Those that are not found."""
+LOSS: Final = Case("abc", "c", warm=2, damages="010")
+UNITS: Final = Case("ab", "ab", units="11", crashes="10")
+
+
+def mutant(shows: int | Case | None) -> Callable[[Kind], Kind]:
+    """Register a mutant under the first line of its docstring."""
+
+    def register(kind: Kind) -> Kind:
+        assert kind.__doc__ is not None
+        name = kind.__doc__.splitlines()[0].rstrip(".")
+        habits = Habits(master=kind) if issubclass(kind, Master) else Habits(replica=kind)
+        if shows is None:
+            EQUAL[name] = habits
+        else:
+            MUTANTS[name] = habits, shows
+        return kind
+
+    return register
+
+
+def hunt(name: str, seeds: int = 1_000) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    habits, shows = MUTANTS[name]
+    if isinstance(shows, Case):
+        found = explore(shows, habits)
+        how = f"explorer, {len(found.story)} steps"
+        return name, how if found.violation else "", str(found.violation or "")
+    for seed in (shows, *range(seeds)):
+        outcome = simulate(seed, habits)
+        if outcome.violation is not None:
+            return name, f"seed {seed}", str(outcome.violation)
+    return name, "", ""
+
+
+@contextmanager
+def swapped(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """For a while, something else stands under a name."""
+    before = getattr(owner, name)
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# ---------------------------------------------------------------- the driver
+
+DRIVERS: Final[dict[str, tuple[Habits, int | Case]]] = {
+    "A promise is forgotten in a crash": (Habits(keeps_promise=False), 158),
+    "A standing is told before what was being written is on disk": (Habits(drains=False), 0),
+    "A damaged copy keeps its label": (Habits(marks_loss=False), 35),
+    "A master goes on though it has missed an epoch": (Habits(goes_on_late=True), 15),
+    "A master that has promised a later epoch goes on": (Habits(stops=False), 0),
+    "A promise for an older epoch counts for the next": (Habits(knows_sessions=False), 388),
+    "A label is written before what stands before it": (Habits(in_order=False), 14),
+    "Who votes changes again before the epoch is active": (Habits(waits_for_active=False), 25),
+}
+MUTANTS.update(DRIVERS)
+EQUAL["A master that recovers does not ask the set that was active"] = Habits(asks_both=False)
+
+
+# ---------------------------------------------------------------- what is best
+
+
+@mutant(22)
+class ChoosesTheLongest(Master):
+    """The longest copy is chosen, whatever its label."""
+
+    __slots__ = ()
+
+    def _choose(self) -> list[Command]:
+        with swapped(Standing, "rank", property(lambda s: (s.end, s.label))):
+            return super()._choose()
+
+
+@mutant(36)
+class ChoosesByLabel(Master):
+    """Any copy of the highest label is chosen, whatever its length."""
+
+    __slots__ = ()
+
+    def _choose(self) -> list[Command]:
+        with swapped(Standing, "rank", property(lambda s: (s.label, -s.end))):
+            return super()._choose()
+
+
+@mutant(90)
+class TrustsTheLost(Master):
+    """A lost copy counts when a master gathers."""
+
+    __slots__ = ()
+
+    def _told(self) -> dict[Id, Standing]:
+        told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
+        told[self.id] = self.copy.standing()
+        return {n: replace(s, label=max(0, s.label)) for n, s in told.items()}
+
+
+@mutant(4)
+class AsksAFew(Master):
+    """A minority is enough to recover."""
+
+    __slots__ = ()
+
+    def _choose(self) -> list[Command]:
+        sets = self.sets
+        self.sets = [(self.id,) for _ in sets]
+        try:
+            return super()._choose()
+        finally:
+            self.sets = sets
+
+
+@mutant(4)
+class AsksNobody(Master):
+    """A master takes its own copy for the best."""
+
+    __slots__ = ()
+
+    def begin(self) -> list[Command]:
+        return self.go_on()
+
+
+@mutant(LOSS)
+class BelievesWhatIsLeft(Master):
+    """A copy that loses something while it is fetched from is fetched to where it ends then."""
+
+    __slots__ = ()
+
+    def stands(self, node: Id, session: int, standing: Standing) -> list[Command]:
+        if self.phase is Phase.FETCH and node == self._asked:
+            self._until = standing.end
+            self.peers[node].standing = standing
+            self.peers[node].turn += 1
+            self._fetch_more()
+            return self._label_if_whole()
+        return super().stands(node, session, standing)
+
+
+@mutant(4)
+class TakesOldGroups(Master):
+    """A master keeps its own groups."""
+
+    __slots__ = ()
+
+    def _told(self) -> dict[Id, Standing]:
+        return {
+            n: s if n == self.id else replace(s, groups=(0, 0)) for n, s in super()._told().items()
+        }
+
+
+# ---------------------------------------------------------------- where copies agree
+
+
+def _by_length(one: Standing, other: Standing) -> int:
+    return min(one.end, other.end)
+
+
+def _with_first(one: Standing, other: Standing) -> int:
+    return max(agree(one, other), min(one.first, other.end))
+
+
+def _one_more(one: Standing, other: Standing) -> int:
+    return min(one.end, other.end, agree(one, other) + 1)
+
+
+def _without_first(one: Standing, other: Standing) -> int:
+    theirs = dict(other.runs)
+    return max((min(end, theirs[e]) for e, end in one.runs if e in theirs), default=0)
+
+
+class _Agrees(Master):
+    """Mutants that look elsewhere for the point up to which copies agree."""
+
+    __slots__ = ()
+    how: Callable[[Standing, Standing], int] = staticmethod(agree)
+
+    def _choose(self) -> list[Command]:
+        with swapped(rules, "agree", self.how):
+            return super()._choose()
+
+    def _feed(self, peer: Peer, again: bool) -> None:
+        with swapped(rules, "agree", self.how):
+            super()._feed(peer, again)
+
+
+@mutant(3)
+class AgreesByLength(_Agrees):
+    """Copies are taken for the same as far as both go."""
+
+    __slots__ = ()
+    how = staticmethod(_by_length)
+
+
+@mutant(60)
+class AgreesBeforeTheFirst(_Agrees):
+    """What lies before the first message of the master is taken for the same."""
+
+    __slots__ = ()
+    how = staticmethod(_with_first)
+
+
+@mutant(3)
+class AgreesInOneMore(_Agrees):
+    """Copies are taken for the same one message further than they are."""
+
+    __slots__ = ()
+    how = staticmethod(_one_more)
+
+
+@mutant(53)
+class ForgetsTheFirst(_Agrees):
+    """What a copy does not keep any more is not taken for the same."""
+
+    __slots__ = ()
+    how = staticmethod(_without_first)
+
+
+# ---------------------------------------------------------------- what is safe
+
+
+@mutant(1555)
+class CountsUnlabelled(Master):
+    """Copies without the label count."""
+
+    __slots__ = ()
+
+    def has(self, node: Id, has: Has) -> list[Command]:
+        return super().has(node, replace(has, labelled=True))
+
+
+@mutant(None)
+class SafeBeforeTheStart(Master):
+    """Messages are safe before the start of the epoch is."""
+
+    __slots__ = ()
+
+    def _count(self) -> list[Command]:
+        start, self.start = self.start, 0
+        try:
+            return super()._count()
+        finally:
+            self.start = start
+
+
+@mutant(3)
+class AFewAreEnough(Master):
+    """A minority of the set makes a message safe."""
+
+    __slots__ = ()
+
+    def _agreed(self, reached: dict[Id, int]) -> int | None:
+        there = sorted((reached[n] for n in self.sets[0] if n in reached), reverse=True)
+        need = max(0, len(self.sets[0]) // 2 - 1)
+        return there[need] if len(there) > need else None
+
+
+@mutant(21)
+class CountsLearners(Master):
+    """Who does not vote counts as well."""
+
+    __slots__ = ()
+
+    def _agreed(self, reached: dict[Id, int]) -> int | None:
+        there = sorted(reached.values(), reverse=True)
+        need = len(self.sets[0]) // 2
+        return there[need] if len(there) > need else None
+
+
+@mutant(None)
+class CountsTheLost(Master):
+    """What a replica said to have counts on, though it comes back and has lost it."""
+
+    __slots__ = ()
+
+    def _feed(self, peer: Peer, again: bool) -> None:
+        before = peer.end, peer.labelled, peer.groups
+        super()._feed(peer, again)
+        if peer.standing is not None and peer.standing.label == LOST:
+            peer.end, peer.labelled, peer.groups = before
+
+
+@mutant(158)
+class CountsWhatIsTold(Master):
+    """What a replica tells in the middle of a session counts as if it were on disk."""
+
+    __slots__ = ()
+
+    def _feed(self, peer: Peer, again: bool) -> None:
+        super()._feed(peer, again=False)
+
+
+@mutant(3)
+class CountsOldGroups(Master):
+    """Numbers of groups count whatever their epoch."""
+
+    __slots__ = ()
+
+    def _count(self) -> list[Command]:
+        before = {node: peer.groups for node, peer in self.peers.items()}
+        for peer in self.peers.values():
+            peer.groups = self.epoch, peer.groups[1]
+        try:
+            return super()._count()
+        finally:
+            for node, groups in before.items():
+                self.peers[node].groups = groups
+
+
+@mutant(None)
+class HearsOldSessions(Master):
+    """A master hears what is of an old session."""
+
+    __slots__ = ()
+
+    def has(self, node: Id, has: Has) -> list[Command]:
+        peer = self.peers.get(node)
+        session = peer.session if peer is not None and peer.session is not None else has.session
+        return super().has(node, replace(has, session=session))
+
+
+@mutant(290)
+class ActiveAtOnce(Master):
+    """An epoch is active as soon as its master leads."""
+
+    __slots__ = ()
+
+    @property
+    def active(self) -> bool:
+        return self.phase is Phase.LEAD
+
+
+@mutant(None)
+class ActiveWithoutGroups(Master):
+    """An epoch is active though no majority has its groups."""
+
+    __slots__ = ()
+
+    @property
+    def active(self) -> bool:
+        safe, self.safe_groups = self.safe_groups, 0
+        try:
+            return Master.active.__get__(self)  # type: ignore[no-any-return]
+        finally:
+            self.safe_groups = safe
+
+
+# ---------------------------------------------------------------- feeding
+
+
+@mutant(180)
+class FeedsWhatIsGone(Master):
+    """A replica that is too slow for what is kept is fed on."""
+
+    __slots__ = ()
+
+    def push(self, node: Id, end: int) -> Push | None:
+        first, self.copy.first = self.copy.first, 0
+        try:
+            return super().push(node, end)
+        finally:
+            self.copy.first = first
+
+
+@mutant(0)
+class NeverSendsAll(Master):
+    """States of groups are not sent whole."""
+
+    __slots__ = ()
+
+    def _feed(self, peer: Peer, again: bool) -> None:
+        super()._feed(peer, again)
+        peer.sent = self.copy.groups[1]
+
+
+# ---------------------------------------------------------------- replicas
+
+
+@mutant(18)
+class LabelsAtOnce(Replica):
+    """A replica is labelled before it has what lies before the start."""
+
+    __slots__ = ()
+
+    def _look(self) -> list[Command]:
+        commands = super()._look()
+        if self.start is not None and self.copy.label != self.epoch and not self._asked:
+            self._asked = True
+            commands.append(Label(self.epoch))
+        return commands
+
+
+@mutant(LOSS)
+class ForgetsItsLoss(Replica):
+    """A lost copy is labelled at the start of the epoch, as any other."""
+
+    __slots__ = ()
+
+    def _look(self) -> list[Command]:
+        told, has = self._told, self._has_groups
+        self._has_groups = True
+        if self.copy.label == LOST:
+            self._told = min(told, self.start or 0)
+        try:
+            return super()._look()
+        finally:
+            self._told, self._has_groups = told, has
+
+
+@mutant(LOSS)
+class ForgetsLostGroups(Replica):
+    """A lost copy is labelled though its groups have not come."""
+
+    __slots__ = ()
+
+    def _look(self) -> list[Command]:
+        has, self._has_groups = self._has_groups, True
+        try:
+            return super()._look()
+        finally:
+            self._has_groups = has
+
+
+@mutant(4)
+class HearsWhatIsVoid(Replica):
+    """A replica hears what was sent before it told how it stands."""
+
+    __slots__ = ()
+
+    def pushed(self, push: Push) -> list[Command]:
+        return super().pushed(replace(push, turn=self._turn))
+
+
+@mutant(874)
+class HearsOldMasters(Replica):
+    """A replica hears any session."""
+
+    __slots__ = ()
+
+    def pushed(self, push: Push) -> list[Command]:
+        return super().pushed(replace(push, session=self.session))
+
+
+@mutant(105)
+class SaysWhatIsNotOnDisk(Replica):
+    """A replica says to have what is not on its disk yet."""
+
+    __slots__ = ()
+
+    def _report(self) -> list[Command]:
+        durable, self.copy.durable = self.copy.durable, self.copy.end
+        try:
+            return super()._report()
+        finally:
+            self.copy.durable = durable
+
+
+@mutant(118)
+class KeepsWhatTheMasterHasNot(Replica):
+    """A replica does not cut off what the master has not."""
+
+    __slots__ = ()
+
+    def pushed(self, push: Push) -> list[Command]:
+        if not push.runs and not push.anew and push.base < self.copy.end:
+            self.start, self._told, self._first = push.start, push.safe, push.first
+            return self._look() + self._report()
+        return super().pushed(push)
+
+
+@mutant(21)
+class ShowsTooMuch(Replica):
+    """A replica shows what it has, not what is safe."""
+
+    __slots__ = ()
+
+    def _look(self) -> list[Command]:
+        self._told = max(self._told, self.copy.durable)
+        return super()._look()
+
+
+@mutant(None)
+class TakesGaps(Replica):
+    """A replica takes changes of groups though there is a gap before them."""
+
+    __slots__ = ()
+
+    def pushed_groups(self, push: PushGroups) -> list[Command]:
+        if (push.session, push.turn) == (self.session, self._turn) and not push.whole:
+            self.copy.groups = push.epoch, push.number - 1
+        return super().pushed_groups(push)
+
+
+@mutant(None)
+class TakesAnything(Replica):
+    """A replica does not look at what lies before what it is sent."""
+
+    __slots__ = ()
+
+    def _follows(self, push: Push) -> bool:
+        return self.copy.first <= push.base <= self.copy.end
+
+
+@mutant(245)
+class TrimsAhead(Replica):
+    """A replica trims what is not on its disk yet."""
+
+    __slots__ = ()
+
+    def _look(self) -> list[Command]:
+        durable = self.copy.durable
+        self.copy.durable = max(durable, min(self._first, self.copy.end))
+        try:
+            return super()._look()
+        finally:
+            self.copy.durable = durable
+
+
+# ---------------------------------------------------------------- units
+
+
+@mutant(UNITS)
+class CountsHalves(Master):
+    """What is safe may end within a unit."""
+
+    __slots__ = ()
+
+    def _without_half(self, end: int | None) -> int | None:
+        return end
+
+
+@mutant(UNITS)
+class ForgetsUnits(Master):
+    """A unit is forgotten when something is counted."""
+
+    __slots__ = ()
+
+    def _count(self) -> list[Command]:
+        found = super()._count()
+        self._units = []
+        return found
+
+
+@mutant(UNITS)
+class LeadsWithAHalf(Master):
+    """A master does not cut off a part of a unit before it leads."""
+
+    __slots__ = ()
+
+    def _label_if_whole(self) -> list[Command]:
+        told = super()._label_if_whole()
+        return [Label(self.epoch, groups=True) if isinstance(c, CutHalf) else c for c in told]
+
+
+@mutant(UNITS)
+class KnowsNoCut(Master):
+    """A master does not know that its log is shorter without a part of a unit."""
+
+    __slots__ = ()
+
+    def cut_half(self, end: int) -> list[Command]:
+        return super().cut_half(self.copy.end)
+
+
+@mutant(Case("abc", "b", units="1"))
+class ShowsHalves(Replica):
+    """Readers at a replica see a part of a unit."""
+
+    __slots__ = ()
+
+    def wrote(self, end: int, whole: int | None = None) -> list[Command]:
+        return super().wrote(end, end)

@@ -1,0 +1,709 @@
+"""A node with one copy of a stream, as the proof sees it: the production machines, a disk, and the duties of a driver.
+
+The same node serves the exploration (`replication_model`) and the simulation (`replication_world`). What is written
+waits in a *line*, and is on disk later, in order; a crash keeps some of the first things in it. Every message that is
+published and every change of groups is different, so what is lost, doubled or exchanged is seen.
+
+The node remembers, beyond crashes, what it has said: what it declared safe in which epoch, and what it had when it
+began to lead. `contradiction` compares two nodes by that:
+
+1. who leads has all messages and all changes of groups that were declared safe in earlier epochs, and the same;
+2. what two masters declare safe is the same, and what any copy shows to readers is part of it;
+3. a label on disk means that all that was declared safe in earlier epochs is on disk, too;
+4. one master leads in an epoch (`holdings`).
+
+And by itself it sees that a part of a unit is never declared safe, never shown to readers, and never led with, that
+machines raise nothing, that a copy is cut between batches only and never below what is safe, and that a standing is
+what is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from railgun.errors import ProtocolError
+from railgun.broker.protocol.replication import messages as m
+from railgun.broker.protocol.replication.master import Master, Phase
+from railgun.broker.protocol.replication.messages import Command, Id
+from railgun.broker.protocol.replication.replica import Replica
+from railgun.broker.protocol.replication.standing import LOST, Copy, Standing
+from verification.explorer import Plain
+from verification.rescale.model import Violation
+
+Sent = list[tuple[Id, Any]]
+ORACLE: Final = "*"
+
+
+class Entry(NamedTuple):
+    """A message on disk."""
+
+    epoch: int
+    value: str
+    last: bool  # of its batch
+    more: bool = False  # whether its unit goes on with the next batch
+
+
+class Part(NamedTuple):
+    """Some of a log, from an offset on."""
+
+    base: int
+    values: tuple[str, ...]
+
+    @property
+    def end(self) -> int:
+        """The offset after it."""
+        return self.base + len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Appoint:
+    """Metadata: you are the master of this epoch."""
+
+    epoch: int
+    sets: tuple[tuple[Id, ...], ...]
+    others: tuple[Id, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """To metadata: a majority has the label of this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A session begins."""
+
+    epoch: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The promise is made."""
+
+    session: int
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A node has started, or its links were cut: whatever session there was is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What machines say, with what belongs to it."""
+
+    message: m.Message
+    payload: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something to be written."""
+
+    command: Any
+    payload: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What was published, under an epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a driver does; mutants do it wrong."""
+
+    master: type[Master] = Master
+    replica: type[Replica] = Replica
+    keeps_promise: bool = True
+    """The promise is on disk before it is told."""
+    drains: bool = True
+    """What was being written is written before a standing is told."""
+    marks_loss: bool = True
+    """A damaged copy is LOST."""
+    asks_both: bool = True
+    """A master that recovers asks the set that was active, too."""
+    goes_on_late: bool = False
+    """A master goes on although it has missed an epoch."""
+    stops: bool = True
+    """A master that promises a later epoch stops at once."""
+    in_order: bool = True
+    """What is to be written is written in the order in which it was said."""
+    knows_sessions: bool = True
+    """A promise counts for the session, and the epoch, it was asked for in."""
+    at_once: int = 1_000
+    """How many batches a master pushes to a replica before it looks at something else."""
+    waits_for_active: bool = True
+    """Metadata change who votes only when the epoch is active."""
+
+
+class Disk:
+    """What would be there after a crash."""
+
+    __slots__ = ("entries", "first", "groups", "label", "promise", "states")
+
+    def __init__(self) -> None:
+        self.promise = 0
+        self.label = 0
+        self.first = 0
+        self.entries: list[Entry] = []
+        self.groups = (0, 0)
+        self.states: tuple[str, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The offset after the log."""
+        return self.first + len(self.entries)
+
+    def runs(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Of which epochs a part is."""
+        found: list[tuple[int, int]] = []
+        for offset in range(begin, end):
+            epoch = self.entries[offset - self.first].epoch
+            if found and found[-1][0] == epoch:
+                found.pop()
+            found.append((epoch, offset + 1))
+        return tuple(found)
+
+    @property
+    def whole(self) -> int:
+        """The offset up to which units are whole."""
+        left = len(self.entries)
+        while left and self.entries[left - 1].more:
+            left -= 1
+        return self.first + left
+
+    def halved(self, end: int) -> bool:
+        """Whether a unit goes on behind this offset."""
+        return self.first < end <= self.end and self.entries[end - self.first - 1].more
+
+    def standing(self) -> Standing:
+        """How the copy stands."""
+        runs = self.runs(self.first, self.end)
+        return Standing(self.label, self.first, self.end, runs, self.groups)
+
+    def read(self, begin: int, end: int) -> tuple[Entry, ...]:
+        """Some of the log."""
+        if not self.first <= begin <= end <= self.end:
+            raise Violation(
+                "not there", f"[{begin}, {end}) is read of a log of [{self.first}, {self.end})"
+            )
+        return tuple(self.entries[begin - self.first : end - self.first])
+
+    def ends(self) -> list[int]:
+        """The offsets after each batch, and the first one."""
+        found = [self.first + at + 1 for at, entry in enumerate(self.entries) if entry.last]
+        return [self.first, *found]
+
+    def part(self, end: int | None = None) -> Part:
+        """The log, or what is before `end`."""
+        entries = self.entries if end is None else self.entries[: max(0, end - self.first)]
+        return Part(self.first, tuple(entry.value for entry in entries))
+
+
+class CopyNode(Plain):
+    """One node: its disk, its line, and the machine of its role."""
+
+    __slots__ = (
+        "active", "before", "declared", "declared_groups", "disk", "habits", "id", "led",
+        "line", "machine", "names", "number", "sessions", "shown", "told",
+    )  # fmt: skip
+    constant: tuple[str, ...] = ("habits", "id", "names")
+
+    def __init__(self, id: Id, names: Sequence[Id], habits: Habits) -> None:
+        self.id, self.names, self.habits = id, tuple(names), habits
+        self.disk = Disk()
+        self.line: list[Job] = []
+        self.machine: Master | Replica = habits.replica(Copy())
+        self.sessions: dict[Id, int] = {}  # of a master, with whom
+        self.told: dict[Id, Any] = {}  # what each replica was told last
+        self.active = 0  # the epoch of which was told that it is active
+        self.before = 0  # changes of groups that there were when the epoch began
+        # for the proof
+        self.number = 0  # of messages and changes
+        self.led: dict[int, tuple[Part, tuple[str, ...]]] = {}
+        self.declared: dict[int, Part] = {}
+        self.declared_groups: dict[int, tuple[str, ...]] = {}
+        self.shown = Part(0, ())
+
+    # ------------------------------------------------------------ what happens to it
+
+    @property
+    def leads(self) -> bool:
+        """Whether it takes what is published."""
+        return isinstance(self.machine, Master) and self.machine.phase is Phase.LEAD
+
+    def hear(self, sender: Id, message: Any) -> Sent:
+        """A message comes."""
+        match message:
+            case Appoint():
+                return self._guarded(lambda: self._appoint(message))
+            case Fence():
+                return self._guarded(lambda: self._fence(sender, message))
+            case Hello():
+                return self._guarded(lambda: self.renew(sender))
+            case _:
+                return self._guarded(lambda: self._take(sender, message))
+
+    def _guarded(self, act: Callable[[], Sent]) -> Sent:
+        """Do it, and what follows; whatever a machine raises is a violation."""
+        try:
+            sent = act()
+            sent += self._pump()
+        except (ProtocolError, AssertionError, KeyError, IndexError) as error:
+            raise Violation("the machine says", f"{self.id}: {error!r}") from error
+        finally:
+            copy = self.machine.copy
+            end = min(copy.safe, self.disk.end)
+            first, disk = max(copy.first, self.disk.first), self.disk
+            self.shown = (
+                Part(first, tuple(entry.value for entry in disk.read(first, end)))
+                if end > first
+                else Part(0, ())
+            )
+        if disk.halved(self.shown.end) and self.shown.values:
+            text = f"{self.id} shows {self.shown}, which ends within a unit"
+            raise Violation("half a unit", text)
+        return sent
+
+    def publish(self, count: int) -> Sent:
+        """A batch is given to the disk."""
+        assert isinstance(self.machine, Master)
+        entries = tuple(
+            Entry(self.machine.epoch, self._fresh(), at == count - 1) for at in range(count)
+        )
+        self.line.append(Job(Append(self.machine.epoch), entries))
+        return []
+
+    def publish_unit(self, count: int) -> Sent:
+        """A unit of so many batches is given to the disk."""
+        assert isinstance(self.machine, Master)
+        epoch = self.machine.epoch
+        unit = (Entry(epoch, self._fresh(), True, n < count - 1) for n in range(count))
+        self.line.append(Job(Append(epoch), tuple(unit)))
+        return []
+
+    def change(self) -> Sent:
+        """The state of a group changes."""
+        master = self.machine
+        assert isinstance(master, Master)
+        master.number += 1
+        command = m.WriteGroups(master.epoch, master.number, whole=False)
+        self.line.append(Job(command, (self._fresh(),)))
+        return []
+
+    def _fresh(self) -> str:
+        self.number += 1
+        return f"{self.id}{self.number}"
+
+    def trim(self, first: int) -> Sent:
+        """The master does not keep what lies before any more."""
+        master = self.machine
+        assert isinstance(master, Master)
+
+        def act() -> Sent:
+            self._trim(first)
+            master.trimmed(first)
+            return []
+
+        return self._guarded(act)
+
+    def sync(self, most: int | None = None) -> Sent:
+        """Some of the first things in the line are on disk, or all."""
+
+        def act() -> Sent:
+            sent: Sent = []
+            for _ in range(len(self.line) if most is None else min(most, len(self.line))):
+                sent += self._write_one()
+            return sent
+
+        return self._guarded(act)
+
+    def crash(self, keep: int = 0, torn: bool = False) -> Sent:
+        """It is gone, and comes back with what was on disk: of the line, so many things; of the next, a batch."""
+        for job in self.line[:keep]:
+            self._store(job)
+        if torn and keep < len(self.line):
+            job = self.line[keep]
+            if isinstance(job.command, m.Write | Append):
+                one = next(at for at, entry in enumerate(job.payload) if entry.last)
+                self._store(Job(job.command, job.payload[: one + 1]))
+        if not self.habits.keeps_promise:
+            self.disk.promise = 0
+        return self._restart()
+
+    def _restart(self) -> Sent:
+        self.line.clear()
+        self.machine = self.habits.replica(Copy.of(self.disk.standing(), whole=self.disk.whole))
+        self.sessions, self.told = {}, {}
+        return self.greetings()
+
+    def greetings(self) -> Sent:
+        """To everybody: there is no session any more."""
+        return [(other, Hello()) for other in self.names if other != self.id]
+
+    def damage(self, lost: int, groups: bool) -> Sent:
+        """The last so many messages are gone, and perhaps the groups; it is noticed, and said."""
+
+        def act() -> Sent:
+            self.line.clear()
+            disk = self.disk
+            ends = disk.ends()
+            keep = ends[max(0, len(ends) - 1 - lost)]
+            del disk.entries[keep - disk.first :]
+            if groups:
+                disk.groups, disk.states = (0, 0), ()
+            if self.habits.marks_loss:
+                disk.label = LOST
+            machine = self.machine
+            if isinstance(machine, Master) or not machine.session:
+                return self._restart()
+            machine.copy = Copy.of(disk.standing(), whole=disk.whole)
+            return self._do(machine.lost(), ()) if self.habits.marks_loss else []
+
+        return self._guarded(act)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether something can fail to be written now."""
+        if not self.line or isinstance(self.machine, Master):
+            return False
+        return isinstance(self.line[0].command, m.Write | m.Label | m.WriteGroups)
+
+    def fail(self) -> Sent:
+        """The disk is full: what is first in the line is not written, nor what is of its kind."""
+
+        def act() -> Sent:
+            replica = self.machine
+            assert isinstance(replica, Replica)
+            if isinstance(self.line[0].command, m.WriteGroups):
+                self.line = [j for j in self.line if not isinstance(j.command, m.WriteGroups)]
+                return self._do(replica.failed_groups(self.disk.groups), ())
+            self.line = [j for j in self.line if not isinstance(j.command, m.Write | m.Label)]
+            return self._do(replica.failed(), ())
+
+        return self._guarded(act)
+
+    def renew(self, other: Id) -> Sent:
+        """The session with another node is over, and the next one begins."""
+        master = self.machine
+        if not isinstance(master, Master) or other not in self.sessions:
+            return []
+        sent = self._do(master.gone(other), ())
+        return sent + self._open(other)
+
+    def part(self, other: Id) -> Sent:
+        """The session with another node is over; for now there is no other."""
+        master = self.machine
+        if not isinstance(master, Master) or other not in self.sessions:
+            return []
+        return self._guarded(lambda: self._do(master.gone(other), ()))
+
+    def _open(self, other: Id) -> Sent:
+        assert isinstance(self.machine, Master)
+        self.sessions[other] = self.sessions.get(other, self.machine.epoch * 1_000) + 1
+        return [(other, Fence(self.machine.epoch, self.sessions[other]))]
+
+    # ------------------------------------------------------------ roles
+
+    def _appoint(self, appoint: Appoint) -> Sent:
+        if appoint.epoch <= self.disk.promise:
+            return []
+        before = self.machine
+        expected = appoint.epoch - 1
+        goes_on = isinstance(before, Master) and before.phase is Phase.LEAD
+        if goes_on and not self.habits.goes_on_late:
+            goes_on = before.epoch == expected
+        sent: Sent = []
+        if not goes_on:
+            sent += self._drain()
+        self.disk.promise = appoint.epoch
+        sets = appoint.sets if self.habits.asks_both else appoint.sets[:1]
+        master = self.habits.master(self.id, self.machine.copy, appoint.epoch, sets)
+        self.machine, self.sessions, self.told = master, {}, {}
+        sent += self._do(master.go_on() if goes_on else master.begin(), ())
+        for other in appoint.others:
+            sent += self._open(other)
+        return sent
+
+    def _fence(self, sender: Id, fence: Fence) -> Sent:
+        if fence.epoch < self.disk.promise:
+            return []
+        machine = self.machine
+        if fence.epoch == self.disk.promise and (
+            isinstance(machine, Master) or machine.session >= fence.session
+        ):
+            return []
+        self.disk.promise = fence.epoch
+        sent = self._drain() if self.habits.drains else []
+        if isinstance(machine, Master):
+            if not self.habits.stops:
+                return [*sent, (sender, Fenced(fence.session, machine.copy.standing()))]
+            self.machine = self.habits.replica(machine.copy)
+            self.sessions, self.told = {}, {}
+        replica = self.machine
+        assert isinstance(replica, Replica)
+        standing = replica.fenced(sender, fence.epoch, fence.session)
+        if self.habits.drains and standing != self.disk.standing():
+            text = f"{self.id} says {standing}, and there is {self.disk.standing()}"
+            raise Violation("standing", text)
+        return [*sent, (sender, Fenced(fence.session, standing))]
+
+    def _drain(self) -> Sent:
+        sent: Sent = []
+        while self.line:
+            sent += self._write_one()
+        return sent
+
+    # ------------------------------------------------------------ messages
+
+    def _take(self, sender: Id, message: Any) -> Sent:
+        machine = self.machine
+        if isinstance(machine, Replica):
+            if not isinstance(message, Data) or sender != machine.master:
+                return []
+            match message.message:
+                case m.Push() as push:
+                    return self._do(machine.pushed(push), message.payload)
+                case m.PushGroups() as groups:
+                    return self._do(machine.pushed_groups(groups), message.payload)
+                case m.Fetch() | m.FetchGroups() as fetch:
+                    return self._answer(sender, machine, fetch)
+            return []
+        if isinstance(message, Fenced):
+            if self.habits.knows_sessions and self.sessions.get(sender) != message.session:
+                return []
+            return self._do(machine.stands(sender, message.session, message.standing), ())
+        assert isinstance(message, Data)
+        said, payload = message.message, message.payload
+        match said:
+            case m.Stands():
+                if self.sessions.get(sender) != said.session:
+                    return []
+                return self._do(machine.stands(sender, said.session, said.standing), ())
+            case m.Has():
+                return self._do(machine.has(sender, said), ())
+            case m.HasGroups():
+                return self._do(machine.has_groups(sender, said), ())
+            case m.Fetched():
+                return self._do(machine.fetched(sender, said), payload)
+            case m.FetchedGroups():
+                return self._do(machine.fetched_groups(sender, said), payload)
+        return []
+
+    def _answer(self, sender: Id, replica: Replica, fetch: m.Fetch | m.FetchGroups) -> Sent:
+        if fetch.session != replica.session:
+            return []
+        disk = self.disk
+        if isinstance(fetch, m.FetchGroups):
+            epoch, number = disk.groups if disk.label != LOST else (LOST, 0)
+            return [(sender, Data(m.FetchedGroups(fetch.session, epoch, number), disk.states))]
+        if disk.label == LOST and self.habits.marks_loss:
+            return [(sender, Data(m.Fetched(fetch.session, fetch.begin, ())))]
+        end = next((end for end in disk.ends() if end > fetch.begin), disk.end)
+        runs = disk.runs(fetch.begin, end)
+        fetched = m.Fetched(fetch.session, fetch.begin, runs)
+        return [(sender, Data(fetched, disk.read(fetch.begin, end)))]
+
+    def _pump(self) -> Sent:
+        """A master says what there is to say."""
+        master, sent = self.machine, list[tuple[Id, Any]]()
+        if not isinstance(master, Master) or master.phase is not Phase.LEAD:
+            return []
+        for node in sorted(master.peers):
+            sent += self._feed(master, node)
+        if master.active and self.active < master.epoch:
+            self.active = master.epoch
+            sent.append((ORACLE, Active(master.epoch)))
+        return sent
+
+    def _feed(self, master: Master, node: Id) -> Sent:
+        sent: Sent = []
+        peer, disk = master.peers[node], self.disk
+        ends = [end for end in disk.ends() if end <= master.copy.durable]
+        for _ in range(self.habits.at_once):
+            end = next((end for end in ends if end > peer.next), None)
+            news = (peer.session, peer.standing, master.copy.safe, master.copy.first)
+            if end is None and self.told.get(node) == news:
+                break
+            push = master.push(node, peer.next if end is None else end)
+            if push is None:
+                break
+            self.told[node] = news
+            payload = disk.read(push.base, push.end) if push.runs else ()
+            sent.append((node, Data(push, payload)))
+        while master.copy.groups[0] == master.epoch:
+            number = master.copy.groups[1]
+            whole = peer.sent is None
+            if peer.sent is not None:
+                if peer.sent >= number:
+                    break
+                number = peer.sent + 1
+            groups = master.push_groups(node, whole=whole, number=number)
+            if groups is None:
+                break
+            at = self.before + number
+            states = disk.states[:at] if whole else disk.states[at - 1 : at]
+            sent.append((node, Data(groups, states)))
+        return sent
+
+    # ------------------------------------------------------------ commands
+
+    def _do(self, commands: Iterable[Command], payload: tuple[Any, ...]) -> Sent:
+        sent: Sent = []
+        for command in commands:
+            match command:
+                case m.Say(to, message):
+                    sent.append((to, Data(message)))
+                case m.Serve(start):
+                    self._serves(start)
+                case m.Safe(end):
+                    self._is_safe(end)
+                case m.SafeGroups(number):
+                    assert isinstance(self.machine, Master)
+                    states = self.disk.states[: self.before + number]
+                    self.declared_groups[self.machine.epoch] = states
+                case m.Label() if not self.habits.in_order:
+                    self.line.insert(0, Job(command))
+                case _:
+                    self.line.append(Job(command, payload))
+        return sent
+
+    def _serves(self, start: int) -> None:
+        master = self.machine
+        assert isinstance(master, Master)
+        self.before = len(self.disk.states)
+        if self.disk.halved(start):
+            raise Violation("half a unit", f"{self.id} leads with a log that ends within a unit")
+        if start != self.disk.end:
+            raise Violation(
+                "start", f"{self.id} starts at {start}, its log ends at {self.disk.end}"
+            )
+        self.led[master.epoch] = self.disk.part(), self.disk.states
+
+    def _is_safe(self, end: int) -> None:
+        if end > self.disk.end:
+            raise Violation("not there", f"{self.id} says {end} is safe, and has {self.disk.end}")
+        if isinstance(self.machine, Master):
+            if self.disk.halved(end):
+                raise Violation("half a unit", f"{self.id} says {end} is safe, within a unit")
+            self.declared[self.machine.epoch] = self.disk.part(end)
+
+    def _write_one(self) -> Sent:
+        job = self.line.pop(0)
+        self._store(job)
+        machine, end = self.machine, self.disk.end
+        commands: list[Command] = []
+        match job.command:
+            case Append(epoch) if isinstance(machine, Master):
+                base = end - len(job.payload)
+                units = [(base, end)] if job.payload[0].more else []
+                commands = machine.appended(base, epoch, end, units)
+            case m.CutHalf() if isinstance(machine, Master):
+                commands = machine.cut_half(end)
+            case m.Write():
+                whole = self.disk.whole
+                commands = machine.wrote(end, whole if whole > end - len(job.payload) else 0)
+            case m.Cut():
+                commands = machine.has_cut(self.disk.whole)
+            case m.Label(epoch):
+                commands = machine.labelled(epoch)
+            case m.WriteGroups(epoch, number):
+                commands = machine.wrote_groups(epoch, number)
+        return self._do(commands, ())
+
+    def _store(self, job: Job) -> None:
+        disk = self.disk
+        match job.command:
+            case Append():
+                disk.entries += job.payload
+            case m.Write(base):
+                if base != disk.end:
+                    text = f"{self.id} writes at {base}, and its log ends at {disk.end}"
+                    raise Violation("gap", text)
+                disk.entries += job.payload
+            case m.Cut(offset):
+                if offset not in disk.ends():
+                    raise Violation("cut", f"{self.id} is cut at {offset}, within a batch")
+                del disk.entries[offset - disk.first :]
+            case m.CutHalf():
+                del disk.entries[disk.whole - disk.first :]
+            case m.Anew(base):
+                disk.first, disk.entries = base, []
+            case m.Trim(first):
+                self._trim(first)
+            case m.Label(epoch, groups):
+                disk.label = epoch
+                if groups:
+                    disk.groups = epoch, 0
+            case m.WriteGroups(epoch, number, whole):
+                disk.groups = epoch, number
+                disk.states = job.payload if whole else disk.states + job.payload
+
+    def _trim(self, first: int) -> None:
+        disk = self.disk
+        if not disk.first <= first <= disk.end:
+            raise Violation("trim", f"{self.id}: {first} of [{disk.first}, {disk.end})")
+        del disk.entries[: first - disk.first]
+        disk.first = first
+
+    def holdings(self) -> int:
+        """The epochs it has led: nobody else may have led one of them."""
+        return sum(1 << epoch for epoch in self.led)
+
+
+# ---------------------------------------------------------------- two nodes, taken together
+
+
+def contradiction(one: CopyNode, two: CopyNode) -> Violation | None:
+    """What is wrong with two nodes (or with one, taken twice)."""
+    for mine, theirs in ((one, two), (two, one)):
+        for epoch, part in mine.declared.items():
+            found = _beside(mine.id, epoch, part, theirs)
+            if found is not None:
+                return found
+        for epoch, states in mine.declared_groups.items():
+            for later, (_, had) in theirs.led.items():
+                if later > epoch and had[: len(states)] != states:
+                    text = f"{theirs.id} leads epoch {later} with groups {had}, without {states}"
+                    return Violation("lost change", f"{text}, safe since epoch {epoch}")
+    return None
+
+
+def _beside(who: Id, epoch: int, part: Part, other: CopyNode) -> Violation | None:
+    """Whether what was declared safe is with another node as it must be."""
+    for later, (log, _) in other.led.items():
+        if later > epoch and not contains(log, part):
+            text = f"{other.id} leads epoch {later} with {log}; {who} had {part}, safe in {epoch}"
+            return Violation("lost message", text)
+    for theirs in other.declared.values():
+        if not _agrees(theirs, part):
+            return Violation("two logs", f"{theirs} and {part} were declared safe")
+    if not _agrees(other.shown, part):
+        return Violation("shown", f"{other.id} shows {other.shown}; {part} is safe")
+    if other.disk.label > epoch and not contains(other.disk.part(), part):
+        text = f"{other.id} has label {other.disk.label} and {other.disk.part()}; "
+        return Violation("label", text + f"{part} is safe since epoch {epoch}")
+    return None
+
+
+def contains(log: Part, part: Part) -> bool:
+    """Whether a log has this part, as far as it keeps that."""
+    return log.end >= part.end and _agrees(log, part)
+
+
+def _agrees(one: Part, two: Part) -> bool:
+    begin, end = max(one.base, two.base), min(one.end, two.end)
+    return (
+        one.values[begin - one.base : end - one.base]
+        == (two.values[begin - two.base : end - two.base])
+        or begin >= end
+    )

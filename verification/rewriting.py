@@ -1,0 +1,32 @@
+"""Mutants by rewriting: a production function with some of its text replaced, and everything else as it is."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from typing import Any
+
+from railgun.errors import RailgunError
+
+Change = tuple[Any, str, Any]
+"""An attribute of a module or class, and what is put in its place."""
+
+
+class StaleMutantError(RailgunError):
+    """The production code does not contain the text that a mutant replaces."""
+
+
+def rewritten(owner: Any, name: str, *edits: tuple[str, str]) -> Change:
+    """Return `owner.name` with `edits` (old text, new text) made in its source, to be put in its place."""
+    original = inspect.getattr_static(owner, name)
+    function: Any = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise StaleMutantError(
+                f"{function.__qualname__} has {source.count(old)} times the text {old!r}: rewrite the mutant"
+            )
+        source = source.replace(old, new)
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, made)
+    return owner, name, made[name]

@@ -1,0 +1,475 @@
+"""Mutants of saving and loading: the production code with one thing done wrong. The simulation must notice each.
+
+Each is a function that returns what to put in the place of what; its docstring says what is wrong then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Final
+
+from railgun.engine.controller.collected import Collected
+from railgun.engine.controller.storekeeper import Storekeeper
+from railgun.engine.protocol.stage_alignment import Alignment
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.lifecycle.machine import Lifecycle
+from railgun.engine.protocol.lifecycle.messages import Farewell, Settled
+from railgun.engine.protocol.placement import Placement
+from railgun.engine.protocol.rescale.coordinator import Coordinator
+from railgun.engine.protocol.lifecycle.snapshots import Snapshots
+from railgun.engine.operators.changes import Changes
+from railgun.engine.operators.keyed import Keyed
+from railgun.engine.operators.stateful import StatefulSteps
+from railgun.engine.operators.writing import Writing
+from railgun.flows.sink import Token, TwoPhaseSink
+from railgun.engine.snapshots.manifest import Manifest, Part, checksum
+from railgun.engine.snapshots.store import Cleaned, SnapshotStore
+from verification.snapshots.crashes import Change, Outcome, simulate
+from verification.snapshots.disks import Step
+from verification.snapshots.external_systems import Drawer
+from railgun.engine.worker import loading
+from railgun.engine.worker.loading import by_snapshot, read_mine, take_out
+from railgun.engine.worker.runtime import Runtime
+from railgun.engine.worker.saver import Saver
+
+SEEDS: Final = 600  # within which each is found
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is put in the place of what; and which steps of writes are left out."""
+
+    changes: Sequence[Change]
+    without: Sequence[Step] = ()
+    hint: int = 0
+    """A seed that has noticed it."""
+
+    def simulate(self, seed: int) -> Outcome:
+        """One job with it."""
+        return simulate(seed, self.changes, self.without)
+
+
+MUTANTS: dict[str, Mutant] = {}
+"""By name: the first line of the docstring."""
+
+Make = Callable[[], list[Change]]
+
+
+def mutant(hint: int = 0) -> Callable[[Make], Make]:
+    """Register a mutant; for one that few seeds notice, one that does."""
+
+    def register(make: Make) -> Make:
+        assert make.__doc__ is not None
+        MUTANTS[make.__doc__.splitlines()[0].rstrip(".")] = Mutant(make(), hint=hint)
+        return make
+
+    return register
+
+
+def hunt(name: str, seeds: int = SEEDS) -> tuple[str, str, str]:
+    """Look for what is wrong with a mutant: (name, how it was caught or "", what it did)."""
+    for seed in (MUTANTS[name].hint, *range(seeds)):
+        violation = MUTANTS[name].simulate(seed).violation
+        if violation is not None:
+            return name, f"crashes, seed {seed}", str(violation)
+    return name, "", ""
+
+
+# ---------------------------------------------------------------- the disk
+
+MUTANTS["A file gets its name before its content is synced"] = Mutant((), ("sync",))
+MUTANTS["The directory of a file is not synced"] = Mutant((), ("sync directory",))
+
+
+# ---------------------------------------------------------------- the commit
+
+
+@mutant()
+def manifest_before_parts() -> list[Change]:
+    """The manifest is written before the parts it names."""
+    late: dict[int, list[tuple[str, bytes]]] = {}
+
+    def write_part(
+        self: SnapshotStore, snapshot: int, generation: int, stage: str, step: str, worker: int,
+        data: bytes, rows: int,
+    ) -> Part:  # fmt: skip
+        path = f"data/{snapshot:012d}/{len(late.get(id(self), ()))}/{step}-{worker}-g{generation}"
+        late.setdefault(id(self), []).append((path, data))
+        return Part(path, snapshot, stage, step, worker, rows, len(data), checksum(data))
+
+    def commit(self: SnapshotStore, manifest: Manifest) -> None:
+        self.disk.write(self._at(f"manifests/{manifest.snapshot:012d}.json"), manifest.to_json())
+        for path, data in late.pop(id(self), ()):
+            self.disk.write(self._at(path), data)
+        self._pinned = None
+
+    return [(SnapshotStore, "write_part", write_part), (SnapshotStore, "commit", commit)]
+
+
+@mutant()
+def settled_before_the_manifest() -> list[Change]:
+    """Workers are told that a snapshot is committed when its manifest is about to be written."""
+    advance = Snapshots._advance_snapshot
+
+    def too_soon(self: Snapshots, now: int) -> bool:
+        before, went = self.saving.phase, advance(self, now)
+        if before != "writing" == self.saving.phase:
+            self._settle(self.saving.number, committed=True)
+        return went
+
+    return [(Snapshots, "_advance_snapshot", too_soon)]
+
+
+@mutant()
+def sink_commits_before_the_manifest() -> list[Change]:
+    """Sinks show what they have prepared at once."""
+    cut = Writing.cut
+
+    def shows(self: Writing, snapshot: int) -> Callable[[], Token | None]:
+        token = cut(self, snapshot)()
+        if token is not None and isinstance(self.sink, TwoPhaseSink):
+            self.sink.commit(token)
+        return lambda: token
+
+    return [(Writing, "cut", shows)]
+
+
+@mutant(hint=132)
+def generation_does_not_wait() -> list[Change]:
+    """A generation begins while nobody knows whether the last manifest counts."""
+    begin = Lifecycle._begin_generation
+
+    def begins(self: Lifecycle, now: int) -> bool:
+        phase = self.saving.phase
+        if phase == "writing":
+            self.saving.phase = "none"
+        went = begin(self, now)
+        self.saving.phase = phase
+        return went
+
+    return [(Lifecycle, "_begin_generation", begins)]
+
+
+@mutant(hint=49)
+def end_is_not_published() -> list[Change]:
+    """What was prepared for the end of a flow is left to a driver that died."""
+    return [(Storekeeper, "_publish", lambda self, finished: "")]
+
+
+# ---------------------------------------------------------------- what is saved
+
+
+@mutant()
+def changes_do_not_move() -> list[Change]:
+    """A key that moves does not take along that it has changed."""
+
+    def leave(self: Changes, keys: Sequence[Any]) -> list[Any]:
+        self.preserve(keys)
+        self.changed.difference_update(keys)
+        self.flying.difference_update(keys)
+        return []
+
+    return [(Changes, "leave", leave)]
+
+
+def _saving(other: Callable[[Changes, list[Any]], list[Any]]) -> list[Change]:
+    """Save other keys than those that are to be saved."""
+    save = Changes._save
+
+    def saves(self: Changes, keys: list[Any]) -> None:
+        chosen = other(self, keys)
+        if chosen:
+            save(self, chosen)
+
+    return [(Changes, "_save", saves)]
+
+
+@mutant()
+def deleted_keys_forgotten() -> list[Change]:
+    """That a key is deleted is not saved."""
+    return _saving(lambda self, keys: [key for key in keys if key in self.operator.states])
+
+
+@mutant(hint=16)
+def leaving_without_parts() -> list[Change]:
+    """A worker that leaves does not hand over which keys it has deleted."""
+    return [(Changes, "deleted", lambda self: [])]
+
+
+@mutant()
+def leaving_without_tokens() -> list[Change]:
+    """The output of a worker that leaves is forgotten."""
+    farewell = Storekeeper.farewell
+
+    def forgets(self: Storekeeper, report: Farewell) -> None:
+        farewell(self, replace(report, tokens=()))
+
+    return [(Storekeeper, "farewell", forgets)]
+
+
+@mutant(hint=68)
+def leaving_at_once() -> list[Change]:
+    """A worker that leaves after the cut hands over what it did since to the manifest not written yet."""
+    return [(Coordinator, "_held", lambda self: False)]
+
+
+@mutant(hint=96)
+def aborted_keys_forgotten() -> list[Change]:
+    """What a snapshot that failed was to save is not saved again."""
+
+    def settle(self: Changes, committed: bool) -> None:
+        self.flying = set()
+
+    return [(Changes, "settle", settle)]
+
+
+@mutant(hint=96)
+def aborted_output_forgotten() -> list[Change]:
+    """What sinks prepared for a snapshot that failed is not in the next one."""
+    settle = Saver.settle
+
+    def settles(self: Saver, order: Settled) -> None:
+        if not order.committed:
+            self._prepared = []
+        settle(self, order)
+
+    return [(Saver, "settle", settles)]
+
+
+@mutant()
+def not_preserved() -> list[Change]:
+    """A key that changes while it waits to be saved is saved as it is later."""
+
+    def touch(self: Changes, keys: Sequence[Any], records: Sequence[Any] = ()) -> None:
+        self.changed.update(keys)
+
+    return [(Changes, "touch", touch)]
+
+
+@mutant()
+def not_preserved_when_it_leaves() -> list[Change]:
+    """A key that leaves while it waits to be saved is not saved."""
+    leave = Changes.leave
+
+    def leaves(self: Changes, keys: Sequence[Any]) -> list[Any]:
+        table, self._table = self._table, None
+        changed = leave(self, keys)
+        self._table = table
+        return changed
+
+    return [(Changes, "leave", leaves)]
+
+
+@mutant(hint=429)
+def saved_where_it_comes() -> list[Change]:
+    """A key that comes while a snapshot is saved is saved here too."""
+    take = Keyed.take
+
+    def takes(self: Keyed, data: memoryview) -> list[Any]:
+        changes = self.changes
+        assert changes is not None
+        table, changes._table = changes._table, None
+        keys = take(self, data)
+        changes._table = table
+        return keys
+
+    return [(Keyed, "take", takes)]
+
+
+@mutant(hint=14165)
+def touched_is_saved() -> list[Change]:
+    """A snapshot of what changed saves whatever is touched.
+
+    That is more than more rows: a key that did not change, and comes from a worker that has saved all it has to, is
+    saved as deleted here and as living nowhere.
+    """
+    preserve, step = Changes.preserve, Changes.step
+
+    def preserves(self: Changes, keys: Collection[Any]) -> None:
+        if self._table is None or self._full:
+            preserve(self, keys)
+            return
+        fresh = set(keys).difference(self._done)
+        self._done |= fresh
+        self._left -= fresh
+        if fresh:
+            self._save(list(fresh))
+
+    def steps(self: Changes) -> None:
+        left = self._left.copy()
+        step(self)
+        if not self._full:
+            self._done |= left - self._left
+
+    return [(Changes, "preserve", preserves), (Changes, "step", steps)]
+
+
+class _Lossy:
+    """A table that leaves a column out."""
+
+    def __init__(self, table: Any, column: int) -> None:
+        self.table, self.column = table, column
+
+    def add(self, *columns: Any) -> None:
+        self.table.add(*(None if n == self.column else c for n, c in enumerate(columns)))
+
+
+def _without(column: int) -> list[Change]:
+    save = Changes._save
+
+    def saves(self: Changes, keys: list[Any]) -> None:
+        table = self._table
+        self._table = _Lossy(table, column)  # type: ignore[assignment]
+        save(self, keys)
+        self._table = table
+
+    return [(Changes, "_save", saves)]
+
+
+@mutant()
+def timers_not_saved() -> list[Change]:
+    """Timers are not saved."""
+    return _without(3)
+
+
+@mutant()
+def ends_not_saved() -> list[Change]:
+    """That a key has ended is not saved."""
+    return _without(4)
+
+
+@mutant()
+def barrier_not_aligned() -> list[Change]:
+    """What one stage sends behind the barrier does not wait for the barriers of the others."""
+    return [(Alignment, "waits", lambda self, origin: False)]
+
+
+# ---------------------------------------------------------------- what is loaded
+
+
+@mutant(hint=290)
+def deleted_wins() -> list[Change]:
+    """A row that says a key is deleted wins over one that lives in the same snapshot."""
+
+    def load(
+        runtime: Runtime,
+        store: SnapshotStore,
+        parts: Sequence[Part],
+        placement: Placement,
+    ) -> None:
+        for group in by_snapshot(parts):
+            read = [(p.step, read_mine(runtime, store, p, placement)) for p in group]
+            for step, rows in read:
+                runtime.load(step, take_out(runtime, step, rows))
+            for step, rows in read:
+                take_out(runtime, step, rows)
+        runtime.loaded()
+
+    return [(loading, "load_at_once", load)]
+
+
+@mutant()
+def wrong_order() -> list[Change]:
+    """The newest parts are loaded first."""
+
+    def backwards(parts: Sequence[Part]) -> Iterator[list[Part]]:
+        found = sorted(parts, key=attrgetter("snapshot"), reverse=True)
+        return ([part] for part in found)
+
+    return [(loading, "by_snapshot", backwards)]
+
+
+@mutant()
+def recovers_without_tokens() -> list[Change]:
+    """A generation begins without publishing what belongs to its snapshot."""
+    recover = Saver.recover
+    return [(Saver, "recover", lambda self, tokens: recover(self, []))]
+
+
+@mutant()
+def recovery_discards_first() -> list[Change]:
+    """A sink that recovers throws away what was committed and not yet shown."""
+
+    def recover(
+        self: Drawer, flow: str, step: str, generation: int, tokens: Sequence[Token]
+    ) -> None:
+        for name in self.disk.list("staged"):
+            if int(name.partition("/")[0]) < generation:
+                self.disk.delete(f"staged/{name}")
+
+    return [(Drawer, "recover", recover)]
+
+
+@mutant()
+def nothing_discarded() -> list[Change]:
+    """`Collect` keeps what came after the snapshot the flow goes back to."""
+    return [(Collected, "go_back", lambda self, snapshot: None)]
+
+
+# ---------------------------------------------------------------- time
+
+
+@mutant(hint=83)
+def time_begins_anew() -> list[Change]:
+    """A generation begins without the frontiers of its snapshot."""
+    return [(Runtime, "restore", lambda self, frontiers: None)]
+
+
+@mutant(hint=83)
+def frontiers_not_saved() -> list[Change]:
+    """Workers do not tell how far time had come at their cuts."""
+    return [(StatefulSteps, "reached", lambda self, anywhere=False: MIN)]
+
+
+@mutant()
+def timers_see_less() -> list[Change]:
+    """A timer that fires as its key moves, or at the end, sees a frontier below its time."""
+
+    def never(self: StatefulSteps, call: Any, function: Any, calls: Any, soon: Any) -> None:
+        frontier = self.context.frontier
+
+        def told(context: Any) -> Any:
+            context.frontier = frontier
+            return function(context)
+
+        call_all(self, call, told, calls, soon)
+
+    call_all = StatefulSteps._call_all
+    return [(StatefulSteps, "_call_all", never)]
+
+
+# ---------------------------------------------------------------- numbers and retention
+
+
+@mutant()
+def generation_not_kept() -> list[Change]:
+    """Which generations were used is not written down."""
+    write = SnapshotStore._write_counters
+
+    def forgets(self: SnapshotStore, generation: int, snapshot: int) -> None:
+        write(self, 0, snapshot)
+
+    return [(SnapshotStore, "_write_counters", forgets)]
+
+
+@mutant()
+def snapshot_not_kept() -> list[Change]:
+    """That a snapshot begins is not written down."""
+    return [(SnapshotStore, "begun", lambda self, snapshot, full, why: None)]
+
+
+@mutant()
+def increments_lose_their_base() -> list[Change]:
+    """Retention drops parts that the newest snapshot builds upon."""
+    clean = SnapshotStore.clean
+
+    def drops(self: SnapshotStore, keep: int = 3) -> Cleaned:
+        newest = max(self._ids("manifests"))
+        for name in self.disk.list(self._at("data")):
+            if int(name.partition("/")[0]) < newest:
+                self.disk.delete(self._at(f"data/{name}"))
+        return clean(self, keep)
+
+    return [(SnapshotStore, "clean", drops)]
