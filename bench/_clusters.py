@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verification.ports import free_ports
+
 from bench._peers import PeerError, end_with_parent, interpreter
 from bench._servers import PATIENCE, _answers, _running, _wait
-from railgun.client.client import Client, connect
-from railgun.errors import RailgunError
 from railgun.broker.cluster.config import ClusterConfig
 from railgun.broker.cluster.links import Identity, Lane, Links
-from verification.ports import free_ports
+from railgun.client.client import Client, connect
+from railgun.errors import RailgunError
 from railgun.transport.commands import Blob
 
 NODES = 3

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from verification.numbered_load import PARTS, Load, Logged, Rows, judge, logs, numbered_flow
 
 from bench._outage import AFTER, EVERY, NEW, Outage
 from railgun import run
 from railgun.errors import RailgunError
 from railgun.job import Job, Snapshots
 from railgun.spark.session import SparkSession
-from verification.numbered_load import PARTS, Load, Logged, Rows, judge, logs, numbered_flow
 
 STAGE = "by key"
 PATIENCE = 300.0

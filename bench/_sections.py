@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from rich.console import Console
+from verification.report import Report, options
 
 from bench._peers import PeerError
-from verification.report import Report, options
 
 
 class Sectioned(Protocol):

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
 from verification.debian import NoProgramError, find_program
 from verification.ports import free_port
+
+from bench._peers import ENVIRONMENTS, PeerError, end_with_parent, interpreter
 
 PATIENCE = 30.0  # seconds to start or to end
 REDIS_PACKAGES = ("redis-server", "redis-tools", "liblzf1", "libjemalloc2")

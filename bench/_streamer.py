@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from railgun import __version__
+from railgun.broker.protocol.groups import Group, GroupConfig, Receipt
 from railgun.client import load
 from railgun.client.client import Client, connect
 from railgun.client.message import Message
-from railgun.broker.protocol.groups import Group, GroupConfig, Receipt
 from railgun.transport.records import build
 
 SIZE = 100

@@ -29,13 +29,13 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from verification.report import Report, options
 
 from bench import _servers, datasource
 from railgun import Flow, Items, run_batch
-from railgun.connectors import Collect
 from railgun.flows.flow import Stream
+from railgun.sinks.collect import Collect
 from railgun.spark.session import opened
-from verification.report import Report, options
 
 COLUMNS = "key long, total long"
 BY_HAND = 0.8

@@ -34,6 +34,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from verification.report import Report
 
 from bench import _clusterer, _clusters, streams
 from bench._clusterer import Figures, Much
@@ -42,7 +43,6 @@ from bench._sections import measure
 from bench.streams import NATS, OURS, of, spread
 from railgun import __version__
 from railgun.errors import RailgunError
-from verification.report import Report
 
 RATE = 200_000  # messages a second with a quorum, at least
 TIMES_NATS = 5.0

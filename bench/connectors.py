@@ -27,13 +27,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench._feeder import payload
-from railgun import Flow, Job, run
-from railgun.connectors import ConnectorMessage, Connectors, Files
-from railgun.engine.controller.storekeeper import Snapshots
-from railgun.flows.source import Reader, Source
 from verification.report import Report, options
 from verification.stream_validator import check_streams
+
+from bench._feeder import payload
+from railgun import Flow, Job, run
+from railgun.engine.controller.storekeeper import Snapshots
+from railgun.flows.source import Reader, Source
+from railgun.sinks.files import Files
+from railgun.sources.connectors import ConnectorMessage, Connectors
 
 WANTED = 300_000  # messages/s
 PEER = 86_000  # messages/s: what Wallaroo published for Python

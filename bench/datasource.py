@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import median
 
 from pyspark.sql import DataFrame, SparkSession
+from verification.report import Report, options
 
 from bench import _servers
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.session import opened
-from verification.report import Report, options
 
 SIZE, TOGETHER, UNDER_WAY = 100, 1_000, 16
 GOAL = 1_000_000  # messages/s

@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence
 from operator import itemgetter
 
-from railgun import Flow, run
-from railgun.spark.session import session
 from verification.numbered_load import Load, Log, Record, follow, nothing, read_logs
 from verification.report import Report, options
 from verification.rescale_run import Latency
+
+from railgun import Flow, run
+from railgun.spark.session import session
 
 KEYS, RATE = 10_000, 10_000
 SECONDS, QUICK_SECONDS, WARM_UP = 20.0, 6.0, 4.0

@@ -24,11 +24,11 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 
 import numpy as np
+from verification.report import Report, options
 
 from bench._workload import CORES, Batch, Rate, add, batches
-from railgun.hashing import hash_keys
 from railgun.engine.protocol.placement import Placement
-from verification.report import Report, options
+from railgun.hashing import hash_keys
 
 SIZES = (5_000, 1_000)  # records in a batch
 WARM_UP = 1.0  # seconds

@@ -23,10 +23,10 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-
-from railgun.hashing import hash_keys
-from railgun.engine.protocol.placement import Placement
 from verification.report import Report, options
+
+from railgun.engine.protocol.placement import Placement
+from railgun.hashing import hash_keys
 
 ROWS = 10_000
 WORKERS = 16

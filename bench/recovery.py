@@ -22,13 +22,13 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
+from verification.numbered_load import Load
+from verification.report import Report, options
 
 from bench._outage import KEYS, NEW, RATE, Outage
 from bench._peers import Peer, PeerError
 from bench._recovering import Outcome, Recovering
 from railgun.spark.session import session
-from verification.numbered_load import Load
-from verification.report import Report, options
 
 ROUNDS, PAUSE = 3, 3.0
 QUICK_KEYS, QUICK_RATE, QUICK_PAUSE = 100_000, 10_000, 1.0

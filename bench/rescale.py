@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from verification.numbered_load import Load, numbered_flow
+from verification.report import Report, options
+from verification.rescale_picture import draw
+from verification.rescale_run import RescaleRun, Result
+
 from railgun.job import run
 from railgun.spark.session import session
-from verification.numbered_load import Load, numbered_flow
-from verification.rescale_picture import draw
-from verification.report import Report, options
-from verification.rescale_run import RescaleRun, Result
 
 FULL = (1_000_000, 20_000, 6.0, 3)  # keys, records/s, seconds between two rescales, rounds
 QUICK = (200_000, 10_000, 3.0, 1)

@@ -23,12 +23,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from verification.ports import free_port
+from verification.report import Report, options
+
 from bench._servers import PATIENCE, ours
 from railgun import Files, Place, StreamSink
 from railgun.client.errors import StreamsError
 from railgun.client.sync import connect_sync
-from verification.ports import free_port
-from verification.report import Report, options
 
 SIZE, EVERY = 100, 500_000
 ITEMS, QUICK_ITEMS = 2_000_000, 200_000

@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from verification.numbered_load import Log, Record, follow, nothing, read_logs
+from verification.report import Report, options
+from verification.rescale_run import Latency
 
 from bench._ours import ours
 from bench._workload import Rate
 from railgun import Flow, Reader, Source, run
-from railgun.job import Job, Snapshots
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.job import Job, Snapshots
 from railgun.spark.session import session
-from verification.numbered_load import Log, Record, follow, nothing, read_logs
-from verification.report import Report, options
-from verification.rescale_run import Latency
 
 PARTS = 8
 CHANGED = 10_000

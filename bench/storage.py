@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from railgun.errors import RailgunError
+from verification.report import Report, options
+
 from railgun.broker.log.committer import Committer, Stamp
 from railgun.broker.log.disk import NodeDisk
 from railgun.broker.log.log import StreamLog
-from verification.report import Report, options
+from railgun.errors import RailgunError
 from railgun.transport.records import build, check
 
 MESSAGES, SIZE = 1_000, 100

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from railgun.engine.state.rocks import Rocks
 from verification.report import Report, options
+
+from railgun.engine.state.rocks import Rocks
 
 CACHE = 64 << 20
 BATCH = 1_000

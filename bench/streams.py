@@ -37,13 +37,13 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from verification.report import Report
 
 from bench import _servers
 from bench._peers import Peer, PeerError, last_line
 from bench._sections import measure
 from bench._servers import Server
 from bench._streamer import LANES, TOGETHER
-from verification.report import Report
 
 OURS, NATS, REDIS = "Railgun", "NATS", "Redis"
 TIMES_NATS, TIMES_REDIS = 10.0, 4.0

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
+from verification.report import Report, options
 
 from bench._ours import ours
 from bench._peers import PEERS, PeerError
 from bench._workload import Rate
 from bench.limit import SIZES, limit
-from verification.report import Report, options
 
 ROUNDS = 3
 SECONDS = 8.0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from railgun.hashing import key_hash
+from verification.rescale.rows import Item, Rows
+
 from railgun.engine.protocol.placement import Placement
 from railgun.engine.protocol.rescale import Distributor
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.order import Order
-from verification.rescale.rows import Item, Rows
+from railgun.hashing import key_hash
 
 ADA = key_hash("ada")
 BEFORE = Placement.of([0])

@@ -29,17 +29,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from railgun.connectors import Files, Generate
 from railgun.engine.controller.controller import Settings
 from railgun.engine.controller.launcher import Launcher
 from railgun.engine.controller.storekeeper import Snapshots
+from railgun.engine.operators.stateful import FORGET, Context, Stateful
+from railgun.engine.snapshots.store import SnapshotStore
 from railgun.errors import RailgunError
 from railgun.flows.flow import Flow
-from railgun.engine.operators.stateful import FORGET, Context, Stateful
 from railgun.job import Job, run
-from railgun.engine.snapshots.store import SnapshotStore
-from verification.report import Report
+from railgun.sinks.files import Files
+from railgun.sources.generate import Generate
 from railgun.testing.local_workers import SubprocessLauncher
+from verification.report import Report
 
 NAME: Final = "chaos"
 KEYS: Final = 500
@@ -229,7 +230,7 @@ class _Driver:
         self.state, self.cause, self._said = "starting", "", ""
         self.pids: list[int] = []
         self.heard: list[tuple[float, str, str]] = []  # when, kind, text
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this is there
+        self.errors = tempfile.TemporaryFile()  # as long as this is there  # noqa: SIM115  # as long as this is there
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
             stdin=subprocess.PIPE,

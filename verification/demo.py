@@ -24,16 +24,17 @@ from rich.text import Text
 
 from railgun.cli import view
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.sinks.streams import Streams, StreamSink
 from railgun.errors import RailgunError
 from railgun.flows.flow import Flow
 from railgun.job import Snapshots, run
+from railgun.sinks.streams import StreamSink
+from railgun.sources.streams import Streams
 from railgun.spark.session import session
-from verification.numbered_load import Load, numbered_flow
-from verification.rescale_picture import draw
-from verification.report import Report, options
-from verification.rescale_run import RescaleRun, Result
 from railgun.testing.node import served
+from verification.numbered_load import Load, numbered_flow
+from verification.report import Report, options
+from verification.rescale_picture import draw
+from verification.rescale_run import RescaleRun, Result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from railgun.engine.protocol.placement import Placement
 from railgun.broker.protocol.raft.state import State
+from railgun.engine.protocol.placement import Placement
 from railgun.engine.protocol.rescale.arrivals import Arrivals
 from railgun.engine.protocol.rescale.chunks import Chunks
 from railgun.engine.protocol.rescale.machine import Machine

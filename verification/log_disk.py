@@ -31,7 +31,7 @@ from typing import Final, Literal
 
 from railgun.broker.log.disk import File, check_path
 from railgun.storage.lock import Lock
-from verification.snapshots.disks import Names, SimulatedLock, crashing_at, flipped
+from railgun.testing.disks import Names, SimulatedLock, crashing_at, flipped
 from railgun.transport.records import Bytes
 
 Step = Literal[

@@ -37,31 +37,46 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from railgun.engine.protocol.rescale.coordinator import Coordinator
 from railgun.engine.protocol.rescale.distributor import Distributor
-from verification.snapshots import (
-    crashes,
-    mutants as saving_mutants,
-    driver_mutants as snapshot_mutants,
-)
 from verification.groups import mutants as delivery_mutants
-from verification.ingest import exploration as feeding, mutants as feeding_mutants
+from verification.ingest import exploration as feeding
+from verification.ingest import mutants as feeding_mutants
 from verification.producers import (
     model as producer_model,
+)
+from verification.producers import (
     mutants as producer_mutants,
+)
+from verification.producers import (
     query_model,
     query_mutants,
 )
-from verification.raft import model as raft_model, mutants as raft_mutants, world as raft_world
+from verification.raft import model as raft_model
+from verification.raft import mutants as raft_mutants
+from verification.raft import world as raft_world
 from verification.replication import (
     model as replication_model,
+)
+from verification.replication import (
     mutants as replication_mutants,
+)
+from verification.replication import (
     world as replication_world,
 )
-from verification.rescale.mutants import MUTANTS
 from verification.report import Report, options
+from verification.rescale.mutants import MUTANTS
 from verification.rescale.scenarios import Scenario, configurations, every_script
 from verification.rescale.seed_rules import HOLES, seed_explorer, story_of
 from verification.rescale.simulator import Plan, shrink, simulate
 from verification.rescale.story import story
+from verification.snapshots import (
+    crashes,
+)
+from verification.snapshots import (
+    driver_mutants as snapshot_mutants,
+)
+from verification.snapshots import (
+    mutants as saving_mutants,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from railgun.engine.protocol.placement import Placement
 from railgun.errors import RailgunError
 from railgun.hashing import hash_ints
-from railgun.engine.protocol.placement import Placement
 from verification.numbered_load import PARTS, Load, Rows, Verdict, judge, read_logs
-from verification.rescale_picture import Rescale, Story
 from verification.report import Report
+from verification.rescale_picture import Rescale, Story
 
 EVERY: Final = 0.25
 STAGE: Final = "by key"

@@ -3,34 +3,31 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from railgun.connectors import (
-    Collect,
-    ConnectorError,
-    ConnectorMessage,
-    Connectors,
-    Directory,
-    Files,
-    Generate,
-    Items,
-    Parquet,
-    Print,
-)  # fmt: skip
-from railgun.errors import RailgunError
-from railgun.flows.errors import FlowError, StepError
-from railgun.flows.flow import Flow, KeyedStream, Stream
 from railgun.engine.operators.operator import DeadLetter
 from railgun.engine.operators.stateful import FORGET, Context, Stateful
+from railgun.engine.state.disk import OnDisk
+from railgun.errors import RailgunError
+from railgun.flows.errors import ConnectorError, FlowError, StepError
+from railgun.flows.flow import Flow, KeyedStream, Stream
 from railgun.flows.sink import Place, Sink, TwoPhaseSink, TwoPhaseWriter, Writer
 from railgun.flows.source import Reader, Source
-from railgun.engine.state.disk import OnDisk
+from railgun.sinks.collect import Collect
+from railgun.sinks.files import Files
+from railgun.sinks.parquet import Parquet
+from railgun.sinks.printing import Print
+from railgun.sources.connectors import ConnectorMessage, Connectors
+from railgun.sources.directory import Directory
+from railgun.sources.generate import Generate
+from railgun.sources.items import Items
 
 if TYPE_CHECKING:
-    from railgun.engine.batch.errors import BatchError
     from railgun.client.client import connect
     from railgun.client.sync import connect_sync
-    from railgun.sinks.external import Outside
-    from railgun.sinks.streams import StreamMessage, Streams, StreamSink
+    from railgun.engine.batch.errors import BatchError
     from railgun.job import Event, FlowFailedError, Job, Settings, Snapshots, run
+    from railgun.sinks.external import Outside
+    from railgun.sinks.streams import StreamSink
+    from railgun.sources.streams import StreamMessage, Streams
     from railgun.spark.batch import BatchResult, run_batch
     from railgun.spark.initial import State
     from railgun.spark.inputs import DONE, Input

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import re
+from enum import IntEnum
 from typing import ClassVar, Final
 
 _NUMBER: Final = re.compile(r"\[Errno -?\d+\] ?")
 
 
+class ExitCode(IntEnum):
+    """Exit codes of the command line (`railgun --help` explains each)."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NO_JOB = 3
+    NO_FLOW = 4
+    FINISHED = 5
+    SNAPSHOTS = 6
+    NO_NODE = 7
+    REFUSED = 8
+    INTERRUPTED = 130
+
+
 class RailgunError(Exception):
-    """Every error Railgun raises on purpose is one of these."""
+    """Base class of all errors that Railgun raises on purpose."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    """How a command ends that fails with this error."""
+    kind: str = ""
+    """A name of the error for programs that read the output of commands; if empty, derived from the class's name."""
 
 
 class KeyTypeError(RailgunError, TypeError):

@@ -1,7 +1,8 @@
 """run: start a flow on workers; Job: what can be done with it then.
 
 >>> from railgun import Flow, run
->>> from railgun.connectors import Collect, Items
+>>> from railgun.sinks.collect import Collect
+>>> from railgun.sources.items import Items
 >>> from railgun.testing.local_workers import SubprocessLauncher
 >>> flow = Flow("totals")
 >>> numbers = flow.source(Items(range(10)), name="numbers")
@@ -30,7 +31,6 @@ from contextlib import ExitStack
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from railgun.transport.registry import Entry, Registry
 from railgun.engine.controller.controller import (
     Controller,
     Event,
@@ -39,13 +39,14 @@ from railgun.engine.controller.controller import (
     Settings,
     check_workers,
 )
-from railgun.engine.controller.state_queries import NoAnswerError, NoKeyError, NoStepError, state_of
 from railgun.engine.controller.launcher import Launcher
+from railgun.engine.controller.state_queries import NoAnswerError, NoKeyError, NoStepError, state_of
 from railgun.engine.controller.storekeeper import FinishedError, Snapshots, Storekeeper
-from railgun.errors import RailgunError
+from railgun.errors import ExitCode, RailgunError
 from railgun.flows.errors import FlowError
 from railgun.flows.flow import Flow
 from railgun.flows.shipping import ship
+from railgun.transport.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from railgun.engine.controller.http import Api
@@ -63,6 +64,9 @@ SHORTEST_TOKEN = 16
 
 class JobError(RailgunError):
     """A job that cannot be started like that."""
+
+    exit_code = ExitCode.USAGE
+    kind = "usage"
 
 
 class NotSavedError(RailgunError):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-
 from verification.report import Report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from railgun.client.client import Client, connect
+from verification.ports import free_ports
+
 from railgun.broker.cluster.config import ClusterConfig
 from railgun.broker.cluster.member import Member
 from railgun.broker.cluster.replicated import Replicated
 from railgun.broker.log.disk import Disk
 from railgun.broker.server.server import Server, ServerConfig
-from verification.ports import free_ports
+from railgun.client.client import Client, connect
 
 DEADLINE = 40.0
 SECRET = bytes(range(32))

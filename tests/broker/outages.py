@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.clustered import retried
+from verification.ports import free_ports
 
 from railgun.client.client import Client, connect
 from railgun.client.sync import SyncClient, connect_sync
-from verification.ports import free_ports
 
 DEADLINE = 90.0
 FIRST = 21

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.clustered import DEADLINE, Clustered
-
-from railgun.client.client import Client
-from railgun.broker.log.disk import NodeDisk
 from verification.faults.shim import Control, ShimDisk
+
+from railgun.broker.log.disk import NodeDisk
+from railgun.client.client import Client
 
 
 async def health(http_port: int | None) -> tuple[int, dict[str, Any]]:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verification.stream_server import StreamServer
 
-from railgun.client.client import Client, connect
-from railgun.client.errors import StreamsError
-from railgun.client.message import Message
-from railgun.client.subscription import Subscription
 from railgun.broker.clock import time_of_day
 from railgun.broker.log.disk import Disk
 from railgun.broker.server.server import Server, ServerConfig
 from railgun.broker.settings import SECOND
-from verification.stream_server import StreamServer
+from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
+from railgun.client.message import Message
+from railgun.client.subscription import Subscription
 from railgun.transport.commands import VERSION, Frame, FrameReader
 from railgun.transport.connection import Connection
 

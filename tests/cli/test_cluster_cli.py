@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 from tests.broker.clustered import DEADLINE, Clustered, clustered
+from verification.ports import free_ports
 
 from railgun.cli import cluster_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE
 from railgun.cli.main import main
 from railgun.client.client import connect
 from railgun.client.errors import DuplicateIdError
-from verification.ports import free_ports
 
 RAILGUN = [sys.executable, "-m", "railgun"]
 

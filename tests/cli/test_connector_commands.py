@@ -18,8 +18,8 @@ from tests.ingest.ready_connectors import DEADLINE, RAILGUN, Fed, eventually, fe
 from tests.ingest.test_webhooks import call, listening
 
 from railgun.cli.connector import command_error
-from railgun.transport.registry import Registry
 from railgun.ingest.errors import RefusedError
+from railgun.transport.registry import Registry
 
 SECRET = "ab" * 16
 

@@ -17,9 +17,9 @@ from tests.sinkserver.sinks import DEADLINE, Shelf, new, place
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE
 from railgun.cli.main import main
-from railgun.sinkserver.participant import Participant
-from railgun.sinks.external import Outside
 from railgun.flows.sink import TwoPhaseWriter
+from railgun.sinks.external import Outside
+from railgun.sinkserver.participant import Participant
 from railgun.storage.lock import FileLock
 from railgun.transport.packed_records import pack
 

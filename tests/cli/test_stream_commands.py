@@ -18,12 +18,12 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from verification.ports import free_port
 
 import railgun
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.main import main
 from railgun.cli.serve import read_config
-from verification.ports import free_port
 
 RAILGUN = [sys.executable, "-m", "railgun"]
 RUNNING: list[subprocess.Popen[str]] = []  # of the test that runs
@@ -717,4 +717,7 @@ def test_the_command_line_loads_neither_node_nor_client() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "railgun.cli.arguments" in loaded
-    assert not {"asyncio", "google.protobuf", "railgun.broker.server", "railgun.client.client"} & loaded
+    assert (
+        not {"asyncio", "google.protobuf", "railgun.broker.server", "railgun.client.client"}
+        & loaded
+    )

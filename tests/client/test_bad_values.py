@@ -18,12 +18,12 @@ import pytest
 from tests.broker.running import DEADLINE, Raw, node, refused, run, take, until
 from tests.broker.server.test_http import code, serving
 
+from railgun.broker.streams.admin import CALLS
 from railgun.cli.errors import DONE
 from railgun.cli.main import main as command
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.sync import connect_sync
-from railgun.broker.streams.admin import CALLS
 from railgun.testing.node import served
 from railgun.transport.commands import encode
 from railgun.transport.proto import streams_pb2 as p

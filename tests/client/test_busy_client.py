@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.broker.running import DEADLINE, Proxy, node, run, stored, until
 
-import railgun.client.client as client_module
 import railgun.broker.server.session as session_module
+import railgun.client.client as client_module
 from railgun.client.client import connect
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.testing.node import served

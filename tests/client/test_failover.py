@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.running import DEADLINE, Running, refused, run, stored, take, until
 from tests.broker.cluster.several import SECRET, several
+from tests.broker.running import DEADLINE, Running, refused, run, stored, take, until
+from verification.ports import free_port
 
 import railgun.client.client as client_module
 from railgun.client.address import Address
@@ -16,7 +17,6 @@ from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoNodeError, StreamsError
 from railgun.client.nodes import Nodes, Pauses
 from railgun.client.sync import connect_sync
-from verification.ports import free_port
 from railgun.transport.commands import FrameReader, encode
 from railgun.transport.connection import Connection
 from railgun.transport.listener import Listener

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.broker.outages import Processes, processes
 from tests.engine.controller import flows, tallies
 from tests.engine.controller.tallies import committed, expected, line_of, saved, tally
-from tests.broker.outages import Processes, processes
 
 import railgun
 from railgun import Flow, Generate, Streams, StreamSink
@@ -43,7 +43,9 @@ def _errors() -> Iterator[type[RailgunError]]:
     while waiting:
         found = waiting.pop()
         waiting += found.__subclasses__()
-        if found.__module__.startswith(("railgun.engine.protocol.", "railgun.broker.server.", "railgun.client.")):
+        if found.__module__.startswith(
+            ("railgun.engine.protocol.", "railgun.broker.server.", "railgun.client.")
+        ):
             yield found
 
 
@@ -58,8 +60,8 @@ def test_each_code_of_a_node_says_whether_it_may_pass() -> None:
 )
 def test_outages_may_pass_for_clients_and_the_ends_of_flows(code: str) -> None:
     from railgun import ConnectorError
-    from railgun.sinks.streams import _named
     from railgun.flows import errors
+    from railgun.sources.streams import named as _named
 
     assert may_pass(code)
     with pytest.raises(ConnectorError) as told, _named("Streams('orders')"):

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.broker.cluster.several import several
 from tests.broker.clustered import DEADLINE, Clustered, clustered
 from tests.broker.running import refused, run, take
-from tests.broker.cluster.several import several
 from tests.sinks.test_streams import offset, read_some
 
 from railgun import ConnectorError, Streams
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.sinks import streams
 from railgun.flows.errors import may_pass
+from railgun.sources import streams
 from railgun.testing.node import Served, served
 
 # ---------------------------------------------------------------- a copy that lags

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from verification.diagrams import renew
 
 import railgun
-from verification.diagrams import renew
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]

@@ -11,11 +11,11 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from railgun.broker.protocol.metadata.alarms import TODO
+from railgun.broker.protocol.metadata.options import OPTIONS
 from railgun.cli.errors import DONE
 from railgun.cli.main import main as command
 from railgun.client.sync import connect_sync
-from railgun.broker.protocol.metadata.alarms import TODO
-from railgun.broker.protocol.metadata.options import OPTIONS
 from railgun.testing.node import served
 
 ROOT = Path(__file__).parents[2]

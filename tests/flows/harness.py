@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from railgun import Collect, DeadLetter, Flow, Items, Place, Stateful, Stream
-from railgun.engine.protocol.frontier import MAX
 from railgun.engine.operators.keyed import Keyed
+from railgun.engine.protocol.frontier import MAX
 from railgun.flows.plan import Operators, build
 from railgun.transport.rows import RowBatch
 

@@ -11,9 +11,9 @@ import pytest
 
 import railgun
 from railgun import Collect, Flow, Items, Reader, Source, StepError
-from railgun.flows.errors import InterruptedCallError
-from railgun.engine.operators.functions import check_time
 from railgun.engine.operators.describe import tell
+from railgun.engine.operators.functions import check_time
+from railgun.flows.errors import InterruptedCallError
 from railgun.testing.flow_tester import FlowTester
 
 RAILGUN = str(Path(railgun.__file__).parent)

@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from railgun.ingest import Connector
 from railgun.transport.commands import FrameReader, encode
 from railgun.transport.connection import Connection
-from railgun.transport.listener import Listener
 from railgun.transport.ingest_batch import unpack
+from railgun.transport.listener import Listener
 from railgun.transport.proto import connectors_pb2 as c
 
 SECRET = bytes(32)

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from railgun import Flow, Job, run
-from railgun.ingest import Connector
-from railgun.connectors import ConnectorMessage, Connectors, Files
-from railgun.engine.controller.storekeeper import Snapshots
-from railgun.testing.local_workers import SubprocessLauncher
 from verification.stream_validator import check_streams
+
+from railgun import Flow, Job, run
+from railgun.engine.controller.storekeeper import Snapshots
+from railgun.ingest import Connector
+from railgun.sinks.files import Files
+from railgun.sources.connectors import ConnectorMessage, Connectors
+from railgun.testing.local_workers import SubprocessLauncher
 
 SECRET = bytes(range(32))
 

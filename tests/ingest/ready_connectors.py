@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from railgun import Flow
-from railgun.connectors import Files
-from railgun.sources.connectors import ConnectorMessage, Connectors
 from railgun.engine.controller.storekeeper import Snapshots
 from railgun.job import Job, run
+from railgun.sinks.files import Files
+from railgun.sources.connectors import ConnectorMessage, Connectors
 from railgun.testing.local_workers import SubprocessLauncher
 
 DEADLINE = 90.0

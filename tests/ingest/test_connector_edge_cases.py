@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.ingest.acting_worker import acted, client, until, worker
 
-from railgun.ingest import Connector, FeedError, RefusedError, RewindError
 from railgun.engine.protocol.ingest.sender import Phase
+from railgun.ingest import Connector, FeedError, RefusedError, RewindError
 
 
 def numbers(begin: int, end: int) -> list[tuple[int, bytes]]:

@@ -248,8 +248,9 @@ def test_a_payload_that_cannot_be_decoded_is_refused_and_what_came_before_counts
     tmp_path: Path,
 ) -> None:
     from railgun import Flow, run
-    from railgun.connectors import Collect, Connectors
     from railgun.engine.controller.storekeeper import Snapshots
+    from railgun.sinks.collect import Collect
+    from railgun.sources.connectors import Connectors
     from railgun.testing.local_workers import SubprocessLauncher
 
     flow = Flow("strict")

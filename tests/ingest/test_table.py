@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.services import postgres
 from tests.ingest.ready_connectors import Fed, eventually, fed, running, stop
+from tests.services import postgres
 
 from railgun.ingest.ready.table import Database, TableError, as_json, as_time, open_database
 

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from railgun.engine.protocol.ingest.messages import LAST_ID
 from railgun.ingest.errors import FeedError, RefusedError, RewindError
 from railgun.ingest.ready import webhooks
 from railgun.ingest.ready.webhooks import HIGHEST, Webhooks
-from railgun.engine.protocol.ingest.messages import LAST_ID
 
 DEADLINE = 20.0
 

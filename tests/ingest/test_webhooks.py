@@ -166,9 +166,9 @@ async def _listen_everywhere(flow: Fed) -> None:
 
 def test_a_refused_message_is_422_and_the_stream_goes_on(tmp_path: Path) -> None:
     from railgun import Collect, Flow
-    from railgun.sources.connectors import Connectors
     from railgun.engine.controller.storekeeper import Snapshots
     from railgun.job import run
+    from railgun.sources.connectors import Connectors
     from railgun.testing.local_workers import SubprocessLauncher
 
     flow = Flow("numbers")

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from verification.ports import free_port
 
 DEADLINE = 60.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from railgun.sinks import files, parquet, staging
 from railgun.errors import ProcessEnd
+from railgun.sinks import files, parquet, staging
 
 CALLS = ("open", "fdopen", "write", "mkdir", "fsync", "rename", "unlink", "rmdir", "link")
 

@@ -15,14 +15,13 @@ import pytest
 from google.protobuf.message import Message
 from tests.sinkserver.sinks import Served, Shelf, eventually, outside, place, served
 
+from railgun.flows.errors import ConnectorError, LostOutputError, may_pass
+from railgun.flows.sink import TwoPhaseWriter
+from railgun.sinks.external import LONGEST, PIECE, Outside
 from railgun.sinkserver import server as sink_server
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.targets import BadRecordError
-from railgun.sources.errors import ConnectorError, LostOutputError
-from railgun.sinks.external import LONGEST, PIECE, Outside
-from railgun.flows.errors import may_pass
-from railgun.flows.sink import TwoPhaseWriter
 from railgun.transport.commands import Frame
 from railgun.transport.proto import sinks_pb2 as s
 

@@ -36,12 +36,11 @@ from railgun import (
     TwoPhaseWriter,
     Writer,
 )  # fmt: skip
-from railgun.connectors import LostOutputError
-from railgun.sinks.staging import StagedFile, StagedSink
-from railgun.flows.errors import SinkError
 from railgun.engine.operators.operator import Setting
 from railgun.engine.operators.writing import Writing
+from railgun.flows.errors import LostOutputError, SinkError
 from railgun.flows.plan import build
+from railgun.sinks.staging import StagedFile, StagedSink
 from railgun.transport.rows import RowBatch
 
 

@@ -20,9 +20,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.broker.outages import Processes, processes
 from tests.engine.controller import flows, tallies
 from tests.engine.controller.tallies import expected, kill, saved, tally
-from tests.broker.outages import Processes, processes
 
 from railgun import Flow, Generate, StreamSink
 from railgun.client.errors import StreamsError

@@ -16,8 +16,10 @@ import pytest
 
 from railgun import ConnectorError, Place, Streams, StreamSink
 from railgun.client.sync import SyncClient, connect_sync
-from railgun.sinks import old_staged_streams as older, streams
 from railgun.flows.errors import may_pass
+from railgun.sinks import old_staged_streams as older
+from railgun.sinks import streams as stream_sink
+from railgun.sources import streams as stream_source
 from railgun.testing.node import DEADLINE, Served, served
 
 
@@ -82,12 +84,12 @@ def test_a_stream_is_read_whole_by_readers_that_move(node: Served, client: SyncC
 def test_a_reader_follows_and_is_stopped_by_its_own_slowness(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "AHEAD", 2000)
-    monkeypatch.setattr(streams, "PREFETCH", 1000)
+    monkeypatch.setattr(stream_source, "AHEAD", 2000)
+    monkeypatch.setattr(stream_source, "PREFETCH", 1000)
     client.ensure("orders")
     client.publish_many("orders", [str(n) for n in range(20_000)])
     reader = Streams("orders", data=node.data).open("orders", None)
-    assert isinstance(reader, streams._Reader)
+    assert isinstance(reader, stream_source._Reader)
     found = list(read_some(reader))
     deadline = time.monotonic() + 0.2
     while time.monotonic() < deadline:
@@ -249,7 +251,7 @@ def test_at_least_once_publishes_as_items_come(node: Served, client: SyncClient)
 def test_what_is_staged_is_seen_when_it_is_committed_and_once(
     node: Served, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PIECE", 1000)
+    monkeypatch.setattr(stream_sink, "PIECE", 1000)
     sink = StreamSink("totals", format="text", data=node.data)
     first, second = sink.open(place()), sink.open(place(worker=1))
     assert first.prepare(1) is None  # type: ignore[attr-defined]

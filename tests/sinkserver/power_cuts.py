@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verification.log_disk import LogDisk
 
 from railgun.broker.log.disk import File
-from verification.snapshots.disks import Crash, crashing_at
-from verification.log_disk import LogDisk
+from railgun.testing.disks import Crash, crashing_at
 
 
 class Power:

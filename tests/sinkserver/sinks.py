@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from railgun.flows.sink import Place
+from railgun.sinks.external import Outside
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.targets import Records, Target
-from railgun.sinks.external import Outside
-from railgun.flows.sink import Place
 
 DEADLINE = 60.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from railgun.ingest.errors import SinkError
+from railgun.sinks.staging import sync_directory
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.staged import Given
 from railgun.sinkserver.targets import TargetError
-from railgun.sinks.staging import sync_directory
 
 
 class Disk:

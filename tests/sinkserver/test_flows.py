@@ -12,8 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.sinkserver import sinks
-from tests.sinkserver.sinks import Process, eventually
 from tests.engine.controller import flows, tallies
 from tests.engine.controller.tallies import (
     committed,
@@ -24,6 +22,8 @@ from tests.engine.controller.tallies import (
     saved,
     tally,
 )
+from tests.sinkserver import sinks
+from tests.sinkserver.sinks import Process, eventually
 
 from railgun import Flow, FlowFailedError, Generate, Outside, Settings
 from railgun.job import Job

@@ -14,7 +14,7 @@ from railgun.ingest.errors import SinkError
 from railgun.sinkserver import ledger, participant
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.participant import Participant
-from verification.snapshots.disks import Crash
+from railgun.testing.disks import Crash
 from railgun.transport.packed_records import pack
 
 FLOWS = ("one", "two")

@@ -1,7 +1,7 @@
 """Random histories of a flow and its sink: workers join and leave, snapshots fail, publishing is slow, all crash.
 
-The flow here keeps the duties of `flows/sink.py` and numbers snapshots as `engine/worker/saver.py` does. Whatever happens, what
-comes out is what went in, once, and snapshot after snapshot.
+The flow here keeps the duties of `flows/sink.py` and numbers snapshots as `engine/worker/saver.py` does. Whatever
+happens, what comes out is what went in, once, and snapshot after snapshot.
 """
 
 from __future__ import annotations

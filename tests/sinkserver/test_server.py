@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from tests.sinkserver.sinks import Served, Shelf, eventually, new, outside, place, served
 
+from railgun.errors import RailgunError
+from railgun.flows.sink import TwoPhaseWriter
 from railgun.ingest.errors import SinkError
+from railgun.sinks.external import Outside, _Link
 from railgun.sinkserver import server as sink_server
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.targets import TargetError
-from railgun.sinks.external import Outside, _Link
-from railgun.errors import RailgunError
-from railgun.flows.sink import TwoPhaseWriter
 from railgun.transport import connection as connection_module
 from railgun.transport.commands import KINDS, LARGEST, encode
 from railgun.transport.hello import HelloError

@@ -15,12 +15,12 @@ import pytest
 from tests.sinkserver.sinks import new, outside, place, served
 from tests.sinkserver.tables import Database, rows
 
+from railgun.flows.errors import ConnectorError
+from railgun.flows.sink import TwoPhaseWriter
 from railgun.ingest.errors import SinkError
 from railgun.sinkserver.databases import APPLIED
 from railgun.sinkserver.table_target import TableTarget
 from railgun.sinkserver.targets import BadRecordError, TargetError
-from railgun.sources.errors import ConnectorError
-from railgun.flows.sink import TwoPhaseWriter
 
 
 @pytest.fixture

@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from tests.engine.controller import flows, tallies
+from tests.engine.controller.tallies import committed, kill, record, recovered, tally
 from tests.sinkserver import sinks
 from tests.sinkserver.sinks import Process, Served, Shelf, eventually, new, outside, place, served
 from tests.sinkserver.tables import Database
-from tests.engine.controller import flows, tallies
-from tests.engine.controller.tallies import committed, kill, record, recovered, tally
 
 from railgun import Flow, Generate, Outside, Settings
+from railgun.flows.errors import ConnectorError
+from railgun.flows.sink import Place, Token
+from railgun.job import Snapshots
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.journal import Journal
 from railgun.sinkserver.participant import GAP
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.staged import Log
 from railgun.sinkserver.table_target import TableTarget
-from railgun.sources.errors import ConnectorError
-from railgun.flows.sink import Place, Token
-from railgun.job import Snapshots
 from railgun.storage.formats import Format
 from railgun.transport.commands import Frame
 from railgun.transport.packed_records import pack

@@ -31,8 +31,8 @@ from railgun import (
     Print,
     Source,
 )  # fmt: skip
-from railgun.sources import directory
 from railgun.engine.operators.reading import Reading
+from railgun.sources import directory
 from railgun.transport.rows import RowBatch
 
 

@@ -35,12 +35,12 @@ from railgun import (
     State,
     Stateful,
 )  # fmt: skip
+from railgun.engine.worker.liveness import HungCallError
 from railgun.flows.flow import Stream
 from railgun.flows.plan import DEAD
 from railgun.spark import lateness
 from railgun.spark.session import SparkSession
 from railgun.testing.local_workers import SubprocessLauncher
-from railgun.engine.worker.liveness import HungCallError
 
 pytestmark = pytest.mark.spark
 HERE = [

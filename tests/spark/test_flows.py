@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from tests.spark.workers import eventually, is_alive
+from verification.numbered_load import Load, numbered_flow
+from verification.rescale_run import RescaleRun
 
 from railgun import Collect, Flow, Items, run
 from railgun.engine.controller.controller import FlowFailedError
 from railgun.spark.session import SparkSession
-from verification.numbered_load import Load, numbered_flow
-from verification.rescale_run import RescaleRun
 
 pytestmark = pytest.mark.spark
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.spark.workers import eventually, is_alive
+from verification.spark_cluster import Standalone, standalone
 
 import railgun
 from railgun.cli.loading import Loaded, load
@@ -25,9 +26,8 @@ from railgun.cli.main import main
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.spark.archive import archive_options
 from railgun.spark.session import QUICK, SparkSession, find_java
-from railgun.testing.node import Served, served
-from verification.spark_cluster import Standalone, standalone
 from railgun.testing.local_workers import SubprocessLauncher
+from railgun.testing.node import Served, served
 
 pytestmark = pytest.mark.spark
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.spark.workers import eventually, is_alive
+from verification.chaos import Storm, calm, flow, lines
 
 from railgun import run
 from railgun.job import Job, Snapshots
 from railgun.spark.session import SparkSession
-from verification.chaos import Storm, calm, flow, lines
 
 pytestmark = pytest.mark.spark
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from verification.rescale.simulator import simulate
 
 from railgun.spark.archive import archive_options, archive_path
 from railgun.spark.conf import RefusedConfigurationError, TooFewSlotsError
@@ -23,7 +24,6 @@ from railgun.spark.session import (
     opened,
     session,
 )
-from verification.rescale.simulator import simulate
 
 SEEDS = (1, 2, 3, 5, 8)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railgun.hashing import hash_keys
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import TableWriter
+from railgun.hashing import hash_keys
 from railgun.spark.session import SparkSession
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 from tests.spark.workers import Desk, Endings, eventually, is_alive, waits
+from verification.chaos import Storm, calm, flow, lines
+from verification.numbered_load import Load, numbered_flow
+from verification.rescale_run import RescaleRun
+from verification.spark_cluster import DYNAMIC, Standalone, standalone
 
 from railgun import run as start
 from railgun.job import Job, Snapshots
 from railgun.spark.launcher import SparkLauncher
 from railgun.spark.session import session
-from verification.chaos import Storm, calm, flow, lines
-from verification.numbered_load import Load, numbered_flow
-from verification.rescale_run import RescaleRun
-from verification.spark_cluster import DYNAMIC, Standalone, standalone
 
 pytestmark = pytest.mark.spark
 

@@ -18,12 +18,11 @@ from pyspark.sql import types as t
 
 from railgun import FORGET, Collect, Flow, Items, state_changes, state_table
 from railgun.engine.controller.snapshot_directory import NoSnapshotsError
-from railgun.hashing import hash_keys
-from railgun.storage.object_store import ArrowDisk, LocalDisk
-from railgun.engine.snapshots.errors import DamagedError, MissingError
+from railgun.engine.snapshots.errors import DamagedError
 from railgun.engine.snapshots.manifest import Manifest, Part, StepInfo
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import TableWriter
+from railgun.hashing import hash_keys
 from railgun.spark import saved_changes, saved_rows
 from railgun.spark import state_table as tables
 from railgun.spark.kinds import MisfitError
@@ -32,6 +31,8 @@ from railgun.spark.saved_rows import Saved, Whole
 from railgun.spark.session import SparkSession
 from railgun.spark.state_table import StateTableError, Table
 from railgun.spark.states import Opening
+from railgun.storage.errors import MissingError
+from railgun.storage.object_store import ArrowDisk, LocalDisk
 from railgun.testing.flow_tester import FlowTester
 
 pytestmark = pytest.mark.spark

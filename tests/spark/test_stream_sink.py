@@ -29,15 +29,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from railgun.client.errors import StreamsError
-from railgun.client.sync import SyncClient, connect_sync
-from railgun.sinks.old_staged_streams import delete_stream
-from railgun.sinks.retrying_client import Patient
-from railgun.broker.protocol.producers import registry as rules
-from railgun.broker.streams import persistent
 from railgun.broker.clock import steady_us, time_of_day
 from railgun.broker.errors import NoMasterError
+from railgun.broker.protocol.producers import registry as rules
+from railgun.broker.streams import persistent
 from railgun.broker.streams.producing import Producing
+from railgun.client.errors import StreamsError
+from railgun.client.retrying import Patient
+from railgun.client.sync import SyncClient, connect_sync
+from railgun.sinks.old_staged_streams import delete_stream
 from railgun.spark.session import SparkSession
 from railgun.spark.streams import older as upgrade
 from railgun.spark.streams.commit import Target

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from railgun.spark.task import Entry
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.spark.task import Entry
 
 T = TypeVar("T")
 WITHIN = 120.0

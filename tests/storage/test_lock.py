@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk
-from railgun.engine.snapshots.errors import LockedError
+from railgun.storage.errors import LockedError
 from railgun.storage.lock import Owner
+from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk
 from railgun.storage.processes import FIRST_NAMESPACE
 
 HOLD = """

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk, open_disk
-from railgun.engine.snapshots.errors import (
+from railgun.engine.snapshots.errors import SnapshotError
+from railgun.storage.errors import (
     DiskError,
     FullDiskError,
     LockedError,
     MissingError,
     ReadOnlyError,
-    SnapshotError,
 )
-from verification.snapshots.disks import SimulatedDisk
+from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk, open_disk
+from railgun.testing.disks import SimulatedDisk
 
 MAKERS: dict[str, Callable[[Path], Disk]] = {
     "local": LocalDisk,

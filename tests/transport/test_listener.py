@@ -14,16 +14,16 @@ import pytest
 from aiohttp import web
 from tests.engine.worker.listener_callers import Behind
 from tests.sinkserver.sinks import Shelf
-
-from railgun import Collect, Flow, Items
-from railgun.sinkserver.server import SinkServer
-from railgun.engine.controller.controller import Controller
-from railgun.flows.plan import compile_flow
-from railgun.broker.cluster.links import Identity, Links
-from railgun.broker.server.server import Server, ServerConfig
 from verification.faults.proxy import Links as ProxyLinks
 from verification.faults.proxy import Proxy
 from verification.stream_server import StreamServer
+
+from railgun import Collect, Flow, Items
+from railgun.broker.cluster.links import Identity, Links
+from railgun.broker.server.server import Server, ServerConfig
+from railgun.engine.controller.controller import Controller
+from railgun.flows.plan import compile_flow
+from railgun.sinkserver.server import SinkServer
 from railgun.transport.connection import Connection, Gate
 from railgun.transport.http import HttpPort
 from railgun.transport.listener import Listener

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.engine.controller.flows import counting, running, started
 
-from railgun.transport.registry import Entry, JobRunsError, Registry, RegistryError
 from railgun.storage.processes import birth_of
+from railgun.transport.registry import Entry, JobRunsError, Registry, RegistryError
 
 
 @pytest.fixture

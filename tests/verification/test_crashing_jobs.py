@@ -9,10 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
+from verification.rewriting import StaleMutantError, rewritten
 from verification.snapshots import driver_mutants as snapshot_mutants
 from verification.snapshots.crashes import Job, simulate
-from verification.rewriting import StaleMutantError, rewritten
 from verification.snapshots.mutants import MUTANTS
 
 KEPT = [

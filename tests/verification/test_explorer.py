@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from verification.explorer import Explorer
+from verification.prove import DEFAULT, EXHAUSTIVE, QUICK, families
 from verification.rescale.model import Violation
 from verification.rescale.mutants import MUTANTS, NoHoldAtNewOwner
-from verification.prove import DEFAULT, EXHAUSTIVE, QUICK, families
 from verification.rescale.scenarios import Scenario, configurations
 from verification.rescale.seed_rules import HOLES, story_of
 from verification.rescale.story import story

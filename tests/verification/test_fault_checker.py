@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from verification.faults.__main__ import main
 from verification.faults.anomalies import ALLOWED, MEANINGS, MOST, Kind
 from verification.faults.checker import check, is_sound

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.running import run
-
 from verification.faults.history import Blown, Fault, History
 from verification.faults.nemesis import (
     ALONE,

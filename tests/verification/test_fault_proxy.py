@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.broker.running import node, run, until
-
-from railgun.client.client import connect
 from verification.faults.proxy import Links, Proxy
 from verification.stream_server import StreamServer
+
+from railgun.client.client import connect
 
 A, B = "127.0.0.11", "127.0.0.12"
 

@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 from tests.broker.running import node, run, stored
+from verification.faults import damage
+from verification.faults.shim import LOOK, Control, JumpingClock, Orders, ShimDisk
 
 from railgun.broker.clock import time_of_day
 from railgun.broker.log.disk import NodeDisk
 from railgun.broker.settings import SECOND
-from verification.faults import damage
-from verification.faults.shim import LOOK, Control, JumpingClock, Orders, ShimDisk
 
 
 def content(root: Path, path: str) -> bytes:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from verification.faults import run as fault_run
 from verification.faults.history import Blown, CutOff, History, Publish
 from verification.faults.nemesis import Blow

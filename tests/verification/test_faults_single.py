@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.broker.running import run
-
 from verification.faults.blows import ProbingAdmin, RealStriker
 from verification.faults.checker import check
 from verification.faults.history import Fault, LastRead, Publish, read

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from verification.ingest import mutants as feeding_mutants
 from verification.explorer import State
-from verification.ingest.world import DEEDS, simulate
+from verification.ingest import mutants as feeding_mutants
 from verification.ingest.exploration import Case, Rules, Tidy, explore, new_explorer, told
 from verification.ingest.mutants import MUTANTS
+from verification.ingest.world import DEEDS, simulate
 from verification.rescale.model import Violation
 
 NAMED = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-
 from verification.raft.model import Case, explore, told
 from verification.raft.world import Habits, simulate
 

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from verification.replication.model import Case, explore, told
 from verification.replication.mutants import EQUAL, MUTANTS, ForgetsItsLoss
 from verification.replication.node import Habits

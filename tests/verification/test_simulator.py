@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from verification.rescale.mutants import NoDrop
+from verification.rescale.simulator import Plan, Simulation, shrink, simulate
 
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.distributor import ADDING, Distributor
-from verification.rescale.mutants import NoDrop
-from verification.rescale.simulator import Plan, Simulation, shrink, simulate
 
 KEPT = [
     tuple(line.split()[:2])

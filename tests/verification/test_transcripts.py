@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from verification.rescale.transcript import TranscriptError, replay
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))

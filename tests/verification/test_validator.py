@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from verification.stream_validator import check_streams
 
 SENT = {"a": [0, 1, 2, 3], "b": [7]}

@@ -14,14 +14,14 @@ from typing import Final
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.errors import RailgunError
+from railgun.transport.proto.streams_pb2 import Publish
+from railgun.transport.records import build
 from verification.faults import damage
 from verification.faults.history import CutOff, History
 from verification.faults.nemesis import SETTLE, Admin, Blow, blocked
 from verification.faults.nodes import NodeProcess, Nodes
 from verification.faults.proxy import OTHERS, Mode
 from verification.faults.shim import Orders
-from railgun.transport.proto.streams_pb2 import Publish
-from railgun.transport.records import build
 
 MODES: Final[dict[str, Mode]] = {"cut": "cut", "drop": "drop", "hold": "hold"}
 DAMAGE: Final[dict[str, Callable[[Path, Random], str]]] = {

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from railgun.broker.log.segment import base_of
-from verification.snapshots.disks import flipped
+from railgun.testing.disks import flipped
 
 GROUPS: Final = "groups"
 

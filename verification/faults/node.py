@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from railgun.cli.serve import NO_HTTP, read_config
 from railgun.broker.log.disk import NodeDisk
 from railgun.broker.server.server import Server, ServerConfig
+from railgun.cli.serve import NO_HTTP, read_config
 from verification.faults.shim import Control, JumpingClock, ShimDisk
 
 

@@ -22,8 +22,8 @@ from railgun.broker.protocol.groups import (
 )
 from railgun.broker.protocol.groups.messages import Bury, Flight, Rule, Standing
 from railgun.broker.protocol.groups.parts import FAR, Party, Proposal
-from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.persisted import Mark
+from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.errors import ProtocolError
 from verification.groups.model import STORIES, play
 

@@ -1,4 +1,4 @@
-"""Connectors, workers and a controller, explored: every interleaving, with the production machines of `engine.protocol.ingest`.
+"""Connectors, workers and a controller, explored: every interleaving, with the machines of `engine.protocol.ingest`.
 
 What may happen is in `feeding_model`. What is proven of every state that can be reached:
 
@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from railgun.engine.protocol.ingest.messages import NONE, Reason
 from verification.explorer import Explorer, State, Step
-from verification.ingest.model import CONTROLLER, Case, ConnectorNode, Controller, Rules, WorkerNode
 from verification.fork import fingerprint, fork
+from verification.ingest.model import CONTROLLER, Case, ConnectorNode, Controller, Rules, WorkerNode
 from verification.rescale.model import Violation
 
 __all__ = ["CASES", "LARGE", "Case", "Explored", "Rules", "Tidy", "explore", "new_explorer", "told"]

@@ -27,12 +27,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.sources.connectors import ConnectorMessage, Connectors
 from railgun.engine.controller import ingest as feeds
 from railgun.engine.controller.storekeeper import Snapshots, Storekeeper
-from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.operators import receiving
+from railgun.engine.operators.receiving import Receiving
 from railgun.engine.protocol.frontier import MIN, late_rows
-from railgun.engine.protocol.placement import Worker
 from railgun.engine.protocol.ingest.messages import (
     NONE,
     Acknowledge,
@@ -48,20 +47,21 @@ from railgun.engine.protocol.ingest.messages import (
 from railgun.engine.protocol.ingest.registry import Active
 from railgun.engine.protocol.ingest.sender import Phase, Sender, Sent
 from railgun.engine.protocol.ingest.table import State
-from railgun.flows.flow import Flow
-from railgun.engine.operators import receiving
-from railgun.engine.operators.receiving import Receiving
-from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
+from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.protocol.placement import Worker
 from railgun.engine.snapshots.manifest import Manifest
-from verification.snapshots.crashes import patched
-from verification.snapshots.disks import SimulatedDisk
-from verification.ingest.exploration import Rules
-from verification.rescale.model import Violation
-from verification.stream_validator import check_streams
-from verification.snapshots.world import Process, World
 from railgun.engine.worker import control_messages as control
+from railgun.flows.flow import Flow
+from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
+from railgun.sources.connectors import ConnectorMessage, Connectors
+from railgun.testing.disks import SimulatedDisk
+from railgun.testing.world import Process, World
 from railgun.transport.ingest_batch import pack
 from railgun.transport.rows import RowBatch
+from verification.ingest.exploration import Rules
+from verification.rescale.model import Violation
+from verification.snapshots.crashes import patched
+from verification.stream_validator import check_streams
 
 NOW: Final = 1_700_000_000_000_000
 LONG: Final = 60_000  # steps; a job left in peace is through long before

@@ -1,8 +1,8 @@
 """Producers of a stream, explored: flows that stage and commit, their successors, and a broker that fails at any point.
 
-The machine is that of production (`broker.protocol.producers.registry`); the driver around it is written down here as its duties say. There
-are three places that survive: the notes, the staging log and the stream itself. What is given to one of them is safe
-later, and a crash (or another master) keeps it or loses it, each place for itself.
+The machine is that of production (`broker.protocol.producers.registry`); the driver around it is written down here as
+its duties say. There are three places that survive: the notes, the staging log and the stream itself. What is given to
+one of them is safe later, and a crash (or another master) keeps it or loses it, each place for itself.
 
 A *process* is one epoch of a flow. It begins with the tokens of the snapshot it is loaded from, commits these, and then
 takes snapshots of its own: it stages messages, and when they are safe and the snapshot is complete, it commits them. A
@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.producers.producer import (
     BusyError,
     FencedError,
@@ -36,6 +35,7 @@ from railgun.broker.protocol.producers.producer import (
     SequenceOverError,
 )
 from railgun.broker.protocol.producers.registry import Producers
+from railgun.errors import ProtocolError
 from verification.explorer import Exploration, Explorer, Plain
 from verification.rescale.model import Violation
 

@@ -1,4 +1,4 @@
-"""Mutants of `broker.protocol.producers.registry` and of its driver: one rule changed, which the exploration of a case must find."""
+"""Mutants of `broker.protocol.producers` and of its driver: one rule changed, which the exploration must find."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ from railgun.broker.protocol.producers.producer import (
 from railgun.broker.protocol.producers.registry import Producers
 from verification.explorer import Exploration, Explorer
 from verification.fork import fork
-from verification.rescale.model import Violation
 from verification.producers.model import NAME, Broker, Habits
+from verification.rescale.model import Violation
 
 LATE: Final = 1_000
 """When all that is staged has become too old."""

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.machine import Raft
 from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Ready, Settings, Snapshot
 from railgun.broker.protocol.raft.state import Role
+from railgun.errors import ProtocolError
 from verification.explorer import Exploration, Explorer, Plain, State, Step
-from verification.rescale.model import Violation
 from verification.raft.world import Habits
+from verification.rescale.model import Violation
 
 Sent = list[tuple[int, Any]]
 NAMES: Final = "abcde"

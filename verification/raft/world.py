@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.machine import Raft
 from railgun.broker.protocol.raft.messages import (
     ChangeError,
@@ -38,6 +37,7 @@ from railgun.broker.protocol.raft.messages import (
     Snapshot,
 )
 from railgun.broker.protocol.raft.state import Role
+from railgun.errors import ProtocolError
 from verification.rescale.model import Violation
 
 DRIFT: Final = 0.02  # by how much clocks run too fast or too slow

@@ -1,4 +1,4 @@
-"""Copies of a stream on a few nodes, explored: every interleaving, with the production machines of `broker.protocol.replication`.
+"""Copies of a stream on a few nodes, explored: every interleaving, with `broker.protocol.replication` itself.
 
 One more node is the metadata: it appoints whomever the case allows, whenever it likes; who is appointed hears of it
 late, or in the states on the way never. What may happen is counted for each node. The exploration begins when `a` leads
@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from railgun.broker.protocol.replication.replica import Replica
 from verification.explorer import Exploration, Explorer, Plain, State, Step
-from verification.rescale.model import Violation
 from verification.replication.node import (
     ORACLE,
     Active,
@@ -28,6 +27,7 @@ from verification.replication.node import (
     contradiction,
 )
 from verification.replication.world import Metadata
+from verification.rescale.model import Violation
 
 Given = list[tuple[int, Any]]
 

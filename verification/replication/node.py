@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.replication import messages as m
 from railgun.broker.protocol.replication.master import Master, Phase
 from railgun.broker.protocol.replication.messages import Command, Id
 from railgun.broker.protocol.replication.replica import Replica
 from railgun.broker.protocol.replication.standing import LOST, Copy, Standing
+from railgun.errors import ProtocolError
 from verification.explorer import Plain
 from verification.rescale.model import Violation
 

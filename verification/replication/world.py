@@ -23,7 +23,6 @@ from typing import Any, Final
 from railgun.broker.protocol.replication.master import Master
 from railgun.broker.protocol.replication.messages import Id
 from railgun.broker.protocol.replication.standing import LOST
-from verification.rescale.model import Violation
 from verification.replication.node import (
     ORACLE,
     Active,
@@ -34,6 +33,7 @@ from verification.replication.node import (
     contains,
     contradiction,
 )
+from verification.rescale.model import Violation
 
 MOST: Final = 40_000  # things that may happen until all is at rest
 

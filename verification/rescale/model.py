@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import MAX, MIN
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.protocol.rescale.order import Order
+from railgun.errors import ProtocolError
+from railgun.hashing import Hashes
 from verification.rescale.rows import Item, Rows
 
 Counts = dict[int, int]

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from railgun.engine.protocol.barrier import Barrier
 from railgun.engine.protocol.batch import Batch
 from railgun.engine.protocol.frontier import MAX, MIN, Emissions, Frontiers
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.arrivals import Arrivals, Gate
@@ -27,6 +26,7 @@ from railgun.engine.protocol.rescale.interrogate import Interrogate
 from railgun.engine.protocol.rescale.machine import Machine
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import Phase
+from railgun.hashing import Hashes
 
 Kind = TypeVar("Kind", bound=type[Distributor] | type[Coordinator])
 

@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
-from railgun.hashing import Hashes, key_hash
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.coordinator import Coordinator
 from railgun.engine.protocol.rescale.distributor import Distributor
+from railgun.errors import ProtocolError
+from railgun.hashing import Hashes, key_hash
 from verification.rescale.model import (
     TIMER,
     CountingOperator,

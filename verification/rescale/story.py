@@ -7,8 +7,8 @@ from typing import Any
 
 from railgun.engine.protocol.batch import Batch
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
-from railgun.hashing import Hashes
 from railgun.engine.protocol.rescale import messages as m
+from railgun.hashing import Hashes
 from verification.explorer import Step
 from verification.rescale.rows import Rows
 

@@ -35,22 +35,26 @@ from typing import Any, Final, NoReturn
 
 from railgun.engine.controller import storekeeper
 from railgun.engine.controller.storekeeper import FinishedError, Snapshots, Storekeeper
-from railgun.errors import RailgunError
-from railgun.engine.protocol.frontier import MIN
-from railgun.hashing import key_hash
-from railgun.engine.protocol.lifecycle.machine import Lifecycle, LifecycleError
-from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.operators import changes, keyed, stateless
 from railgun.engine.operators.stateful import StatefulSteps
-from railgun.flows.plan import Plan
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.lifecycle.machine import Lifecycle, LifecycleError
+from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.snapshots import store, table
-from railgun.storage.object_store import disk_error
 from railgun.engine.snapshots.errors import SnapshotError
 from railgun.engine.snapshots.manifest import Manifest, checksum
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import read_rows
+from railgun.engine.worker import loading, stage
+from railgun.engine.worker.runtime import Outside, Runtime
+from railgun.errors import RailgunError
+from railgun.flows.plan import Plan
+from railgun.hashing import key_hash
+from railgun.storage.object_store import disk_error
+from railgun.testing.disks import Crash, Step
+from railgun.testing.world import MOMENT, Process, World
+from verification.rescale.model import Violation
 from verification.snapshots import flow as sf
-from verification.snapshots.disks import Crash, Step
 from verification.snapshots.external_systems import (
     Disk,
     Drawer,
@@ -58,10 +62,6 @@ from verification.snapshots.external_systems import (
     SharedDrawer,
     read_plain,
 )
-from verification.rescale.model import Violation
-from verification.snapshots.world import MOMENT, Process, World
-from railgun.engine.worker import loading, stage
-from railgun.engine.worker.runtime import Outside, Runtime
 
 NEVER: Final = 1e9  # seconds
 LONG: Final = 12_000  # steps; a flow left in peace is through long before

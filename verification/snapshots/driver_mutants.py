@@ -10,8 +10,8 @@ and where its files lie); a snapshot fails only when all have answered, and a fu
 one; one thread does what a worker does in the background, in order; and whatever is saved or published a second time is
 the same as the first. To save keys that did not change is not among them: see `saving_mutants.touched_is_saved`.
 
-One is left to tests/engine/operators/test_frontiers.py: that workers tell a lower time after a load than was restored. Here they
-never do, as no part of the source is idle, and time goes on where its readers were at the cut.
+One is left to tests/engine/operators/test_frontiers.py: that workers tell a lower time after a load than was restored.
+Here they never do, as no part of the source is idle, and time goes on where its readers were at the cut.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.snapshots.store import SnapshotStore
-from verification.snapshots.crashes import Change, Outcome, simulate
-from verification.rewriting import rewritten
 from railgun.engine.worker import loading
 from railgun.engine.worker.saver import Saver
+from verification.rewriting import rewritten
+from verification.snapshots.crashes import Change, Outcome, simulate
 
 SEEDS: Final = 600  # within which each is found
 

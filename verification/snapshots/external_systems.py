@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from railgun.hashing import Hashes
-from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
-from railgun.storage.object_store import disk_error
 from railgun.engine.snapshots.table import Rows
-from verification.snapshots.disks import Crash, SimulatedDisk, Step
+from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter
+from railgun.hashing import Hashes
+from railgun.storage.object_store import disk_error
+from railgun.testing.disks import Crash, SimulatedDisk, Step
 from verification.rescale.model import Violation
 
 

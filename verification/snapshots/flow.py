@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railgun.sinks.collect import Collect
+from railgun.engine.operators.stateful import FORGET, Context, Stateful
 from railgun.engine.protocol.frontier import MAX, MIN
 from railgun.flows.flow import Flow
-from railgun.engine.operators.stateful import FORGET, Context, Stateful
 from railgun.flows.sink import Sink
 from railgun.flows.source import Reader, Source
+from railgun.sinks.collect import Collect
 
 BEGIN: Final = 1_700_000_000_000_000
 PLAIN, DELETING, TIMING, DIRECT = 1000, 2000, 3000, 4000  # kinds of keys

@@ -12,27 +12,27 @@ from typing import Any, Final
 
 from railgun.engine.controller.collected import Collected
 from railgun.engine.controller.storekeeper import Storekeeper
-from railgun.engine.protocol.stage_alignment import Alignment
-from railgun.engine.protocol.frontier import MIN
-from railgun.engine.protocol.lifecycle.machine import Lifecycle
-from railgun.engine.protocol.lifecycle.messages import Farewell, Settled
-from railgun.engine.protocol.placement import Placement
-from railgun.engine.protocol.rescale.coordinator import Coordinator
-from railgun.engine.protocol.lifecycle.snapshots import Snapshots
 from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.operators.writing import Writing
-from railgun.flows.sink import Token, TwoPhaseSink
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.lifecycle.machine import Lifecycle
+from railgun.engine.protocol.lifecycle.messages import Farewell, Settled
+from railgun.engine.protocol.lifecycle.snapshots import Snapshots
+from railgun.engine.protocol.placement import Placement
+from railgun.engine.protocol.rescale.coordinator import Coordinator
+from railgun.engine.protocol.stage_alignment import Alignment
 from railgun.engine.snapshots.manifest import Manifest, Part, checksum
 from railgun.engine.snapshots.store import Cleaned, SnapshotStore
-from verification.snapshots.crashes import Change, Outcome, simulate
-from verification.snapshots.disks import Step
-from verification.snapshots.external_systems import Drawer
 from railgun.engine.worker import loading
 from railgun.engine.worker.loading import by_snapshot, read_mine, take_out
 from railgun.engine.worker.runtime import Runtime
 from railgun.engine.worker.saver import Saver
+from railgun.flows.sink import Token, TwoPhaseSink
+from railgun.testing.disks import Step
+from verification.snapshots.crashes import Change, Outcome, simulate
+from verification.snapshots.external_systems import Drawer
 
 SEEDS: Final = 600  # within which each is found
 

@@ -10,15 +10,15 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from railgun.broker.clock import time_of_day
+from railgun.broker.settings import DEAD, SECOND
+from railgun.broker.streams.retime import retime as mend_times
 from railgun.cli.errors import DONE, FAILED, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
-from railgun.transport.registry import Registry
 from railgun.errors import RailgunError, said
-from railgun.broker.clock import time_of_day
-from railgun.broker.streams.retime import retime as mend_times
-from railgun.broker.settings import DEAD, SECOND
+from railgun.transport.registry import Registry
 
 
 def confirm(options: argparse.Namespace, out: Output, what: str) -> None:

@@ -15,11 +15,11 @@ from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.loading import Loaded, load
 from railgun.cli.output import Output, brief
 from railgun.cli.run import DIRECTORY, run_flow, settings_of
-from railgun.transport.registry import Registry
-from railgun.sinks.streams import Streams
 from railgun.flows.flow import Flow
 from railgun.flows.plan import DEAD
 from railgun.flows.source import is_empty
+from railgun.sources.streams import Streams
+from railgun.transport.registry import Registry
 
 if TYPE_CHECKING:
     from railgun.spark.batch import BatchResult

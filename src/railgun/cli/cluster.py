@@ -17,8 +17,8 @@ from railgun.cli.output import Output
 from railgun.cli.streams import talk
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
-from railgun.transport.registry import Registry
 from railgun.errors import said
+from railgun.transport.registry import Registry
 
 EVERY: Final = 1.0  # seconds between two looks
 _MARGIN: Final = 10.0  # seconds more than a node may take

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.transport.registry import Registry
+from railgun.errors import said
 from railgun.ingest.client import KEEP, Connector
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
 from railgun.ingest.ready.progress import Progress
 from railgun.ingest.ready.table import Table, TableError, open_database
 from railgun.ingest.ready.tail import Tail
 from railgun.ingest.ready.webhooks import ListenError, Webhooks, open_to_all
-from railgun.errors import said
 from railgun.transport.listen_rules import is_loopback
+from railgun.transport.registry import Registry
 
 OFTEN: Final = 1.0  # seconds between two lines of progress, on a terminal and for programs
 SELDOM: Final = 10.0  # elsewhere

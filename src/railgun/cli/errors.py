@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from railgun.errors import RailgunError
+from railgun.errors import ExitCode, RailgunError
 
-DONE: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
-NO_JOB: Final = 3
-NO_FLOW: Final = 4
-FINISHED: Final = 5
-SNAPSHOTS: Final = 6
-NO_NODE: Final = 7
-REFUSED: Final = 8
-INTERRUPTED: Final = 130
+DONE: Final = ExitCode.DONE
+FAILED: Final = ExitCode.FAILED
+USAGE: Final = ExitCode.USAGE
+NO_JOB: Final = ExitCode.NO_JOB
+NO_FLOW: Final = ExitCode.NO_FLOW
+FINISHED: Final = ExitCode.FINISHED
+SNAPSHOTS: Final = ExitCode.SNAPSHOTS
+NO_NODE: Final = ExitCode.NO_NODE
+REFUSED: Final = ExitCode.REFUSED
+INTERRUPTED: Final = ExitCode.INTERRUPTED
 
 EXIT_CODES: Final = """\
 exit codes:

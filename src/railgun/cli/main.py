@@ -22,19 +22,14 @@ from railgun.cli.errors import (
     DONE,
     EXIT_CODES,
     FAILED,
-    FINISHED,
     INTERRUPTED,
-    NO_FLOW,
-    NO_JOB,
-    SNAPSHOTS,
     USAGE,
     CommandError,
 )
 from railgun.cli.output import Output
-from railgun.transport.registry import JobRunsError, Registry
-from railgun.errors import RailgunError
-from railgun.flows.errors import FlowError
 from railgun.engine.snapshots.option_names import flags
+from railgun.errors import RailgunError
+from railgun.transport.registry import Registry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,22 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_code(error: RailgunError) -> tuple[int, str]:
-    name = type(error).__name__
-    if isinstance(error, FlowError) or name == "FlowNotPicklableError":
-        return NO_FLOW, "flow"
-    if isinstance(error, JobRunsError):
-        return NO_JOB, "name-taken"
-    if name in ("WorkersError", "JobError", "ChoiceError"):
-        return USAGE, "usage"
-    if name in ("NoSnapshotsError", "MissingError"):
-        return USAGE, "no-snapshot"
-    if name == "FinishedError":
-        return FINISHED, "finished"
-    if name == "LockedError":
-        return NO_JOB, "locked"
-    if any(kind.__name__ == "SnapshotError" for kind in type(error).__mro__):
-        return SNAPSHOTS, name.removesuffix("Error").lower()
-    return FAILED, name.removesuffix("Error").lower()
+    return error.exit_code, error.kind or type(error).__name__.removesuffix("Error").lower()
 
 
 # ---------------------------------------------------------------- commands

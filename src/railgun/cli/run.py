@@ -14,10 +14,10 @@ from typing import Any, Final, Self
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
-from railgun.transport.registry import Registry
 from railgun.engine.controller.controller import Event
 from railgun.engine.controller.storekeeper import EVERY, KEEP, Snapshots
 from railgun.job import FlowFailedError, Job, run
+from railgun.transport.registry import Registry
 
 STOP: Final = (signal.SIGINT, signal.SIGTERM)
 DIRECTORY: Final = "railgun-snapshots"

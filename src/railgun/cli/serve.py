@@ -10,12 +10,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
-from railgun.cli.output import Output
-from railgun.transport.registry import Registry
-from railgun.broker.protocol.metadata.fields import NAME, REGION
-from railgun.broker.protocol.metadata.options import OPTIONS, check_asked
-from railgun.errors import RailgunError, said
 from railgun.broker.cluster.config import (
     CLUSTER_PORT,
     ROLES,
@@ -24,9 +18,15 @@ from railgun.broker.cluster.config import (
     read_secret,
 )
 from railgun.broker.discovery import discovery_of
-from railgun.broker.streams.persistent import Persistent
+from railgun.broker.protocol.metadata.fields import NAME, REGION
+from railgun.broker.protocol.metadata.options import OPTIONS, check_asked
 from railgun.broker.server.server import HTTP_PORT, Server, ServerConfig
 from railgun.broker.settings import STAGING
+from railgun.broker.streams.persistent import Persistent
+from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.output import Output
+from railgun.errors import RailgunError, said
+from railgun.transport.registry import Registry
 
 SECTIONS: Final = ("cluster", "node")
 KEYS: Final = (

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.transport.registry import Registry
+from railgun.errors import RailgunError, said
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.server import SinkServer
 from railgun.sinkserver.table_target import TableTarget
 from railgun.sinkserver.targets import Target
-from railgun.errors import RailgunError, said
+from railgun.transport.registry import Registry
 
 EVERY: Final = 1.0  # seconds between two lines on how far it is
 _CODES: Final = {

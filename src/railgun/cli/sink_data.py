@@ -15,12 +15,12 @@ from typing import Any, Final
 from railgun.cli.administer import confirm
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
-from railgun.transport.registry import Registry
+from railgun.errors import said
 from railgun.ingest.errors import SinkError
 from railgun.sinkserver.ledger import Ledger, Txn, job_of
-from railgun.errors import said
-from railgun.engine.snapshots.errors import LockedError
+from railgun.storage.errors import LockedError
 from railgun.storage.lock import FileLock
+from railgun.transport.registry import Registry
 
 _WORDS: Final = {
     "open": "is being sent",

@@ -21,6 +21,8 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, Final
 
+from railgun.broker.protocol.metadata.fields import difference
+from railgun.broker.settings import DEAD, REDRIVE, StreamSettings
 from railgun.cli import streams_view as view
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
@@ -28,12 +30,10 @@ from railgun.client.checks import LEFT_OUT
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError, refuse_damaged
 from railgun.client.message import Message
-from railgun.transport.registry import Registry
 from railgun.client.subscription import Subscription
-from railgun.broker.protocol.metadata.fields import difference
 from railgun.errors import said
-from railgun.broker.settings import DEAD, REDRIVE, StreamSettings
 from railgun.transport.error_codes import no_node
+from railgun.transport.registry import Registry
 
 PATIENCE: Final = 3.0  # seconds until there is no node
 QUIET: Final = 1.0  # seconds without a message, while others work on theirs

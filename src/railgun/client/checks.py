@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
-from railgun.client.errors import StreamsError
 from railgun.broker.protocol.groups import LONGEST_DELAY
+from railgun.client.errors import StreamsError
 from railgun.transport.records import LONGEST_ID
 
 DAY_S: Final = 86_400.0

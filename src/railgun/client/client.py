@@ -68,9 +68,9 @@ from railgun.client.producer import TRANSACTION_S, Producer, Transaction, begin
 from railgun.client.publisher import SOON, Acks, Publisher, level, tell
 from railgun.client.subscription import TRACKED, Start, Subscription
 from railgun.errors import said
-from railgun.transport.error_codes import resent
 from railgun.transport.commands import VERSION, Blob, Frame, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection
+from railgun.transport.error_codes import resent
 from railgun.transport.heartbeat import Beat, Heartbeat
 from railgun.transport.hello import BAD_SECRET, BAD_VERSION, HelloError
 from railgun.transport.outbox import Outbox

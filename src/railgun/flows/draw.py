@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from railgun.flows.errors import FlowError
 from railgun.engine.operators.keyed import Keyed
+from railgun.flows.errors import FlowError
 from railgun.flows.plan import Plan
 from railgun.flows.step import Step
 
@@ -58,7 +58,8 @@ def draw(plan: Plan, form: str) -> str:
     """The plan as `"mermaid"` or `"svg"`.
 
     >>> from railgun import Flow
-    >>> from railgun.connectors import Collect, Items
+    >>> from railgun.sinks.collect import Collect
+    >>> from railgun.sources.items import Items
     >>> flow = Flow("words")
     >>> words = flow.source(Items(["b", "a"]), name="words").key_by(str)
     >>> words.reduce(min, name="least").sink(Collect(), name="out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from railgun.errors import RailgunError
+from railgun.errors import ExitCode, RailgunError
 from railgun.transport.columns import CannotUnpickleError, EncodingError
 
 LASTING: Final = frozenset({
@@ -17,6 +17,9 @@ LASTING: Final = frozenset({
 
 class FlowError(RailgunError):
     """A flow is not well made. Raised where it is made; names the line."""
+
+    exit_code = ExitCode.NO_FLOW
+    kind = "flow"
 
 
 class StepError(RailgunError):
@@ -217,3 +220,11 @@ def would_come_again(error: BaseException, saves: bool) -> bool:
     return isinstance(
         error, InterruptedCallError | EncodingError | CannotUnpickleError | ImportError
     )
+
+
+class ConnectorError(RailgunError):
+    """A source or sink was asked for something that cannot be, or found something it cannot go on with."""
+
+
+class LostOutputError(ConnectorError):
+    """What was prepared for a snapshot is neither where it was put nor where it was to go."""

@@ -1,6 +1,7 @@
 """Flow and Stream: how a pipeline is written down.
 
->>> from railgun.connectors import Collect, Items
+>>> from railgun.sinks.collect import Collect
+>>> from railgun.sources.items import Items
 >>> flow = Flow("words")
 >>> lines = flow.source(Items(["to be or", "not to be"]), name="lines")
 >>> words = lines.flat_map(str.split).key_by(str)
@@ -23,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
-from railgun.flows.errors import FlowError
 from railgun.engine.operators.functions import check_methods, why_not
 from railgun.engine.operators.operator import DeadLetter, name_of
 from railgun.engine.operators.reading import SECOND, Clock
@@ -37,10 +37,11 @@ from railgun.engine.operators.stateless import (
     MapBatches,
     WithKey,
 )  # fmt: skip
+from railgun.engine.state.disk import OnDisk
+from railgun.flows.errors import FlowError
 from railgun.flows.sink import Sink
 from railgun.flows.source import Source
 from railgun.flows.step import ErrorPolicy, Make, Step, caller
-from railgun.engine.state.disk import OnDisk
 
 if TYPE_CHECKING:
     from railgun.flows.plan import Plan

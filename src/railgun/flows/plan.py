@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.flows.errors import FlowError
 from railgun.engine.operators.consumers import Consumers
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import DeadLetter, Operator, Setting
@@ -27,11 +26,12 @@ from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.operators.stateless import Branch, KeyBy
 from railgun.engine.operators.ways import Meeting, Ways, mark_parting
 from railgun.engine.operators.writing import Writing
+from railgun.engine.state.disk import OnDisk
+from railgun.engine.state.store import KeyStore
+from railgun.flows.errors import FlowError
 from railgun.flows.sink import Place, Sink, TwoPhaseSink
 from railgun.flows.source import Pushed, Source
 from railgun.flows.step import Step
-from railgun.engine.state.disk import OnDisk
-from railgun.engine.state.store import KeyStore
 from railgun.transport.rows import RowBatch
 
 if TYPE_CHECKING:

@@ -20,13 +20,16 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from railgun.errors import RailgunError
+from railgun.errors import ExitCode, RailgunError
 from railgun.flows.flow import Flow
 from railgun.flows.plan import Plan
 
 
 class FlowNotPicklableError(RailgunError):
     """A flow cannot be sent to workers."""
+
+    exit_code = ExitCode.NO_FLOW
+    kind = "flow"
 
 
 def ship(flow: Flow, plan: Plan, by_value: Iterable[ModuleType] = ()) -> bytes:

@@ -1,10 +1,8 @@
-"""For programs outside of a flow: they push streams into it (`Connector`), or take what it writes (`SinkServer`).
+"""Push streams of messages into a flow from another program, exactly once: `Connector`, `SyncConnector`."""
 
-Both exactly once. Loaded when they are asked for.
-"""
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from railgun.lazy import lazy_names
 
 if TYPE_CHECKING:
     from railgun.ingest.client import Connector
@@ -15,42 +13,29 @@ if TYPE_CHECKING:
         RewindError,
         TooLargeError,
     )
-    from railgun.sinkserver.file_target import FileTarget
-    from railgun.sinkserver.server import SinkServer
-    from railgun.sinkserver.table_target import TableTarget
-    from railgun.sinkserver.targets import BadRecordError, Records, Target, TargetError
     from railgun.ingest.sync import SyncConnector
 
 __all__ = [
-    "BadRecordError",
     "Connector",
     "FeedError",
-    "FileTarget",
     "NoFlowError",
-    "Records",
     "RefusedError",
     "RewindError",
-    "SinkServer",
     "SyncConnector",
-    "TableTarget",
-    "Target",
-    "TargetError",
     "TooLargeError",
 ]
 
-_NAMES = {
-    "client": ("Connector",),
-    "sync": ("SyncConnector",),
-    "errors": ("FeedError", "NoFlowError", "RefusedError", "RewindError", "TooLargeError"),
-    "sinks.file_target": ("FileTarget",),
-    "sinks.server": ("SinkServer",),
-    "sinks.table_target": ("TableTarget",),
-    "sinks.targets": ("BadRecordError", "Records", "Target", "TargetError"),
-}
-_WHERE = {name: f"railgun.ingest.{module}" for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    raise AttributeError(f"module 'railgun.ingest' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".client": ("Connector",),
+        ".sync": ("SyncConnector",),
+        ".errors": (
+            "FeedError",
+            "NoFlowError",
+            "RefusedError",
+            "RewindError",
+            "TooLargeError",
+        ),
+    },
+)

@@ -32,13 +32,13 @@ from typing import Any, Final, Self
 
 from google.protobuf.message import Message
 
+from railgun.engine.protocol.ingest.messages import NONE
+from railgun.engine.protocol.ingest.sender import Phase, Sender
+from railgun.ingest.connection import Line
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, RewindError
 from railgun.ingest.find_flow import Flow
 from railgun.ingest.items import Item, Items, Payload, chunks, parts
-from railgun.ingest.connection import Line
 from railgun.ingest.stream import ASK_AGAIN, PIECE, Kept, Piece, Stream, check_name
-from railgun.engine.protocol.ingest.messages import NONE
-from railgun.engine.protocol.ingest.sender import Phase, Sender
 from railgun.transport.ingest_batch import COST, VERSION
 from railgun.transport.proto import connectors_pb2 as c
 from railgun.transport.proto import streams_pb2 as p

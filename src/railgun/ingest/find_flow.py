@@ -19,8 +19,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
 
-from railgun.transport.registry import Registry
 from railgun.ingest.errors import FeedError, NoFlowError, SourceError, TokenError
+from railgun.transport.registry import Registry
 
 TIMEOUT = 5.0
 

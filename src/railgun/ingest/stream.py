@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.ingest.errors import FeedError, TooLargeError
-from railgun.ingest.items import Item, Payload, parts
 from railgun.engine.protocol.ingest.messages import LAST_ID, NONE
 from railgun.engine.protocol.ingest.sender import Phase, Sent
+from railgun.ingest.errors import FeedError, TooLargeError
+from railgun.ingest.items import Item, Payload, parts
 from railgun.transport.ingest_batch import (
     EARLIEST,
     LARGEST,

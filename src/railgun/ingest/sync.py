@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from railgun.engine.protocol.ingest.sender import Sent
 from railgun.ingest.client import Connector
 from railgun.ingest.errors import FeedError
 from railgun.ingest.items import Item, Payload, Taking, iterated, parts
 from railgun.ingest.stream import Kept, Stream, check_name
-from railgun.engine.protocol.ingest.sender import Sent
 
 R = TypeVar("R")
 PATIENCE: Final = 2.0

@@ -36,11 +36,11 @@ from typing import Any, Final, Literal, TypeVar
 
 from google.protobuf.message import Message
 
-from railgun.sources.errors import ConnectorError, LostOutputError
-from railgun.sinks.files import as_json, encoded
-from railgun.sinks.external_address import DATA, SinkAddress, Whereabouts
-from railgun.sinks.staging import MODES, Mode
+from railgun.flows.errors import ConnectorError, LostOutputError
 from railgun.flows.sink import Place, Token, TwoPhaseSink, TwoPhaseWriter, Writer
+from railgun.sinks.external_address import DATA, SinkAddress, Whereabouts
+from railgun.sinks.files import as_json, encoded
+from railgun.sinks.staging import MODES, Mode
 from railgun.transport.commands import LARGEST, VERSION, FrameError, FrameReader, encode
 from railgun.transport.hello import BAD_SECRET, BAD_VERSION, NONCE, Dialer, HelloError
 from railgun.transport.packed_records import BEFORE, pack
@@ -69,7 +69,7 @@ class Outside(TwoPhaseSink[Any]):
 
     >>> Outside("10.0.0.7:7373", secret="00ff", format="xml")
     Traceback (most recent call last):
-    railgun.sources.errors.ConnectorError: Outside('10.0.0.7:7373') writes 'json', 'text' or 'bytes', not 'xml'
+    railgun.flows.errors.ConnectorError: Outside('10.0.0.7:7373') writes 'json', 'text' or 'bytes', not 'xml'
 
     `address`: "host:port", with its `secret` and, if it speaks TLS, the `certificate` to trust (a PEM file); without,
     the sink that works in the directory `data` of this machine. If the flow takes snapshots, records come out with

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from railgun.sources.errors import ConnectorError
+from railgun.flows.errors import ConnectorError
 
 DATA: Final = "railgun-sink"
 ADDRESS: Final = "sink.json"

@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from railgun.sources.errors import ConnectorError
-from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging, sync_directory
 from railgun.engine.operators.operator import DeadLetter, shorten
+from railgun.flows.errors import ConnectorError
 from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
+from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging, sync_directory
 
 T = TypeVar("T")
 _ENOUGH: Final = 1 << 18  # bytes that are written without waiting for more

@@ -31,11 +31,11 @@ from numbers import Number
 from pathlib import Path
 from typing import Any, Final
 
-from railgun.sources.errors import ConnectorError
+from railgun.engine.operators.operator import DeadLetter, shorten
+from railgun.flows.errors import ConnectorError
+from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
 from railgun.sinks.files import as_json
 from railgun.sinks.staging import Mode, StagedFile, StagedSink, Staging
-from railgun.engine.operators.operator import DeadLetter, shorten
-from railgun.flows.sink import Place, Token, TwoPhaseWriter, Writer
 
 # pyarrow is imported where it is needed: it takes a while, and most flows do without.
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 from urllib.parse import quote
 
-from railgun.sources.errors import ConnectorError, LostOutputError
+from railgun.flows.errors import ConnectorError, LostOutputError
 from railgun.flows.sink import Place, Token, TwoPhaseSink
 
 Mode: TypeAlias = Literal["exactly-once", "at-least-once"]

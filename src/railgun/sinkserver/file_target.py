@@ -21,10 +21,10 @@ import os
 from pathlib import Path
 from typing import Final
 
+from railgun.sinks.staging import sync_directory
 from railgun.sinkserver.journal import Journal
 from railgun.sinkserver.targets import REMEMBERED, BadRecordError, Records, Target, TargetError
-from railgun.sinks.staging import sync_directory
-from railgun.engine.snapshots.errors import LockedError
+from railgun.storage.errors import LockedError
 from railgun.storage.lock import FileLock
 
 _LINES: Final = 10 * REMEMBERED  # of a journal, until it is written anew

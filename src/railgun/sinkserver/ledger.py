@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from railgun.errors import LaterVersionError
 from railgun.ingest.errors import LostError, SinkError
+from railgun.sinks.staging import sync_directory
 from railgun.sinkserver.journal import Journal
 from railgun.sinkserver.staged import Absent, Log
 from railgun.sinkserver.targets import Records
-from railgun.sinks.staging import sync_directory
-from railgun.errors import LaterVersionError
 from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError, read_format_file
 
 SINK_FORMAT: Final = Format("railgun sink", 2)

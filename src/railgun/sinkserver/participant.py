@@ -34,9 +34,9 @@ Rules:
    *earlier snapshot*. So output comes in the order of snapshots, though workers publish on their own, at any time.
 
    Why that may be done: the numbers of tokens are those of snapshots. A token is committed after a manifest that holds
-   it is safe (duty 1 in `flows/sink.py`), and that manifest is not older than the number. A snapshot gets a manifest, or
-   fails, only after every worker has told all it has prepared; and what one has told is in every manifest from then on
-   until it is committed (duty 2). So if somebody commits what was prepared for snapshot n, all that was prepared for
+   it is safe (duty 1 in `flows/sink.py`), and that manifest is not older than the number. A snapshot gets a manifest,
+   or fails, only after every worker has told all it has prepared; and what one has told is in every manifest from then
+   on until it is committed (duty 2). So if somebody commits what was prepared for snapshot n, all that was prepared for
    an earlier one is in that manifest or was committed before: it is certain to be committed, and only its turn is
    decided here.
 
@@ -71,11 +71,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from railgun.errors import RailgunError
 from railgun.ingest.errors import LostError, MisuseError, SinkError
 from railgun.sinkserver.ledger import ID, Ledger, Step, Txn, job_of
 from railgun.sinkserver.staged import Absent, Staged
 from railgun.sinkserver.targets import REMEMBERED, Target, TargetError
-from railgun.errors import RailgunError
 
 REFUSED: Final = 1000
 GAP: Final = 1 << 20  # turns between two snapshots

@@ -14,9 +14,9 @@ A flow writes to it by `Outside(data="railgun-sink")` on the same machine, or `O
 
 Rules:
 
-1. Whoever connects proves that they know the secret, before anything else is read (`transport.hello`). The secret is made at
-   the first start, and lies in the directory beside the address, so that flows on the same machine find both. Only
-   some who have not proved it yet are let in at a time.
+1. Whoever connects proves that they know the secret, before anything else is read (`transport.hello`). The secret is
+   made at the first start, and lies in the directory beside the address, so that flows on the same machine find both.
+   Only some who have not proved it yet are let in at a time.
 2. It listens on loopback, and elsewhere only with TLS.
 3. What is asked for is done by one thread, in the order in which it came; what it means is told in `participant.py`.
    The frames are in `wire/proto/sinks.proto`. Every frame has one answer, in order; while it takes long a `Pong` comes
@@ -46,18 +46,18 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from railgun.errors import RailgunError
 from railgun.ingest.errors import MisuseError, SinkError
+from railgun.sinks.external_address import ADDRESS, DATA, SECRET
 from railgun.sinkserver.participant import Participant, shortened
 from railgun.sinkserver.targets import Target
-from railgun.sinks.external_address import ADDRESS, DATA, SECRET
-from railgun.errors import RailgunError
-from railgun.engine.snapshots.errors import LockedError
+from railgun.storage.errors import LockedError
 from railgun.storage.lock import FileLock
 from railgun.transport.commands import VERSION, Frame, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection, Gate
 from railgun.transport.hello import BAD_VERSION, HelloError
-from railgun.transport.listener import Listener
 from railgun.transport.listen_rules import OpenListenError, is_loopback, secret_in
+from railgun.transport.listener import Listener
 from railgun.transport.proto import sinks_pb2 as s
 from railgun.transport.proto import streams_pb2 as p
 

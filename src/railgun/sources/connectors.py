@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from railgun.client.payloads import from_json, from_msgpack
-from railgun.sources.errors import ConnectorError
 from railgun.engine.operators.functions import why_not
+from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Pushed
 from railgun.transport import ingest_batch as outside
 
@@ -42,7 +42,7 @@ class Connectors(Pushed[Any]):
 
     >>> Connectors("orders", decode="xml")
     Traceback (most recent call last):
-    railgun.sources.errors.ConnectorError: Connectors('orders'): decode is 'json', 'text', 'bytes', 'msgpack', ...
+    railgun.flows.errors.ConnectorError: Connectors('orders'): decode is 'json', 'text', 'bytes', 'msgpack', ...
 
     `decode`: what becomes of a payload, in one word or as a function of the bytes. A message that cannot be decoded is
     refused, and its stream stands still until it is sent right; with `on_error="dead_letter"` it becomes one, and

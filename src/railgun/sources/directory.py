@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
-from railgun.sources.errors import ConnectorError
 from railgun.engine.operators.operator import shorten
+from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Reader, Source
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
-from railgun.sources.errors import ConnectorError
 from railgun.engine.operators.functions import why_not
 from railgun.engine.operators.operator import name_of
+from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Reader, Source
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from railgun.sources.errors import ConnectorError
+from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Reader, Source
 
 T = TypeVar("T")

@@ -37,11 +37,11 @@ from railgun.engine.batch.outputs import LETTERS, infer
 from railgun.engine.batch.pieces import one_batch
 from railgun.engine.batch.stages import PAUSE, timing_of
 from railgun.engine.batch.task import TOLD, Batch, Task
-from railgun.sinks.collect import Collect
-from railgun.sinks.parquet import Parquet
 from railgun.flows.flow import Flow
 from railgun.flows.plan import DEAD, Plan
 from railgun.flows.shipping import ship
+from railgun.sinks.collect import Collect
+from railgun.sinks.parquet import Parquet
 from railgun.spark.handover import HANG_AFTER_S, HandOver, told_by_tasks
 from railgun.spark.inputs import (
     Input,

@@ -30,25 +30,25 @@ from pyspark.errors import PySparkException
 
 from railgun.engine.batch.errors import BatchError
 from railgun.engine.batch.stages import Save
-from railgun.sources.directory import Directory
-from railgun.sinks.streams import Streams
 from railgun.engine.controller.snapshot_directory import absolute
 from railgun.engine.controller.storekeeper import steps_of
-from railgun.errors import pass_interrupt
-from railgun.engine.protocol.frontier import MIN
-from railgun.hashing import hash_keys
 from railgun.engine.operators.calls import TokenCall
 from railgun.engine.operators.committing import commit_calls
-from railgun.flows.flow import Flow
 from railgun.engine.operators.functions import check_done
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
+from railgun.engine.snapshots.store import SnapshotStore
+from railgun.engine.worker.liveness import watched
+from railgun.errors import pass_interrupt
+from railgun.flows.flow import Flow
 from railgun.flows.plan import Plan
 from railgun.flows.sink import Place, TwoPhaseSink
 from railgun.flows.source import is_empty
-from railgun.engine.snapshots.manifest import FORMAT, Manifest, Part, SinkPart
-from railgun.engine.snapshots.store import SnapshotStore
+from railgun.hashing import hash_keys
+from railgun.sources.directory import Directory
+from railgun.sources.streams import Streams
 from railgun.spark.failure import of_task
 from railgun.spark.inputs import Done, Input
-from railgun.engine.worker.liveness import watched
 
 HANG_AFTER_S: Final = 30.0
 """Seconds after which a call of a sink is taken for a hang, as `Settings.hang_after`."""

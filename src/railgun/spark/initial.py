@@ -21,8 +21,8 @@ from railgun.engine.batch.errors import BatchError
 from railgun.engine.batch.stages import Save
 from railgun.engine.controller.storekeeper import steps_of
 from railgun.engine.operators.operator import shorten
-from railgun.flows.plan import Plan
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.flows.plan import Plan
 from railgun.spark.handover import making, told_by_tasks, write_state
 from railgun.spark.inputs import listed, named, partition, partitions_for
 

@@ -34,8 +34,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from railgun.errors import RailgunError
 from railgun.engine.snapshots.plain import from_json
+from railgun.errors import RailgunError
 
 Kind = str | list[Any]
 Fit = Callable[[Any], Any]

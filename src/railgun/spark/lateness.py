@@ -1,9 +1,9 @@
 """Which rows of an ordered DataFrame are late: judged as if the DataFrame were one part of the source.
 
 A row is late if it is older than the bound before it: the latest time of all rows before it, less the lateness (see
-`engine.protocol.frontier.late_rows`). That is a running maximum over the whole DataFrame. In one task it would be slow, so rows
-are divided into buckets of neighbours, by the first column of the order: the running maximum within a bucket is found
-by the bucket's task, and the maximum of all buckets before it in one short table.
+`engine.protocol.frontier.late_rows`). That is a running maximum over the whole DataFrame. In one task it would be slow,
+so rows are divided into buckets of neighbours, by the first column of the order: the running maximum within a bucket is
+found by the bucket's task, and the maximum of all buckets before it in one short table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as F  # as everybody calls it  # noqa: N812  # as everybody calls it
 from pyspark.sql.types import (
     DateType,
     LongType,
@@ -28,10 +28,10 @@ from pyspark.sql.types import (
 from railgun.engine.batch.columns import as_items, column_of
 from railgun.engine.batch.stages import BOUND, Feed
 from railgun.engine.batch.task import Batch, plan_of
-from railgun.errors import pass_interrupt
-from railgun.engine.protocol.frontier import LAST, MIN
 from railgun.engine.operators.calls import Call
 from railgun.engine.operators.reading import Clock
+from railgun.engine.protocol.frontier import LAST, MIN
+from railgun.errors import pass_interrupt
 
 BUCKETS: Final = 256
 _ACCURACY: Final = 10_000  # of the edges of buckets: their sizes differ by a 10,000th of the rows

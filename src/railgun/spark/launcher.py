@@ -32,12 +32,12 @@ from pyspark.resource import (
 from pyspark.sql import SparkSession
 
 from railgun.engine.controller.launcher import Ended
+from railgun.engine.worker.spec import WorkerSpec
 from railgun.errors import RailgunError
 from railgun.spark import failure, task
 from railgun.spark.conf import is_local, is_true, refuse, seconds
 from railgun.spark.failure import WorkerFailure
 from railgun.spark.session import check
-from railgun.engine.worker.spec import WorkerSpec
 
 __all__ = ["LaunchedTwiceError", "SparkLauncher"]
 

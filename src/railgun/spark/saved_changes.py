@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from railgun.hashing import Hashes
 from railgun.engine.snapshots.manifest import Part
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import reading
+from railgun.hashing import Hashes
 from railgun.spark.kinds import same
 from railgun.spark.saved_rows import (
     BATCH,

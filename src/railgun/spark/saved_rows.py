@@ -25,13 +25,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from railgun.engine.controller.snapshot_directory import NoSnapshotsError, SavedState, find_store
-from railgun.hashing import Hashes
 from railgun.engine.snapshots.arrays import hashes_of
-from railgun.storage.object_store import ArrowDisk, LocalDisk, disk_error
-from railgun.engine.snapshots.errors import DamagedError, MissingError
+from railgun.engine.snapshots.errors import DamagedError
 from railgun.engine.snapshots.manifest import Part, damaged
 from railgun.engine.snapshots.store import SnapshotStore, encode_name
 from railgun.engine.snapshots.table import open_table, reading
+from railgun.hashing import Hashes
+from railgun.storage.errors import MissingError
+from railgun.storage.object_store import ArrowDisk, LocalDisk, disk_error
 
 ROWS: Final = 1 << 18
 """Rows of a task, about: files are read by their groups of rows."""

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from railgun.engine.snapshots.errors import LockedError, MissingError
+from railgun.storage.errors import LockedError, MissingError
 from railgun.storage.processes import Process
 
 

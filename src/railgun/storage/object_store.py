@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from railgun.engine.snapshots.errors import (
+from railgun.storage.errors import (
     DiskError,
     FullDiskError,
     MissingError,
     ReadOnlyError,
-    SnapshotError,
+    StorageError,
 )
 from railgun.storage.lock import FileLock, Lock, Owner, OwnerLock
 
@@ -97,7 +97,7 @@ def open_disk(url: str) -> Disk:
         return LocalDisk(url)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise SnapshotError(
+            raise StorageError(
                 f"{url} names the host {parts.netloc!r}; a local directory has three slashes: file:///"
             )
         return LocalDisk(unquote(parts.path))
@@ -108,7 +108,7 @@ def check_path(path: str) -> str:
     """A path that stays inside of its disk."""
     pieces = path.split("/")
     if path and (any(piece in ("", ".", "..") for piece in pieces) or "\0" in path):
-        raise SnapshotError(f"{path!r} is no path inside of a directory of snapshots")
+        raise StorageError(f"{path!r} is no path inside of a directory of snapshots")
     return path
 
 
@@ -264,7 +264,7 @@ class ArrowDisk:
             else:
                 self.filesystem, self.root = filesystem, url
         except Exception as error:
-            raise SnapshotError(
+            raise StorageError(
                 f"snapshots cannot be kept at {url}: {error}. Name a directory, or a URL that pyarrow opens "
                 "(s3://, gs://, abfs://, hdfs://)."
             ) from error

@@ -1,7 +1,8 @@
 """FlowTester: run any flow on simulated workers in one process, and do to it what happens in real life.
 
 >>> from railgun import Flow
->>> from railgun.connectors import Collect, Items
+>>> from railgun.sinks.collect import Collect
+>>> from railgun.sources.items import Items
 >>> flow = Flow("totals")
 >>> numbers = flow.source(Items([]), name="numbers")
 >>> numbers.key_by(lambda n: n % 10).reduce(lambda a, b: a + b, name="sum").sink(Collect(), name="out")
@@ -46,16 +47,16 @@ from typing import Any
 
 from railgun.engine.controller.controller import FlowFailedError
 from railgun.engine.controller.storekeeper import Snapshots, Storekeeper, steps_of
-from railgun.errors import RailgunError
+from railgun.engine.operators.operator import DeadLetter
 from railgun.engine.protocol.lifecycle.messages import Happened
 from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.worker.runtime import Runtime
+from railgun.errors import RailgunError
 from railgun.flows.flow import Flow
-from railgun.engine.operators.operator import DeadLetter
 from railgun.flows.source import Reader, Source
 from railgun.storage.object_store import Disk
-from verification.snapshots.disks import SimulatedDisk
-from verification.snapshots.world import World
-from railgun.engine.worker.runtime import Runtime
+from railgun.testing.disks import SimulatedDisk
+from railgun.testing.world import World
 
 START = 1_700_000_000_000_000
 NEVER = 1e9  # seconds

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from railgun.errors import RailgunError
+from railgun.errors import ExitCode, RailgunError
 from railgun.storage.processes import Process
 
 PATIENCE: Final = 2.0
@@ -39,6 +39,9 @@ class RegistryError(RailgunError):
 
 class JobRunsError(RailgunError):
     """There is a running job of this name."""
+
+    exit_code = ExitCode.NO_JOB
+    kind = "name-taken"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.errors import represent
 from railgun.engine.protocol.frontier import MIN
+from railgun.errors import represent
 from railgun.hashing import Hashes, hash_keys
 from railgun.transport.columns import (
     CannotUnpickleError,

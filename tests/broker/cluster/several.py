@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.broker.running import DEADLINE, Running
 
-from railgun.client.client import Client, connect
 from railgun.broker.errors import NoMasterError, NoStreamError
 from railgun.broker.streams.node import Ephemeral
 from railgun.broker.streams.routing import Here, Nobody, Place, There
+from railgun.client.client import Client, connect
 
 SECRET = "5e" * 32
 

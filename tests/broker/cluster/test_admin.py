@@ -19,10 +19,10 @@ from tests.broker.clustered import DEADLINE, QUICK, Clustered, clustered, until
 from tests.broker.refusing import has_no_alarm
 from tests.broker.running import node, run
 
-from railgun.client.client import Client, connect
-from railgun.client.errors import StreamsError
 from railgun.broker.protocol.metadata import alarms
 from railgun.broker.streams import admin
+from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
 from railgun.transport.commands import Blob
 
 Told = dict[str, Any]

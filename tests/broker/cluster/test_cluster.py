@@ -13,10 +13,10 @@ import pytest
 from tests.broker.clustered import DEADLINE, Clustered, clustered, retried, until
 from tests.broker.running import run, take
 
-from railgun.client.client import Client
-from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.broker.cluster.joining import JoinError
 from railgun.broker.streams.copies import Acks
+from railgun.client.client import Client
+from railgun.client.errors import DuplicateIdError, StreamsError
 from railgun.transport.commands import Blob
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.records import Records, build

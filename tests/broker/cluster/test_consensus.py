@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 from tests.broker.running import run
+from verification.log_disk import LogDisk
 
-from railgun.errors import RailgunError
+from railgun.broker.cluster.consensus import (
+    LARGEST,
+    Consensus,
+    LostProposalError,
+    NoLeaderError,
+    TooLargeError,
+)
+from railgun.broker.cluster.raft_messages import decode_message, encode_message
+from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError
+from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.protocol.raft.messages import (
     Append,
     ChangeError,
@@ -21,17 +31,7 @@ from railgun.broker.protocol.raft.messages import (
     NotLeaderError,
     Settings,
 )
-from railgun.broker.cluster.consensus import (
-    LARGEST,
-    Consensus,
-    LostProposalError,
-    NoLeaderError,
-    TooLargeError,
-)
-from railgun.broker.log.disk import Disk, NodeDisk
-from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError
-from verification.log_disk import LogDisk
-from railgun.broker.cluster.raft_messages import decode_message, encode_message
+from railgun.errors import RailgunError
 
 QUICK = Settings(election=0.5, heartbeat=0.02, lease=0.1)
 """Elections as slow as a machine that has more to do needs: who leads should lead on while a test looks."""

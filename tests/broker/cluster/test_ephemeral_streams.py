@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from tests.broker.running import DEADLINE, Raw, Running, die, nothing, refused, run, take, until
 
-from railgun.client.client import Client
-from railgun.client.subscription import Subscription
-from railgun.broker.protocol.interest import Remote
-from railgun.broker.protocol.response_names import keeper_of
 from railgun.broker.cluster import events as events_module
 from railgun.broker.cluster import responding as responding_module
 from railgun.broker.cluster.events import Events
 from railgun.broker.cluster.links import Identity, Lane, Links
+from railgun.broker.protocol.interest import Remote
+from railgun.broker.protocol.response_names import keeper_of
 from railgun.broker.server.metrics import prometheus
 from railgun.broker.streams.node import Ephemeral
+from railgun.client.client import Client
+from railgun.client.subscription import Subscription
 from railgun.transport.commands import Blob, encode
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.proto import streams_pb2 as p

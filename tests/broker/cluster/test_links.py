@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from railgun.broker.cluster.links import Identity, Lane, Links
 from verification.stream_server import StreamServer
+
+from railgun.broker.cluster.links import Identity, Lane, Links
 from railgun.transport.commands import Blob
 
 

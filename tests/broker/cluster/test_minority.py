@@ -17,15 +17,15 @@ import pytest
 from rich.console import Console
 from tests.broker.clustered import DEADLINE, QUICK, Clustered, clustered, retried, until
 from tests.broker.running import node, run, take
+from verification.ports import free_port
+from verification.stream_server import StreamServer
 
+from railgun.broker.cluster.consensus import NoLeaderError
+from railgun.broker.cluster.links import PeerError
 from railgun.cli import cluster_view, streams_view
 from railgun.client.address import Address
 from railgun.client.client import Client, connect
 from railgun.client.errors import NoNodeError, StreamsError
-from railgun.broker.cluster.consensus import NoLeaderError
-from railgun.broker.cluster.links import PeerError
-from verification.ports import free_port
-from verification.stream_server import StreamServer
 
 WAIT = 1.0
 

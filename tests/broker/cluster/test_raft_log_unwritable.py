@@ -16,10 +16,10 @@ import pytest
 from tests.broker.clustered import DEADLINE, Clustered, clustered, until
 from tests.broker.refusing import becomes, has_alarm, has_no_alarm, health, shimmed
 from tests.broker.running import run
+from verification.faults.shim import Control, Orders
 
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
-from verification.faults.shim import Control, Orders
 
 RAFT = "cluster/raft"
 REFUSALS = [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO]

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railgun.broker.cluster import raft_messages as raft
 from railgun.broker.protocol.raft.messages import (
     Append,
     Appended,
@@ -26,7 +27,6 @@ from railgun.broker.protocol.raft.messages import (
     Snapshot,
     Vote,
 )
-from railgun.broker.cluster import raft_messages as raft
 from railgun.transport.commands import KINDS, FrameError, FrameReader, encode
 from railgun.transport.proto import raft_pb2 as r
 from railgun.transport.proto import streams_pb2 as p

@@ -1,4 +1,4 @@
-"""The duties of whoever drives copies of a stream (`broker.protocol.replication.messages`), one by one, on real files."""
+"""The duties of a driver of `broker.protocol.replication`, one by one, on real files."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from google.protobuf.message import Message
 from tests.broker.clustered import clustered, until
 from tests.broker.running import run
 
-from railgun.broker.protocol.metadata.machine import Metadata
-from railgun.broker.protocol.metadata.steering import Propose, Steering
-from railgun.broker.protocol.groups import Saved, Settled
-from railgun.errors import RailgunError
-from railgun.broker.protocol.replication import messages as m
-from railgun.broker.protocol.replication.master import Phase
-from railgun.broker.protocol.replication.standing import LOST, Standing
 from railgun.broker.cluster import replica_messages as words
 from railgun.broker.cluster.flight import Flight
 from railgun.broker.cluster.identity import LostIdentityError
 from railgun.broker.cluster.links import Lane
 from railgun.broker.cluster.regions import Promises, Region, Regions
 from railgun.broker.cluster.replicated import Replicated
-from railgun.broker.log.committer import Committer
-from railgun.broker.streams.copies import Acks
-from railgun.broker.log.disk import NodeDisk
 from railgun.broker.errors import BeyondEndError, DeposedError, NoMasterError, NoSpaceError
+from railgun.broker.log.committer import Committer
+from railgun.broker.log.disk import NodeDisk
 from railgun.broker.log.group_log import pack_change, pack_state
+from railgun.broker.protocol.groups import Saved, Settled
+from railgun.broker.protocol.metadata.machine import Metadata
+from railgun.broker.protocol.metadata.steering import Propose, Steering
+from railgun.broker.protocol.replication import messages as m
+from railgun.broker.protocol.replication.master import Phase
+from railgun.broker.protocol.replication.standing import LOST, Standing
+from railgun.broker.settings import StreamSettings
+from railgun.broker.streams.copies import Acks
 from railgun.broker.streams.groups import CopyNote, fold, pack
 from railgun.broker.streams.persistent import Persistent, Stored
-from railgun.broker.settings import StreamSettings
+from railgun.errors import RailgunError
 from railgun.transport.commands import Blob
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.records import Bytes, Records, build, head, patch

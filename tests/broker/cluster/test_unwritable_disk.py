@@ -25,16 +25,16 @@ from tests.broker.refusing import (
     shimmed,
 )
 from tests.broker.running import node, refused, run, stored, take
-
-from railgun.client.client import connect
-from railgun.client.errors import DuplicateIdError, StreamsError
-from railgun.broker.streams import node as node_module
-from railgun.broker.log.disk import NodeDisk
-from railgun.broker.errors import LogFailedError, NoSpaceError, StorageError, storage_error
-from railgun.broker.log.log import LogConfig, StreamLog
-from verification.snapshots.disks import Crash
 from verification.faults.shim import Control, Orders, ShimDisk
 from verification.log_disk import LogDisk
+
+from railgun.broker.errors import LogFailedError, NoSpaceError, StorageError, storage_error
+from railgun.broker.log.disk import NodeDisk
+from railgun.broker.log.log import LogConfig, StreamLog
+from railgun.broker.streams import node as node_module
+from railgun.client.client import connect
+from railgun.client.errors import DuplicateIdError, StreamsError
+from railgun.testing.disks import Crash
 from railgun.transport.records import build
 
 REFUSALS = [errno.EFBIG, errno.EDQUOT, errno.ENOSPC, errno.EROFS]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-from railgun.errors import ProtocolError
-from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
-from railgun.broker.cluster.wal import DamagedWalError, Recovered, Wal
-from railgun.broker.log.disk import Disk, NodeDisk
-from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError, StorageError
-from verification.snapshots.disks import Crash
 from verification.log_disk import LogDisk
+
+from railgun.broker.cluster.wal import DamagedWalError, Recovered, Wal
+from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError, StorageError
+from railgun.broker.log.disk import Disk, NodeDisk
+from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
+from railgun.errors import ProtocolError
+from railgun.testing.disks import Crash
 
 PATH = "raft/wal"
 FIRST = Snapshot(0, 0, Members(("a", "b"), ("ü",)))

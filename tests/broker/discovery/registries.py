@@ -26,11 +26,11 @@ import dns.rrset
 import pytest
 from aiohttp import web
 from bench._peers import ENVIRONMENTS, end_with_parent
-
-from railgun.broker.discovery import Address, Discovery, DiscoveryError, discovery_of
 from verification.debian import find_program
 from verification.ports import free_port
 from verification.stream_server import StreamServer
+
+from railgun.broker.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.transport.http import HttpPort
 
 DEADLINE = 20.0

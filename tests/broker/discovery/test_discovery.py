@@ -20,9 +20,9 @@ from tests.broker.discovery.registries import (
     opened,
 )
 from tests.broker.running import run
+from verification.ports import free_port
 
 from railgun.broker.discovery import BadDiscoveryError, Place, discovery_of, schemes
-from verification.ports import free_port
 
 # ---------------------------------------------------------------- texts
 

@@ -27,11 +27,11 @@ from tests.broker.discovery.registries import (
     until,
 )
 from tests.broker.running import run
+from verification.ports import free_port
 
 from railgun.broker.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.broker.discovery.asking import LONGEST
 from railgun.broker.discovery.keeping import Kept
-from verification.ports import free_port
 
 
 def die(discovery: Discovery) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-
-from railgun.errors import RailgunError
-from railgun.broker.log.committer import Committer, Stamp
-from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError, OrderError
-from railgun.broker.log.log import LogConfig, StreamLog
 from verification.log_disk import LogDisk
+
+from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError, OrderError
+from railgun.broker.log.committer import Committer, Stamp
+from railgun.broker.log.log import LogConfig, StreamLog
+from railgun.errors import RailgunError
 from railgun.transport.records import BatchError, Records, build, head, patch
 
 STAMP = Stamp(epoch=1, now=1)

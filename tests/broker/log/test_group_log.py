@@ -7,7 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
+from verification.log_disk import LogDisk
 
+from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError
+from railgun.broker.log.committer import Committer
+from railgun.broker.log.disk import NodeDisk
+from railgun.broker.log.group_log import DamagedGroupLogError, Fold, GroupLog
 from railgun.broker.protocol.groups import (
     Change,
     Cut,
@@ -19,14 +24,9 @@ from railgun.broker.protocol.groups import (
     Unsettled,
     Untold,
 )
-from railgun.broker.log.committer import Committer
-from railgun.broker.log.disk import NodeDisk
-from railgun.broker.errors import ClosedError, LogFailedError, NoSpaceError
-from railgun.broker.log.group_log import DamagedGroupLogError, Fold, GroupLog
 from railgun.broker.streams.groups import Kept, pack
 from railgun.broker.streams.groups import fold as groups
-from verification.snapshots.disks import Crash
-from verification.log_disk import LogDisk
+from railgun.testing.disks import Crash
 
 State = list[int]
 PATH = "orders/groups"

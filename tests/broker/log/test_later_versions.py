@@ -11,30 +11,30 @@ from pathlib import Path
 
 import pytest
 from tests.broker.running import node, run
+from verification.log_disk import LogDisk
 from zlib_ng.zlib_ng import crc32
 
-from railgun.ingest.errors import SinkError
-from railgun.sinkserver.ledger import Ledger
-from railgun.broker.protocol.groups import Saved, Settled, Unsettled
-from railgun.broker.protocol.groups.messages import Standing
-from railgun.errors import LaterVersionError
-from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
-from railgun.broker.streams import groups
 from railgun.broker.cluster import identity
 from railgun.broker.cluster.wal import DamagedWalError, Wal
-from railgun.broker.log.disk import NodeDisk
 from railgun.broker.errors import LaterFormatError
+from railgun.broker.log.disk import NodeDisk
 from railgun.broker.log.group_log import GroupLog
 from railgun.broker.log.log import LogConfig, StreamLog
 from railgun.broker.log.notes import pack
-from railgun.broker.streams.retime import retime
 from railgun.broker.log.segment import index_name, log_name
 from railgun.broker.log.tail import mark
+from railgun.broker.protocol.groups import Saved, Settled, Unsettled
+from railgun.broker.protocol.groups.messages import Standing
+from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
+from railgun.broker.streams import groups
+from railgun.broker.streams.retime import retime
 from railgun.engine.snapshots.errors import FormatError
-from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError
 from railgun.engine.snapshots.manifest import Manifest, seal
 from railgun.engine.snapshots.store import SnapshotStore
-from verification.log_disk import LogDisk
+from railgun.errors import LaterVersionError
+from railgun.ingest.errors import SinkError
+from railgun.sinkserver.ledger import Ledger
+from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError
 from railgun.transport.records import Records, build, head, patch
 
 Change = Callable[[bytearray], None]

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from verification.log_disk import LogDisk
 
-from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.errors import (
     BeyondEndError,
     ClosedError,
@@ -28,11 +28,11 @@ from railgun.broker.errors import (
     StorageError,
     TrimmedError,
 )
+from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.log.log import LogConfig, StreamLog
 from railgun.broker.log.segment import index_name, log_name
 from railgun.broker.log.tail import MARK_SIZE
-from verification.snapshots.disks import Crash
-from verification.log_disk import LogDisk
+from railgun.testing.disks import Crash
 from railgun.transport.records import Records, build, head, patch
 
 SMALL = LogConfig(segment_bytes=600, index_bytes=150)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from verification.log_disk import LogDisk
 
-from railgun.broker.log.committer import Committer
-from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.errors import (
     BeyondEndError,
     ClosedError,
@@ -24,10 +23,11 @@ from railgun.broker.errors import (
     StorageError,
     TrimmedError,
 )
+from railgun.broker.log.committer import Committer
+from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.log.log import LogConfig, StreamLog
 from railgun.broker.log.segment import Walk, base_of, index_name, log_name
-from verification.snapshots.disks import Crash
-from verification.log_disk import LogDisk
+from railgun.testing.disks import Crash
 from railgun.transport.records import Records, build, head, split
 
 SMALL = LogConfig(segment_bytes=600, index_bytes=150)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from railgun.cli.cluster_view import alarm
 from railgun.broker.protocol.metadata.alarms import (
     LONG,
     TODO,
@@ -17,6 +16,7 @@ from railgun.broker.protocol.metadata.alarms import (
     is_settled,
     of_lone_node,
 )
+from railgun.cli.cluster_view import alarm
 
 Told = dict[str, Any]
 

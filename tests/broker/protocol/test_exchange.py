@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verification.rewriting import rewritten
 
 from railgun.broker.protocol import exchange as module
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.exchange import (
     AlreadyMemberError,
     Exchange,
@@ -26,7 +26,7 @@ from railgun.broker.protocol.exchange import (
     _Seat,
 )
 from railgun.broker.protocol.topics import MatcherError, TopicError
-from verification.rewriting import rewritten
+from railgun.errors import ProtocolError
 
 # --- Ephemeral streams, rule by rule --------------------------------------------------------------
 

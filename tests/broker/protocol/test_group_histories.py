@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from verification.groups.model import STORIES, play
 from verification.groups.mutants import HISTORIES, MUTANTS, hunt
 

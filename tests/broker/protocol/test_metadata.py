@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.broker.protocol.cluster_play import Play, node
 
-from railgun.broker.protocol.metadata.streams import DEAD
 from railgun.broker.protocol.metadata.fields import RefusedError
 from railgun.broker.protocol.metadata.machine import MOST_REQUESTS, Metadata
 from railgun.broker.protocol.metadata.options import check_asked
+from railgun.broker.protocol.metadata.streams import DEAD
 from railgun.errors import ProtocolError
 
 FEW = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from railgun.broker.protocol.producers import registry as rules
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.producers.producer import (
     BusyError,
     FencedError,
@@ -19,6 +18,7 @@ from railgun.broker.protocol.producers.producer import (
     SequenceOverError,
 )
 from railgun.broker.protocol.producers.registry import Producers
+from railgun.errors import ProtocolError
 
 
 def begun(epoch: int = 1) -> Producers:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.protocol.raft_play import ABC, Play, append, entries_of, of
+from verification.raft.mutants import CommitsEarlierTerms
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.log import Log
 from railgun.broker.protocol.raft.machine import Raft
 from railgun.broker.protocol.raft.messages import (
@@ -27,7 +27,7 @@ from railgun.broker.protocol.raft.messages import (
     Vote,
 )
 from railgun.broker.protocol.raft.state import Role, fraction
-from verification.raft.mutants import CommitsEarlierTerms
+from railgun.errors import ProtocolError
 
 # ---------------------------------------------------------------- terms
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from verification.rewriting import rewritten
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.replication.master import Master, Phase
 from railgun.broker.protocol.replication.messages import (
     Anew,
@@ -30,7 +30,7 @@ from railgun.broker.protocol.replication.messages import (
 )
 from railgun.broker.protocol.replication.replica import Replica
 from railgun.broker.protocol.replication.standing import LOST, Copy, Runs, Standing, agree
-from verification.rewriting import rewritten
+from railgun.errors import ProtocolError
 
 # ---------------------------------------------------------------- how a copy stands
 

@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from railgun.broker.protocol import topics
-from railgun.errors import RailgunError
 from railgun.broker.protocol.topics import (
     ALL,
     MOST_BYTES,
@@ -24,6 +23,7 @@ from railgun.broker.protocol.topics import (
     check_topic,
     matches,
 )
+from railgun.errors import RailgunError
 
 FEW = settings(deadline=None, max_examples=100)
 

@@ -13,16 +13,16 @@ from tests.broker.clustered import DEADLINE, clustered, retried, until
 from tests.broker.refusing import becomes, has_alarm, has_no_alarm
 from tests.broker.running import Running, node, process, refused, run, stored, take
 
-from railgun.client.client import connect
-from railgun.client.errors import StreamsError
-from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
-from railgun.broker.streams import node as node_module
 from railgun.broker.cluster.wal import DamagedWalError, Wal
-from railgun.broker.log.disk import NodeDisk
 from railgun.broker.errors import LogFailedError
+from railgun.broker.log.disk import NodeDisk
 from railgun.broker.log.group_log import DamagedGroupLogError, Fold, GroupLog
 from railgun.broker.log.log import StreamLog
 from railgun.broker.log.tail import MARK
+from railgun.broker.protocol.raft.messages import Entry, Hard, Members, Snapshot
+from railgun.broker.streams import node as node_module
+from railgun.client.client import connect
+from railgun.client.errors import StreamsError
 from railgun.transport.records import build
 
 LONGEST = Fold[int](lambda n, change: max(n or 0, int(change)), lambda n: b"%d" % n, int)

@@ -14,21 +14,21 @@ import pytest
 from tests.broker.clustered import clustered, retried
 from tests.broker.clustered import until as until_slowly
 from tests.broker.running import Running, node, nothing, run, take, until
+from verification.faults.shim import Control, Orders, ShimDisk
 
 import railgun.broker.streams.node as node_module
+from railgun.broker.clock import time_of_day
+from railgun.broker.errors import NoStreamError
+from railgun.broker.log.disk import NodeDisk
+from railgun.broker.log.segment import Walk
+from railgun.broker.protocol.stored_time import PacedClock
+from railgun.broker.server.metrics import prometheus
+from railgun.broker.settings import SECOND
+from railgun.broker.streams.retime import NodeRunsError, WouldExpireError, retime
 from railgun.cli.errors import DONE, FAILED
 from railgun.cli.main import main as command
 from railgun.client.client import Client
 from railgun.client.errors import DuplicateIdError
-from railgun.broker.protocol.stored_time import PacedClock
-from railgun.broker.clock import time_of_day
-from railgun.broker.log.disk import NodeDisk
-from railgun.broker.errors import NoStreamError
-from railgun.broker.server.metrics import prometheus
-from railgun.broker.streams.retime import NodeRunsError, WouldExpireError, retime
-from railgun.broker.log.segment import Walk
-from railgun.broker.settings import SECOND
-from verification.faults.shim import Control, Orders, ShimDisk
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -19,8 +19,8 @@ from railgun.client.client import Client
 from railgun.client.errors import StreamDamagedError
 from railgun.client.subscription import Subscription
 from railgun.client.sync import connect_sync
-from railgun.sources.errors import ConnectorError
-from railgun.sinks.streams import Streams
+from railgun.flows.errors import ConnectorError
+from railgun.sources.streams import Streams
 from railgun.spark.streams.errors import StreamSourceError
 from railgun.spark.streams.options import Options
 from railgun.spark.streams.reader import BatchReader, MicroBatchReader

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.broker.running import DEADLINE, node, nothing, refused, run, take
+from verification.log_disk import LogDisk
 
 import railgun.broker.streams.groups as groups_module
 from railgun.client.errors import StreamsError
-from verification.log_disk import LogDisk
 
 GROUPS = "streams/orders/groups/groups"
 

@@ -11,8 +11,6 @@ import pytest
 from tests.broker.clustered import clustered, retried
 from tests.broker.running import DEADLINE, Proxy, node, nothing, refused, run, take, until
 
-from railgun.client.errors import StreamsError, SubscriptionLostError
-from railgun.client.sync import connect_sync
 from railgun.broker.protocol.groups import (
     LONGEST_DELAY,
     Change,
@@ -27,6 +25,8 @@ from railgun.broker.protocol.groups import (
     Unsettled,
 )
 from railgun.broker.streams.groups import fold, pack
+from railgun.client.errors import StreamsError, SubscriptionLostError
+from railgun.client.sync import connect_sync
 from railgun.testing.node import served
 from railgun.transport.proto import streams_pb2 as p
 

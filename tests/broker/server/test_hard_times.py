@@ -31,15 +31,15 @@ from tests.broker.running import (
     until,
 )
 
-import railgun.client.client as client_module
 import railgun.broker.log.disk as disk_module
 import railgun.broker.server.server as server_module
+import railgun.client.client as client_module
+from railgun.broker.server.session import MOST_UNSTORED, Consumer, Session
 from railgun.client.client import Client, connect
 from railgun.client.errors import DeadlineError, NoAnswerError, StreamsError
 from railgun.client.message import Message
 from railgun.client.publisher import Batch
 from railgun.client.subscription import Subscription
-from railgun.broker.server.session import MOST_UNSTORED, Consumer, Session
 from railgun.transport.commands import LARGEST, VERSION, Frame, encode
 from railgun.transport.hello import NONCE, Dialer
 from railgun.transport.proto import streams_pb2 as p

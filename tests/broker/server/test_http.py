@@ -18,14 +18,14 @@ import pytest
 from tests.broker.running import DEADLINE, Running, node, run, take
 from yarl import URL
 
+from railgun.broker.errors import PortTakenError
+from railgun.broker.server.openapi import document, in_path
+from railgun.broker.server.server import Server, ServerConfig
+from railgun.broker.streams import admin
+from railgun.broker.streams.node import Node
+from railgun.broker.streams.persistent import Persistent
 from railgun.client.client import connect
 from railgun.client.errors import StreamsError
-from railgun.broker.streams import admin
-from railgun.broker.errors import PortTakenError
-from railgun.broker.streams.node import Node
-from railgun.broker.server.openapi import document, in_path
-from railgun.broker.streams.persistent import Persistent
-from railgun.broker.server.server import Server, ServerConfig
 
 Answer = tuple[int, Any]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 from tests.broker.running import DEADLINE, Running, run, take, until
+from verification.log_disk import LogDisk
 
-import railgun.client.client as client_module
 import railgun.broker.log.log as log_module
-from railgun.client.client import Client
-from railgun.client.errors import StreamsError
+import railgun.client.client as client_module
 from railgun.broker.log.committer import Committer
 from railgun.broker.server.server import Server
 from railgun.broker.server.session import Session
-from verification.snapshots.disks import Crash
-from verification.log_disk import LogDisk
+from railgun.client.client import Client
+from railgun.client.errors import StreamsError
+from railgun.testing.disks import Crash
 from railgun.transport.connection import Connection
 from railgun.transport.hello import HelloError
 

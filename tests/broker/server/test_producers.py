@@ -19,14 +19,14 @@ from tests.broker.clustered import DEADLINE as PATIENCE
 from tests.broker.clustered import Clustered, clustered, until
 from tests.broker.refusing import shimmed
 from tests.broker.running import Process, node, run
+from verification.faults.shim import Orders
 
+from railgun.broker.errors import NoMasterError, NoSpaceError
+from railgun.broker.log.log import StreamLog
 from railgun.client.checks import BadValueError
 from railgun.client.client import Client, connect
 from railgun.client.errors import StreamsError
 from railgun.client.producer import TRANSACTION_S, Producer, Stage
-from railgun.broker.errors import NoMasterError, NoSpaceError
-from railgun.broker.log.log import StreamLog
-from verification.faults.shim import Orders
 from railgun.transport.records import CONTINUES, head
 
 STREAM = "totals"

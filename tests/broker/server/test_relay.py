@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.broker.cluster.several import SECRET, Several, several
 from tests.broker.running import (
     DEADLINE,
     Proxy,
@@ -20,13 +21,13 @@ from tests.broker.running import (
     take,
     until,
 )
-from tests.broker.cluster.several import SECRET, Several, several
 
+from railgun.broker.errors import StoppingError
+from railgun.broker.server import upstream as upstream_module
+from railgun.broker.server.session import MOST_UNSTORED, Session
+from railgun.broker.streams.listener import ROOM
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
-from railgun.broker.server import upstream as upstream_module
-from railgun.broker.errors import StoppingError
-from railgun.broker.server.session import MOST_UNSTORED, ROOM, Session
 from railgun.transport.commands import VERSION, encode
 from railgun.transport.connection import Connection
 from railgun.transport.proto import streams_pb2 as p

@@ -12,11 +12,11 @@ from tests.broker.clustered import clustered, retried
 from tests.broker.clustered import until as until_slowly
 from tests.broker.running import DEADLINE, Proxy, node, refused, run, take, until
 
+from railgun.broker.server.server import ServerConfig, serving
 from railgun.cli.errors import CommandError
 from railgun.cli.main import parser as build_parser
 from railgun.cli.serve import read_config
 from railgun.client.client import Client, connect
-from railgun.broker.server.server import ServerConfig, serving
 
 # ---------------------------------------------------------------- rs_timeout
 

@@ -26,13 +26,13 @@ from tests.broker.running import (
     until,
 )
 
-import railgun.client.client as client_module
 import railgun.broker.server.session as session_module
+import railgun.client.client as client_module
+from railgun.broker.server.server import Server, ServerConfig
+from railgun.broker.streams.node import InUseError
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, NoNodeError, StreamsError
 from railgun.client.subscription import Subscription
-from railgun.broker.streams.node import InUseError
-from railgun.broker.server.server import Server, ServerConfig
 from railgun.transport.commands import KINDS, encode
 from railgun.transport.listen_rules import BadSecretError, OpenListenError
 from railgun.transport.proto import streams_pb2 as p

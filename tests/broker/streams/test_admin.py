@@ -26,12 +26,12 @@ from tests.broker.running import (
 )
 
 import railgun.broker.streams.node as node_module
-from railgun.client.client import Client, connect
-from railgun.client.errors import StreamsError
-from railgun.broker.streams import admin
 from railgun.broker.log.disk import NodeDisk
+from railgun.broker.streams import admin
 from railgun.broker.streams.node import Node
 from railgun.broker.streams.persistent import Persistent
+from railgun.client.client import Client, connect
+from railgun.client.errors import StreamsError
 from railgun.transport.commands import encode
 from railgun.transport.proto import streams_pb2 as p
 

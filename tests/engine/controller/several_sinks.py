@@ -1,6 +1,7 @@
 """A flow with several sinks in processes of its own, and a sink that kills a process around the calls of another.
 
-`python -m tests.engine.controller.several_sinks DIRECTORY` runs the flow that DIRECTORY/plan.json describes, to its end.
+`python -m tests.engine.controller.several_sinks DIRECTORY` runs the flow that DIRECTORY/plan.json describes, to its
+end.
 """
 
 from __future__ import annotations

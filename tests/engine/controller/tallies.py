@@ -13,8 +13,8 @@ from typing import Any
 from tests.engine.controller.flows import DEADLINE, eventually, is_alive, pids
 
 from railgun import FORGET, Files, Flow, Generate, Parquet, Reader, Source
-from railgun.job import Job, Snapshots
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.job import Job, Snapshots
 
 KEYS = 120
 PARTS = 4  # of the source; each has keys of its own

@@ -16,9 +16,9 @@ from tests.engine.controller import flows
 from tests.engine.controller.flows import counting, eventually, more, running, started
 
 from railgun import Job
-from railgun.transport.registry import Registry
 from railgun.engine.controller.controller import ListenError
 from railgun.engine.controller.metrics import STATES, Totals, prometheus
+from railgun.transport.registry import Registry
 
 
 class Http:

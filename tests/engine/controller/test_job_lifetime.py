@@ -15,10 +15,10 @@ import pytest
 from tests.engine.controller import flows
 from tests.engine.controller.flows import counting, eventually, running
 
-from railgun.transport.registry import JobRunsError, Registry
 from railgun.job import FlowFailedError, Job, NotRescaledError, Snapshots, run
-from railgun.engine.snapshots.errors import LockedError
+from railgun.storage.errors import LockedError
 from railgun.testing.local_workers import SubprocessLauncher
+from railgun.transport.registry import JobRunsError, Registry
 
 
 def start(name: str, tmp_path: Path, *, fresh: bool = False, **options: Any) -> Job:

@@ -13,9 +13,9 @@ from railgun import Collect, Flow, Items
 from railgun.engine.controller import controller as module
 from railgun.engine.controller.controller import Controller
 from railgun.engine.controller.launcher import Ended
-from railgun.flows.plan import compile_flow
 from railgun.engine.worker import control_messages as control
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.flows.plan import compile_flow
 
 TAKEN = control.Loaded("it cannot listen on 127.0.0.1:7300: Address already in use", passing=True)
 

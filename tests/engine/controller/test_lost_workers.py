@@ -31,9 +31,9 @@ from railgun import (
     TwoPhaseWriter,
 )
 from railgun.engine.operators.calls import Call
-from railgun.job import FinishedError
 from railgun.engine.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.job import FinishedError
 
 HERE = sys.modules[__name__]
 

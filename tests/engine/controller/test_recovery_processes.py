@@ -38,9 +38,10 @@ from railgun import FORGET, Collect, Event, Files, Flow, FlowFailedError, Genera
 from railgun.engine.controller.controller import Controller
 from railgun.engine.controller.storekeeper import FinishedError, Storekeeper
 from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.snapshots.errors import DamagedError, DoesNotFitError
 from railgun.flows.sink import Place, TwoPhaseWriter, Writer
 from railgun.job import Job, NotSavedError, Snapshots
-from railgun.engine.snapshots.errors import DamagedError, DoesNotFitError, LockedError
+from railgun.storage.errors import LockedError
 
 NEVER = 1_000.0
 PATIENT = Settings(restarts_within=0.01)  # failures do not add up: they are many, and on purpose

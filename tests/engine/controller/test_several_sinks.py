@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 from tests.engine.controller.tallies import Line, expected, store
+from verification.ports import free_port
 
 from railgun.client.errors import NoNodeError
 from railgun.client.sync import SyncClient, connect_sync
-from verification.ports import free_port
 
 DEADLINE = 180.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,11 +22,12 @@ from railgun.engine.controller.snapshot_directory import (
     told_attempts,
 )
 from railgun.engine.controller.storekeeper import ChoiceError, FinishedError, Storekeeper
-from railgun.hashing import hash_keys
-from railgun.engine.snapshots.errors import DamagedError, DoesNotFitError, LockedError, MissingError
+from railgun.engine.snapshots.errors import DamagedError, DoesNotFitError
 from railgun.engine.snapshots.manifest import Manifest, Part, StepInfo
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.snapshots.table import TableWriter
+from railgun.hashing import hash_keys
+from railgun.storage.errors import LockedError, MissingError
 
 
 @pytest.fixture(scope="module")

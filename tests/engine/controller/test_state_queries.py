@@ -19,9 +19,9 @@ from tests.engine.controller.test_http import SAMPLE, Http
 from railgun import Collect, Flow, Generate, Job, Snapshots
 from railgun.engine.controller import state_queries as inquiries
 from railgun.engine.controller.state_queries import NoAnswerError, NoKeyError, NoStepError
+from railgun.engine.protocol.lifecycle.machine import LifecycleError
 from railgun.errors import KeyTypeError
 from railgun.hashing import key_hash
-from railgun.engine.protocol.lifecycle.machine import LifecycleError
 from railgun.job import NotSavedError
 
 

@@ -18,10 +18,10 @@ from railgun import Collect, Flow, FlowError, Generate, Items, Reader, Source
 from railgun.engine.controller import storekeeper
 from railgun.engine.controller.storekeeper import GENERATIONS, ChoiceError, Snapshots, Storekeeper
 from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.snapshots.errors import DoesNotFitError
 from railgun.flows.errors import SourceError
 from railgun.storage.object_store import disk_error
-from railgun.engine.snapshots.errors import DoesNotFitError
-from verification.snapshots.disks import SimulatedDisk, Step
+from railgun.testing.disks import SimulatedDisk, Step
 
 
 def test_a_job_that_starts_again_very_often_uses_no_generation_that_the_next_may_use(

@@ -31,14 +31,14 @@ from railgun import (
     TwoPhaseWriter,
     Writer,
 )
-from railgun.errors import RailgunError
 from railgun.engine.operators import calls
-from railgun.flows.errors import StepError
-from railgun.testing import FlowTester
-from verification.snapshots.disks import SimulatedDisk
 from railgun.engine.worker.breadcrumb import Breadcrumb, left_behind
 from railgun.engine.worker.liveness import tell_where
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.errors import RailgunError
+from railgun.flows.errors import StepError
+from railgun.testing import FlowTester
+from railgun.testing.disks import SimulatedDisk
 
 SPEC = WorkerSpec("job", 3, 7, "127.0.0.1", 1, b"secret")
 BAD = 7
@@ -346,7 +346,7 @@ def run_all() -> None:
 def told_when(name: str, do: Act) -> BaseException:
     global act, hook
     act, hook = do, name
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - a KeyboardInterrupt too
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - a KeyboardInterrupt too  # noqa: PT011 - a KeyboardInterrupt too
         run_all()
     return caught.value
 
@@ -561,7 +561,7 @@ MOMENTS = {
 def misbehave(moment: Moment, do: Act) -> BaseException:
     global act, hook
     act, hook = do, moment.method
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - a KeyboardInterrupt too
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - a KeyboardInterrupt too  # noqa: PT011 - a KeyboardInterrupt too
         moment.run()
     return caught.value
 

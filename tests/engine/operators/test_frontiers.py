@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from railgun import Collect, Flow, Items, Stateful
-from railgun.engine.protocol.frontier import MAX, MIN
 from railgun.engine.operators.operator import Setting
 from railgun.engine.operators.stateful import StatefulSteps
+from railgun.engine.protocol.frontier import MAX, MIN
 from railgun.engine.snapshots.manifest import Manifest
 from railgun.testing.flow_tester import FlowTester
 from railgun.transport.rows import RowBatch

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from railgun import Collect, Flow, FlowError, Generate, Items, Sink, Stateful
-from railgun.connectors import Connectors
-from railgun.sources.errors import ConnectorError
-from railgun.flows.errors import NotAResultError, SinkError
+from railgun.flows.errors import ConnectorError, NotAResultError, SinkError
 from railgun.flows.sink import Place, Writer
+from railgun.sources.connectors import Connectors
 from railgun.testing.flow_tester import FlowTester
 
 

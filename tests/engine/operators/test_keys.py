@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from railgun import Collect, Flow, Items, StepError
-from verification.snapshots.disks import SimulatedDisk
+from railgun.testing.disks import SimulatedDisk
 from railgun.testing.flow_tester import FlowTester
 
 ODD: list[Any] = [math.nan, ("a", math.nan), Decimal("NaN")]

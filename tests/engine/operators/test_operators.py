@@ -12,13 +12,13 @@ import pytest
 from tests.flows.harness import Harness, Keys, through
 
 from railgun import FORGET, Collect, DeadLetter, Flow, Items, Stream
-from railgun.errors import KeyTypeError, ProtocolError
-from railgun.hashing import Hashes
-from railgun.engine.protocol.rescale.order import Order
-from railgun.flows.errors import SinkError, SourceError, StepError
 from railgun.engine.operators.keyed import Leaving
+from railgun.engine.protocol.rescale.order import Order
+from railgun.errors import KeyTypeError, ProtocolError
+from railgun.flows.errors import SinkError, SourceError, StepError
 from railgun.flows.sink import Place, Sink, Writer
 from railgun.flows.source import Reader, Source
+from railgun.hashing import Hashes
 
 DEAD = {"on_error": "dead_letter", "dead_letters": Collect()}
 

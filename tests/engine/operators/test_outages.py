@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from railgun.client.errors import StreamsError
-from railgun.sinks.retrying_client import Patient
-from railgun.engine.operators.outages import SETTLED_S, WAITS, Waits
+from railgun.client.outages import SETTLED_S, WAITS, Waits
+from railgun.client.retrying import Patient
 
 
 def test_a_sink_that_goes_on_in_one_thread_still_waits_in_another() -> None:

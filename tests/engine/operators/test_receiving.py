@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.engine.worker.listener_callers import SECRET, Caller, Seen, behind, run, settle
 
-from railgun.connectors import Connectors
-from railgun.engine.protocol.frontier import LAST, MIN
-from railgun.engine.protocol.ingest.messages import NONE, Relinquish, SessionError
 from railgun.engine.operators import receiving as module
 from railgun.engine.operators.operator import DeadLetter, Setting, tell
 from railgun.engine.operators.reading import Clock
 from railgun.engine.operators.receiving import Receiving
+from railgun.engine.protocol.frontier import LAST, MIN
+from railgun.engine.protocol.ingest.messages import NONE, Relinquish, SessionError
+from railgun.sources.connectors import Connectors
 from railgun.transport import ingest_batch as outside
 from railgun.transport.proto import connectors_pb2 as c
 

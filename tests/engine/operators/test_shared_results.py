@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from railgun import FORGET, Collect, Flow, Items, Stateful, StepError
-from railgun.flows.flow import KeyedStream
 from railgun.engine.operators.sharing import SharedStateError
+from railgun.flows.flow import KeyedStream
 from railgun.testing import FlowTester
 
 Steps = Callable[[KeyedStream[int, Any]], Any]

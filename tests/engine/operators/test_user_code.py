@@ -19,8 +19,8 @@ from tests.flows.raising import (
 )
 
 from railgun import Collect, Flow, FlowError, Items, Stateful, StepError
-from railgun.errors import RailgunError
 from railgun.engine.operators.calls import Call, RecordCalls, attempt, running
+from railgun.errors import RailgunError
 from railgun.testing.flow_tester import FlowTester
 
 HOOKS = RECORD_HOOKS | OTHER_HOOKS | SAVING_HOOKS

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
-from railgun.engine.protocol.placement import Placement, Worker
-from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.lifecycle.snapshot_rounds import Phase, Saving
 from railgun.engine.protocol.lifecycle.snapshots import LONGEST
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.protocol.rescale import messages as m
 
 
 def word(order: o.Order) -> str:

@@ -17,11 +17,11 @@ from typing import Literal
 import pytest
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Member
 from railgun.engine.protocol.lifecycle.machine import GRACE, LEAVE, Lifecycle, StaleWorkerError
+from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Member
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
 
 Items = frozenset[int]
 Way = Literal["stop", "drain", "natural", "abort", "fail"]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verification.rescale.rows import Item, Rows
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import MAX
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Placement
 from railgun.engine.protocol.rescale import Distributor
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.chunks import Chunks, Run
-from verification.rescale.rows import Item, Rows
+from railgun.errors import ProtocolError
+from railgun.hashing import Hashes
 
 HOMES = (0, 1)
 ME = 2

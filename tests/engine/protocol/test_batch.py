@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from verification.rescale.rows import Item, Rows
 
 from railgun.engine.protocol.batch import select, split
-from verification.rescale.rows import Item, Rows
 
 WORKERS = st.one_of(
     st.integers(0, 3), st.integers(0, 70), st.sampled_from([0, 255, 256, 65_535, 65_536, 2**31 - 1])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.placement import Placement
 from railgun.engine.protocol.rescale import Coordinator
 from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.rescale import messages as m
+from railgun.errors import ProtocolError
 
 
 def told(orders: list[c.Order], kind: type) -> list[c.Order]:

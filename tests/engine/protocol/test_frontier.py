@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import LAST, MAX, MIN, Emissions, Frontiers
+from railgun.errors import ProtocolError
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=40))

@@ -6,7 +6,6 @@ import pytest
 from tests.engine.protocol.lifecycle_play import Play, placement, word
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND
 from railgun.engine.protocol.lifecycle.machine import (
     GRACE,
     HASTE,
@@ -14,9 +13,10 @@ from railgun.engine.protocol.lifecycle.machine import (
     LifecycleError,
     StaleWorkerError,
 )
-from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
 from railgun.engine.protocol.lifecycle.snapshots import BACK_OFF
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND
+from railgun.engine.protocol.rescale import messages as m
 
 # ---------------------------------------------------------------- rule 8: before the start
 

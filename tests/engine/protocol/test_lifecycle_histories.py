@@ -10,10 +10,10 @@ import pytest
 from tests.engine.protocol.lifecycle_world import World, calm_end, wild_end
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
+from railgun.errors import ProtocolError
 
 BLOCK = 100
 

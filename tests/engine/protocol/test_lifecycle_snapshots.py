@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.protocol.lifecycle_play import Play, placement, word
+from verification.rewriting import rewritten
 
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND
 from railgun.engine.protocol.lifecycle.machine import GRACE, LEAVE, Lifecycle, LifecycleError
-from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Phase, Saving
 from railgun.engine.protocol.lifecycle.snapshots import BACK_OFF, LONGEST
-from verification.rewriting import rewritten
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND
+from railgun.engine.protocol.rescale import messages as m
 
 EVERY = 10 * SECOND
 UNDER_WAY: tuple[Phase, ...] = ("recording", "saving", "writing")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from railgun.engine.protocol.placement import SLOTS, Placement
 from railgun.errors import PlacementError, RailgunError
 from railgun.hashing import hash_keys
-from railgun.engine.protocol.placement import SLOTS, Placement
 
 quick = settings(max_examples=100, deadline=None)
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verification.playbook import Playbook
+from verification.rescale.rows import Item, Rows
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.protocol.placement import Placement
 from railgun.engine.protocol.rescale import Distributor
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import TRANSITIONS
-from verification.playbook import Playbook
-from verification.rescale.rows import Item, Rows
+from railgun.errors import ProtocolError
 
 K1, K2, K3 = 1, 2, 3
 F = Placement.of([0, 1], keys={K1: 0, K2: 1, K3: 0})

@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 
-from railgun.engine.snapshots.errors import MissingError
 from railgun.engine.snapshots.manifest import Manifest, Part
 from railgun.engine.snapshots.store import SnapshotStore
-from verification.snapshots.disks import STEPS, Crash, SimulatedDisk, Step
+from railgun.storage.errors import MissingError
+from railgun.testing.disks import STEPS, Crash, SimulatedDisk, Step
 
 
 @pytest.mark.parametrize("old", [b"old", None])

@@ -12,25 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from verification.rewriting import rewritten
 
-from railgun.storage import object_store as disk_module
-from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk, disk_error
 from railgun.engine.snapshots.errors import (
     DamagedError,
-    DiskError,
     DoesNotFitError,
     FormatError,
-    FullDiskError,
-    LockedError,
-    MissingError,
-    ReadOnlyError,
     SnapshotError,
     UndecidedError,
 )
 from railgun.engine.snapshots.manifest import Manifest, Part, seal
 from railgun.engine.snapshots.store import ATTEMPTS_KEPT, Run, SnapshotStore, encode_name
-from verification.snapshots.disks import SimulatedDisk, Step
-from verification.rewriting import rewritten
+from railgun.storage import object_store as disk_module
+from railgun.storage.errors import (
+    DiskError,
+    FullDiskError,
+    LockedError,
+    MissingError,
+    ReadOnlyError,
+    StorageError,
+)
+from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk, disk_error
+from railgun.testing.disks import SimulatedDisk, Step
 
 MAKERS: dict[str, Callable[[Path], Disk]] = {
     "local": LocalDisk,
@@ -450,7 +453,7 @@ def test_a_damaged_manifest_is_named_and_not_skipped_without_a_word() -> None:
     disk.flip("demo/manifests/000000000003.json", 8 * 300)
     with pytest.raises(DamagedError, match=r"manifests/000000000003\.json is damaged"):
         store.manifests()
-    told: list[SnapshotError] = []
+    told: list[SnapshotError | StorageError] = []
     assert store.manifests(told) == [made[1], made[0]]
     assert "manifests/000000000003.json" in str(told[0])
     with pytest.raises(DamagedError, match=r"newest snapshot of 'demo' is not whole.*000003\.json"):

@@ -27,7 +27,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railgun.hashing import Hashes, hash_keys
 from railgun.engine.snapshots.errors import (
     DamagedError,
     DecodingError,
@@ -36,6 +35,7 @@ from railgun.engine.snapshots.errors import (
     SnapshotError,
 )
 from railgun.engine.snapshots.table import Rows, TableWriter, read_rows
+from railgun.hashing import Hashes, hash_keys
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

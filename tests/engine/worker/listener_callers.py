@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import Message
 
-from railgun.connectors import Connectors
-from railgun.engine.protocol.frontier import MIN
 from railgun.engine.operators.operator import Operator, Setting
 from railgun.engine.operators.reading import Clock
 from railgun.engine.operators.receiving import Receiving
+from railgun.engine.protocol.frontier import MIN
 from railgun.engine.worker import control_messages as control
+from railgun.engine.worker.ingest_listener import Door
+from railgun.sources.connectors import Connectors
 from railgun.transport import ingest_batch as outside
 from railgun.transport.commands import FrameReader, encode
 from railgun.transport.connection import Connection
 from railgun.transport.proto import connectors_pb2 as c
 from railgun.transport.rows import RowBatch
-from railgun.engine.worker.ingest_listener import Door
 
 SECRET = bytes(32)
 

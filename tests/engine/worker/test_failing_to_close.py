@@ -14,8 +14,8 @@ from tests.engine.controller.closing import Out, flow_to, misbehave
 from tests.engine.controller.tallies import saved
 
 from railgun import Collect, Flow, FlowFailedError, Items, Reader, Settings, Source, StepError
-from railgun.testing import FlowTester
 from railgun.engine.worker.liveness import EVERY
+from railgun.testing import FlowTester
 
 BY_VALUE = [flows, closing, sys.modules[__name__]]
 

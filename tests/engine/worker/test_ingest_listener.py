@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.engine.worker.listener_callers import Caller, behind, frame, run, settle
 
+from railgun.engine.worker import ingest_listener as module
 from railgun.transport import ingest_batch as outside
 from railgun.transport.commands import encode
 from railgun.transport.hello import HelloError
 from railgun.transport.proto import connectors_pb2 as c
 from railgun.transport.proto import streams_pb2 as p
 from railgun.transport.records import BatchError
-from railgun.engine.worker import ingest_listener as module
 
 BAD: dict[str, tuple[Callable[[Caller], None], str]] = {
     "garbage": (lambda caller: caller.connection.send(os.urandom(64) + b"\xff" * 64), "BAD_FRAME"),

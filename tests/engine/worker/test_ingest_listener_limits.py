@@ -21,14 +21,14 @@ from tests.engine.worker.listener_callers import (
     until,
 )
 
+from railgun.engine.worker import control_messages as control
+from railgun.engine.worker import ingest_listener as module
 from railgun.ingest import Connector
 from railgun.transport import connection as connections
-from railgun.engine.worker import control_messages as control
 from railgun.transport import ingest_batch as outside
 from railgun.transport.commands import encode
 from railgun.transport.hello import HelloError
 from railgun.transport.proto import connectors_pb2 as c
-from railgun.engine.worker import ingest_listener as module
 
 KB = 1 << 10
 

@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
+from railgun.client.outages import WAITS as OUTAGES
 from railgun.engine.operators.calls import Call, others
-from railgun.engine.operators.outages import WAITS as OUTAGES
 from railgun.engine.worker.liveness import (
     MOST_LOADING_S,
     STUCK_EVERY,

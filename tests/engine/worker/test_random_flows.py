@@ -11,13 +11,13 @@ import pytest
 from tests.engine.worker.random_flows import BEGIN, Item, Maker, Plan, Reference, make_flow, plain
 
 from railgun import Collect, Flow, Items, OnDisk, Stateful
-from railgun.engine.protocol.frontier import LAST
-from railgun.hashing import key_hash
-from railgun.engine.protocol.placement import Placement
-from railgun.flows.errors import FlowError
 from railgun.engine.operators import changes, keyed, stateful, stateless
-from railgun.testing.flow_tester import FlowTester
+from railgun.engine.protocol.frontier import LAST
+from railgun.engine.protocol.placement import Placement
 from railgun.engine.worker import stage
+from railgun.flows.errors import FlowError
+from railgun.hashing import key_hash
+from railgun.testing.flow_tester import FlowTester
 
 
 class Trial:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from railgun import FORGET, Context, Flow, Stateful
-from railgun.connectors import Collect, Items
-from railgun.hashing import key_hash
-from railgun.engine.protocol.placement import Placement
 from railgun.engine.operators import keyed
-from railgun.testing.flow_tester import FlowTester
+from railgun.engine.protocol.placement import Placement
 from railgun.engine.worker import stage
+from railgun.hashing import key_hash
+from railgun.sinks.collect import Collect
+from railgun.sources.items import Items
+from railgun.testing.flow_tester import FlowTester
 
 Record = tuple[int, int]  # key, number within the key
 

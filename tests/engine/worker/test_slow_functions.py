@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from railgun import Flow, Stream
-from railgun.connectors import Collect, Items
+from railgun.sinks.collect import Collect
+from railgun.sources.items import Items
 from railgun.testing import FlowTester
 
 MS = 1_000

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from railgun.broker.discovery.plugin import Address
 from railgun.broker.protocol.metadata.options import OPTIONS
 from railgun.errors import RailgunError
-from railgun.broker.cluster.links import Address
 
 CLUSTER_PORT: Final = 7173
 ROLES: Final = ("master", "replica")

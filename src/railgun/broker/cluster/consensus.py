@@ -1,6 +1,7 @@
 """Drives Raft: its clock, its disk and its links, and those who wait for something.
 
-The machine (`broker.protocol.raft`) decides, the log (`wal`) remembers, a `Machine` of the caller gets what was agreed on.
+The machine (`broker.protocol.raft`) decides, the log (`wal`) remembers, a `Machine` of the caller gets what was agreed
+on.
 
 Rules:
 
@@ -39,7 +40,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-from railgun.errors import ProtocolError, RailgunError, said
+from railgun.broker.cluster.wal import Wal
+from railgun.broker.errors import ClosedError, LogFailedError, StorageError
+from railgun.broker.log.disk import Disk
 from railgun.broker.protocol.raft import Raft
 from railgun.broker.protocol.raft.messages import (
     Appended,
@@ -53,9 +56,7 @@ from railgun.broker.protocol.raft.messages import (
     Snapshot,
 )
 from railgun.broker.protocol.raft.state import Role
-from railgun.broker.cluster.wal import Wal
-from railgun.broker.log.disk import Disk
-from railgun.broker.errors import ClosedError, LogFailedError, StorageError
+from railgun.errors import ProtocolError, RailgunError, said
 
 LARGEST: Final = 4 << 20
 """Bytes of a proposal: with them a message fits into a frame."""

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. Every node knows the listeners of the others (`broker.protocol.interest`) and has them as members of its own exchanges. The node
-   of a publisher decides for all; a message crosses a link at most once, however many get it there, and is
-   never passed on from there.
+1. Every node knows the listeners of the others (`broker.protocol.interest`) and has them as members of its own
+   exchanges. The node of a publisher decides for all; a message crosses a link at most once, however many get it there,
+   and is never passed on from there.
 2. The node of a listener is the judge: who has left gets nothing, and who has no credit loses, is told, and counts.
 3. What is told of listeners in a turn of the event loop goes in one frame to each node; so do losses.
 4. A publisher is never held up. When too much waits on the way to a node, its listeners have no credit until there
@@ -23,12 +23,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from railgun.broker.protocol.exchange import Loss, Routing, Send
-from railgun.broker.protocol.interest import Listening, Neighbour, News, Remote
 from railgun.broker.cluster.links import Links
 from railgun.broker.cluster.responding import Done, Responding
+from railgun.broker.protocol.exchange import Loss, Routing, Send
+from railgun.broker.protocol.interest import Listening, Neighbour, News, Remote
+from railgun.broker.streams.listener import FLOOD, ROOM, Listener, some
 from railgun.broker.streams.node import Ephemeral, Node
-from railgun.broker.server.session import FLOOD, ROOM, Listener, some
 from railgun.transport.commands import Blob, FrameError
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.proto import streams_pb2 as p

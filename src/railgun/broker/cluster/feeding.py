@@ -21,14 +21,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from railgun.errors import RailgunError
-from railgun.broker.protocol.replication.master import Master, Peer, Phase
 from railgun.broker.cluster import replica_messages as words
 from railgun.broker.cluster.flight import Flight
 from railgun.broker.errors import TrimmedError
 from railgun.broker.log.group_log import pack_state
+from railgun.broker.protocol.replication.master import Master, Peer, Phase
 from railgun.broker.streams.groups import CopyNote, fold
 from railgun.broker.streams.persistent import Persistent
+from railgun.errors import RailgunError
 from railgun.transport.commands import Blob
 from railgun.transport.records import Bytes, cut, head
 

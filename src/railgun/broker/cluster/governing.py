@@ -22,18 +22,18 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.broker.protocol.metadata.nodes import MASTER
-from railgun.broker.protocol.metadata.options import check_asked
-from railgun.errors import RailgunError, said
-from railgun.broker.protocol.raft.messages import ChangeError, NotLeaderError
-from railgun.broker.streams import admin
 from railgun.broker.cluster import identity
 from railgun.broker.cluster.config import address_of
 from railgun.broker.cluster.consensus import Consensus, NoLeaderError
 from railgun.broker.cluster.errors import ClusterError, NotYetError
 from railgun.broker.cluster.links import PeerError
 from railgun.broker.errors import NoMasterError
+from railgun.broker.protocol.metadata.nodes import MASTER
+from railgun.broker.protocol.metadata.options import check_asked
+from railgun.broker.protocol.raft.messages import ChangeError, NotLeaderError
+from railgun.broker.streams import admin
 from railgun.broker.streams.routing import Nobody, There
+from railgun.errors import RailgunError, said
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

@@ -17,9 +17,9 @@ import secrets
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final
 
-from railgun.errors import RailgunError
-from railgun.broker.log.disk import Disk, check_format, put, write_format
 from railgun.broker.errors import later_format, storage_error
+from railgun.broker.log.disk import Disk, check_format, put, write_format
+from railgun.errors import RailgunError
 from railgun.storage.formats import Format
 
 CLUSTER_FORMAT: Final = Format("railgun cluster", 1)

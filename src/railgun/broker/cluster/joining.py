@@ -21,11 +21,12 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from railgun.broker.cluster import identity
+from railgun.broker.cluster.links import PeerError
+from railgun.broker.discovery.plugin import Address
+from railgun.broker.errors import StorageError, is_refusal
 from railgun.broker.protocol.metadata.options import check_options
 from railgun.errors import RailgunError, said
-from railgun.broker.cluster import identity
-from railgun.broker.cluster.links import Address, PeerError
-from railgun.broker.errors import StorageError, is_refusal
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

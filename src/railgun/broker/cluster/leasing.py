@@ -5,8 +5,8 @@ Rules:
 1. Each node tells the leader how it is, every fifth part of an election and whenever there is a reason to, and is told
    for how long it may act as a master: counted from before it asked.
 2. What is granted is what is left of the leader's own lease (docs/design/cluster.md).
-3. The leader looks at all of it ten times a second (`broker.protocol.metadata.steering`), and does what is decided, one thing after
-   the other. What is refused meanwhile is decided anew.
+3. The leader looks at all of it ten times a second (`broker.protocol.metadata.steering`), and does what is decided, one
+   thing after the other. What is refused meanwhile is decided anew.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.broker.protocol.metadata.steering import ChangeMembers, Propose, Steering, Transfer
-from railgun.errors import RailgunError
-from railgun.broker.protocol.raft.messages import ChangeError
 from railgun.broker.cluster.consensus import Consensus
 from railgun.broker.cluster.errors import ClusterError
+from railgun.broker.protocol.metadata.steering import ChangeMembers, Propose, Steering, Transfer
+from railgun.broker.protocol.raft.messages import ChangeError
 from railgun.broker.settings import SECOND
+from railgun.errors import RailgunError
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

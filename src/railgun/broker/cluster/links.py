@@ -34,19 +34,19 @@ from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
 from google.protobuf.message import Message
 
+from railgun.broker.discovery.plugin import Address
 from railgun.errors import RailgunError
 from railgun.transport.commands import VERSION, Blob, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection, Gate
 from railgun.transport.hello import BAD_VERSION, HelloError
-from railgun.transport.listener import Listener
 from railgun.transport.listen_rules import is_loopback
+from railgun.transport.listener import Listener
 from railgun.transport.outbox import Outbox
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.proto import streams_pb2 as p
 
 Lane = Literal["raft", "data", "events", "control"]
 LANES: Final[tuple[Lane, ...]] = get_args(Lane)
-Address = tuple[str, int]
 PULSE: Final = 0.5
 SILENCE: Final = 3.0
 AGAIN: Final = (0.05, 1.0)  # seconds to the next try: at first, and at most

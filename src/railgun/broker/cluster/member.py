@@ -2,7 +2,8 @@
 
 Rules:
 
-1. What is agreed on (`broker.protocol.metadata.machine`) is applied in order, and then made so on this node (`reconciling`).
+1. What is agreed on (`broker.protocol.metadata.machine`) is applied in order, and then made so on this node
+   (`reconciling`).
 2. Whatever is proposed is proposed to the leader, by way of any node that knows it, until it is applied or the time is
    up. It carries a name, so that it takes effect once. While no leader was found to send it to, nothing is in doubt: it
    is refused when a publish would be (`NO_MASTER`), at once without a quorum.
@@ -24,32 +25,33 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from railgun.broker.protocol.metadata.machine import Metadata
-from railgun.broker.protocol.metadata.nodes import NodeInfo
-from railgun.errors import RailgunError, said
-from railgun.broker.protocol.raft.messages import Members, NotLeaderError, Settings
 from railgun.broker.cluster import identity
 from railgun.broker.cluster.config import ClusterConfig
 from railgun.broker.cluster.consensus import Consensus, LostProposalError, NoLeaderError
-from railgun.broker.discovery import Discovery, discovery_of
 from railgun.broker.cluster.errors import ClusterError, NotYetError, RemovedError
 from railgun.broker.cluster.events import Events
 from railgun.broker.cluster.governing import CALLS, LEAVING, Governing
 from railgun.broker.cluster.joining import Joining
 from railgun.broker.cluster.leasing import Leasing
-from railgun.broker.cluster.links import Address, Identity, Lane, Links, PeerError
+from railgun.broker.cluster.links import Identity, Lane, Links, PeerError
 from railgun.broker.cluster.overview import Overview
+from railgun.broker.cluster.raft_messages import decode_message, encode_message
 from railgun.broker.cluster.reconciling import Reconciling
 from railgun.broker.cluster.regions import Regions
 from railgun.broker.cluster.sidelined import Sidelined
-from railgun.broker.log.disk import Disk
+from railgun.broker.discovery import Discovery, discovery_of
+from railgun.broker.discovery.plugin import Address
 from railgun.broker.errors import NoMasterError, NoStreamError, StorageError, is_refusal
+from railgun.broker.log.disk import Disk
+from railgun.broker.protocol.metadata.machine import Metadata
+from railgun.broker.protocol.metadata.nodes import NodeInfo
+from railgun.broker.protocol.raft.messages import Members, NotLeaderError, Settings
+from railgun.broker.settings import StreamSettings
 from railgun.broker.streams.node import LEAST_ROOM, Mode, Node
 from railgun.broker.streams.persistent import Persistent
 from railgun.broker.streams.routing import MASTER_WAIT, Here, Nobody, Place, There
-from railgun.broker.settings import StreamSettings
+from railgun.errors import RailgunError, said
 from railgun.transport.commands import Blob
-from railgun.broker.cluster.raft_messages import decode_message, encode_message
 
 PATIENCE: Final = 10.0  # seconds that a proposal may take
 STEER: Final = 0.1

@@ -23,18 +23,18 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.broker.protocol.metadata.alarms import LONG, derive, is_settled
-from railgun.broker.protocol.metadata.nodes import NodeInfo
-from railgun.errors import RailgunError
 from railgun.broker.cluster import identity
 from railgun.broker.cluster.errors import RemovedError
 from railgun.broker.cluster.links import PeerError
 from railgun.broker.cluster.regions import Region
 from railgun.broker.errors import NoMasterError
+from railgun.broker.protocol.metadata.alarms import LONG, derive, is_settled
+from railgun.broker.protocol.metadata.nodes import NodeInfo
+from railgun.broker.settings import SECOND, STAGING
 from railgun.broker.streams.node import Stream
 from railgun.broker.streams.persistent import Persistent
 from railgun.broker.streams.routing import MASTER_WAIT
-from railgun.broker.settings import SECOND, STAGING
+from railgun.errors import RailgunError
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

@@ -16,14 +16,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from railgun.broker.protocol.metadata.streams import StreamInfo
-from railgun.broker.protocol.metadata.nodes import NodeInfo
-from railgun.errors import RailgunError
 from railgun.broker.cluster import identity
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import Address
 from railgun.broker.log.group_log import Fold, GroupLog
-from railgun.broker.streams.persistent import Persistent
+from railgun.broker.protocol.metadata.nodes import NodeInfo
+from railgun.broker.protocol.metadata.streams import StreamInfo
 from railgun.broker.settings import StreamSettings
+from railgun.broker.streams.persistent import Persistent
+from railgun.errors import RailgunError
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

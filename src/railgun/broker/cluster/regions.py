@@ -33,19 +33,19 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from railgun.broker.protocol.metadata.machine import Metadata
-from railgun.errors import RailgunError
-from railgun.broker.protocol.replication.standing import Standing
 from railgun.broker.cluster import replica_messages as words
 from railgun.broker.cluster.flight import Flight
 from railgun.broker.cluster.identity import LostIdentityError
 from railgun.broker.cluster.links import Lane
 from railgun.broker.cluster.replicated import Replicated
+from railgun.broker.errors import NoMasterError, storage_error
 from railgun.broker.log.committer import Committer
 from railgun.broker.log.disk import Disk, put
-from railgun.broker.errors import NoMasterError, storage_error
+from railgun.broker.protocol.metadata.machine import Metadata
+from railgun.broker.protocol.replication.standing import Standing
 from railgun.broker.streams.groups import GroupDriver
 from railgun.broker.streams.persistent import Persistent
+from railgun.errors import RailgunError
 from railgun.transport.commands import Blob, FrameError
 from railgun.transport.proto import cluster_pb2 as n
 

@@ -1,12 +1,12 @@
-"""What copies say to each other (`broker.protocol.replication.messages`), as it travels (`wire/proto/cluster.proto`)."""
+"""Encode and decode the messages of `broker.protocol.replication` (`transport/proto/cluster.proto`)."""
 
 from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.replication import messages as m
 from railgun.broker.protocol.replication.standing import Runs, Standing
+from railgun.errors import ProtocolError
 from railgun.transport.proto import cluster_pb2 as n
 
 

@@ -32,15 +32,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from railgun.errors import ProtocolError, RailgunError, said
-from railgun.broker.protocol.replication import messages as m
-from railgun.broker.protocol.replication.master import Master, Phase
-from railgun.broker.protocol.replication.replica import Replica
-from railgun.broker.protocol.replication.standing import LOST, Copy, Runs, Standing
 from railgun.broker.cluster import replica_messages as words
 from railgun.broker.cluster.feeding import FRAME, RETRY, Around, Feeder, Fresh, begun_at, packed
-from railgun.broker.log.committer import Committer, Stamp
-from railgun.broker.streams.copies import Acks, Done
 from railgun.broker.errors import (
     DamagedLogError,
     DeposedError,
@@ -53,10 +46,17 @@ from railgun.broker.errors import (
     refusal,
     trouble_in,
 )
+from railgun.broker.log.committer import Committer, Stamp
 from railgun.broker.log.group_log import pack_change, unpack_records
+from railgun.broker.log.segment import extend
+from railgun.broker.protocol.replication import messages as m
+from railgun.broker.protocol.replication.master import Master, Phase
+from railgun.broker.protocol.replication.replica import Replica
+from railgun.broker.protocol.replication.standing import LOST, Copy, Runs, Standing
+from railgun.broker.streams.copies import Acks, Done
 from railgun.broker.streams.groups import CopyNote, Kept, fold, resolve
 from railgun.broker.streams.persistent import Persistent
-from railgun.broker.log.segment import extend
+from railgun.errors import ProtocolError, RailgunError, said
 from railgun.transport.commands import Blob
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.records import CONTINUES, BatchError, Bytes, head, intact

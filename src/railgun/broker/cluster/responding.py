@@ -3,7 +3,8 @@
 Rules:
 
 1. A response is awaited at the node of who asked (`Node.responses`), where the first answer wins, its time runs, and
-   who asked is told. Before the request goes out, the node that keeps the name (`broker.protocol.response_names`) has given it.
+   who asked is told. Before the request goes out, the node that keeps the name (`broker.protocol.response_names`) has
+   given it.
 2. A keeper that is lost meanwhile is replaced by the next. One that is there and does not answer in time refuses the
    request: UNREACHABLE, nothing was sent. When nodes come or go, names that are awaited are told to those who keep
    them now.
@@ -23,12 +24,12 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from railgun.errors import RailgunError
+from railgun.broker.cluster.links import Links, PeerError
 from railgun.broker.protocol.exchange import RsExistsError, RsGoneError
 from railgun.broker.protocol.response_names import Names, keeper_of
-from railgun.broker.cluster.links import Links, PeerError
-from railgun.broker.streams.node import Node
 from railgun.broker.settings import SECOND
+from railgun.broker.streams.node import Node
+from railgun.errors import RailgunError
 from railgun.transport.commands import Blob
 from railgun.transport.proto import cluster_pb2 as n
 from railgun.transport.proto import streams_pb2 as p

@@ -22,14 +22,14 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.broker.protocol.metadata.machine import Metadata
-from railgun.broker.protocol.metadata.nodes import NodeInfo
-from railgun.errors import RailgunError
 from railgun.broker.cluster.errors import RemovedError
 from railgun.broker.cluster.links import PeerError
 from railgun.broker.errors import NoMasterError, is_refusal
+from railgun.broker.protocol.metadata.machine import Metadata
+from railgun.broker.protocol.metadata.nodes import NodeInfo
 from railgun.broker.streams.persistent import Persistent
 from railgun.broker.streams.routing import Here, Nobody, Place, There
+from railgun.errors import RailgunError
 
 if TYPE_CHECKING:
     from railgun.broker.cluster.member import Member

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. One file of notes (`railgun.broker.log.notes`): a snapshot first, then hard states and entries. An entry takes the place of
-   all that were written before with its index or a higher one.
+1. One file of notes (`railgun.broker.log.notes`): a snapshot first, then hard states and entries. An entry takes the
+   place of all that were written before with its index or a higher one.
 2. What was written is there for good after `sync`. After a crash all that was synced is there, and of the rest the
    first so many.
 3. A snapshot begins the file anew: the snapshot, the hard state, the entries after it. It is there wholly or not at
@@ -28,12 +28,12 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import DecodeError
 
-from railgun.errors import ProtocolError
-from railgun.broker.protocol.raft.messages import Entry, Hard, Snapshot
-from railgun.broker.log.disk import Disk
-from railgun.broker.errors import ClosedError, StorageError, later_format, storage_error
-from railgun.broker.log.notes import Notes
 from railgun.broker.cluster import raft_messages as raft
+from railgun.broker.errors import ClosedError, StorageError, later_format, storage_error
+from railgun.broker.log.disk import Disk
+from railgun.broker.log.notes import Notes
+from railgun.broker.protocol.raft.messages import Entry, Hard, Snapshot
+from railgun.errors import ProtocolError
 from railgun.transport.proto import raft_pb2 as r
 
 _NAME: Final = "wal"

@@ -19,6 +19,7 @@ from railgun.broker.discovery.consul import Consul
 from railgun.broker.discovery.dns import Dns
 from railgun.broker.discovery.etcd import Etcd
 from railgun.broker.discovery.plugin import (
+    Address,
     BadDiscoveryError,
     Discovery,
     DiscoveryError,
@@ -26,7 +27,6 @@ from railgun.broker.discovery.plugin import (
     Place,
 )
 from railgun.broker.discovery.static import Static
-from railgun.broker.cluster.links import Address
 
 __all__ = (
     "Address",

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from railgun.broker.discovery.plugin import Place
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import Address, Place
 
 LONGEST: Final = 4 << 20  # bytes of an answer
 

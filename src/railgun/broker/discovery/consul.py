@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 from railgun.broker.discovery.asking import Answer, Servers
 from railgun.broker.discovery.keeping import Kept
-from railgun.broker.discovery.plugin import TIMEOUT, DiscoveryError, Place, is_address
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import TIMEOUT, Address, DiscoveryError, Place, is_address
 
 TTL: Final = 15.0
 REMOVED_AFTER: Final = "1m"  # the least Consul allows

@@ -25,8 +25,7 @@ import dns.name
 import dns.resolver
 from dns.rdatatype import AAAA, SRV, A, RdataType
 
-from railgun.broker.discovery.plugin import TIMEOUT, DiscoveryError, Place
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import TIMEOUT, Address, DiscoveryError, Place
 
 TRIES: Final = 3  # a lost packet is sent again within the time
 AT_ONCE: Final = 16  # questions

@@ -25,8 +25,7 @@ from typing import Any, Final
 
 from railgun.broker.discovery.asking import Answer, Servers
 from railgun.broker.discovery.keeping import Kept
-from railgun.broker.discovery.plugin import TIMEOUT, DiscoveryError, Place, is_address
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import TIMEOUT, Address, DiscoveryError, Place, is_address
 
 TTL: Final = 15.0
 MOST: Final = 10_000  # keys that are read

@@ -17,8 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Final
 
-from railgun.broker.discovery.plugin import DiscoveryError, Place
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import Address, DiscoveryError, Place
 
 _LOG: Final = logging.getLogger(__name__)
 

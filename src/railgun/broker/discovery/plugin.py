@@ -21,8 +21,9 @@ from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import unquote
 
 from railgun.errors import RailgunError
-from railgun.broker.cluster.links import Address
 
+Address = tuple[str, int]
+"""A host and a port."""
 TIMEOUT: Final = 5.0  # seconds to find out who is there, or to announce
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST: Final = re.compile(

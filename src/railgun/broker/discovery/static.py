@@ -5,8 +5,7 @@ Nobody is asked, so nothing can fail. Names are looked up by whoever dials them,
 
 from __future__ import annotations
 
-from railgun.broker.discovery.plugin import Place
-from railgun.broker.cluster.links import Address
+from railgun.broker.discovery.plugin import Address, Place
 
 
 class Static:

@@ -31,9 +31,9 @@ from queue import SimpleQueue
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from railgun.errors import RailgunError
 from railgun.broker.errors import ClosedError, LogFailedError, OrderError
 from railgun.broker.log.log import StreamLog
+from railgun.errors import RailgunError
 from railgun.transport.records import BatchError, head
 
 Done = Callable[[RailgunError | None], None]

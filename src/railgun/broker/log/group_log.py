@@ -26,8 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from railgun.errors import LaterVersionError
-from railgun.broker.log.disk import Disk, put
 from railgun.broker.errors import (
     ClosedError,
     DamagedLogError,
@@ -36,7 +34,9 @@ from railgun.broker.errors import (
     later_format,
     storage_error,
 )
+from railgun.broker.log.disk import Disk, put
 from railgun.broker.log.notes import Notes, Take, pack, unpack
+from railgun.errors import LaterVersionError
 from railgun.transport.records import BatchError
 
 S = TypeVar("S")

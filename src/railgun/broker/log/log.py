@@ -8,9 +8,9 @@ Rules:
 3. Several batches go to disk in one write, and one segment. A segment that would grow too large is synced, and only
    then the next one is made; its name is for good before anything is written to it. So only the last segment can be
    torn.
-4. `open` scans the last segment. What is torn at its end is cut off; what was there for good and is not good any
-   more is damage: nothing is changed, what lies before it can be read, and nothing is appended. Which of both it is,
-   marks tell (`railgun.broker.log.tail`). The other segments are believed by their index, until they are read. Damage is also
+4. `open` scans the last segment. What is torn at its end is cut off; what was there for good and is not good any more
+   is damage: nothing is changed, what lies before it can be read, and nothing is appended. Which of both it is, marks
+   tell (`railgun.broker.log.tail`). The other segments are believed by their index, until they are read. Damage is also
    that messages are missing which must have been there: the index of a segment is made when it has a successor, and
    what was purged was there (rule 9). What others know of is told by them (`miss`).
 5. Every batch is checked when it is read. Damage that is found then has the same consequences. A batch of a later
@@ -27,9 +27,9 @@ Rules:
 10. `runs` and `epoch_at` tell which epoch has written what: by the segments, which know it by their index. What is
    trimmed is forgotten, but for the epoch of the last batch before the first one, until the log is opened again.
 11. `cut`, `reset` and `repair` take something away from the end: see `railgun.broker.log.surgery`.
-12. A unit of batches (`transport.records`) lies in one segment, as large as that may become. `whole_end` is the durable end
-   without a unit that is not whole: what the master of a stream has not finished, or a replica has not got yet. A unit
-   that is not whole when the log is opened is cut off like torn bytes: it was never acknowledged.
+12. A unit of batches (`transport.records`) lies in one segment, as large as that may become. `whole_end` is the durable
+    end without a unit that is not whole: what the master of a stream has not finished, or a replica has not got yet. A
+    unit that is not whole when the log is opened is cut off like torn bytes: it was never acknowledged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from railgun.broker.log import surgery
-from railgun.broker.log.disk import Disk, File
 from railgun.broker.errors import (
     BeyondEndError,
     ClosedError,
@@ -56,6 +54,8 @@ from railgun.broker.errors import (
     refusal,
     storage_error,
 )
+from railgun.broker.log import surgery
+from railgun.broker.log.disk import Disk, File
 from railgun.broker.log.recovery import Recovery, recover
 from railgun.broker.log.segment import (
     LONG_AGO,

@@ -31,8 +31,8 @@ from typing import Final, TypeAlias
 
 from zlib_ng.zlib_ng import crc32
 
-from railgun.broker.log.disk import Disk, File, put, unless_read_only
 from railgun.broker.errors import LaterFormatError, later_format, later_tail
+from railgun.broker.log.disk import Disk, File, put, unless_read_only
 from railgun.broker.log.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark, what_mark
 from railgun.transport.records import is_later as is_later_magic
 

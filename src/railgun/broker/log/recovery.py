@@ -1,7 +1,7 @@
 """What is done when the log of a stream is opened: find out what is there, and what is torn or damaged.
 
-It works on the insides of a `StreamLog`, before anybody else has it. Its rule is the 4th of `railgun.broker.log.log`; what a
-crash has left of a cut or a reset is finished first (`railgun.broker.log.surgery`).
+It works on the insides of a `StreamLog`, before anybody else has it. Its rule is the 4th of `railgun.broker.log.log`;
+what a crash has left of a cut or a reset is finished first (`railgun.broker.log.surgery`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from railgun.broker.errors import DamagedLogError, StorageError, damaged, later_tail
 from railgun.broker.log import surgery
 from railgun.broker.log.disk import unless_read_only
-from railgun.broker.errors import DamagedLogError, StorageError, damaged, later_tail
 from railgun.broker.log.segment import (
     Segment,
     base_of,

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A segment is a file of record batches, one after the other, with marks between some (see `railgun.broker.log.tail`). Its
-   name is the offset of its first message, in 20 digits, and `.log`.
+1. A segment is a file of record batches, one after the other, with marks between some (see `railgun.broker.log.tail`).
+   Its name is the offset of its first message, in 20 digits, and `.log`.
 2. A `Walk` gives only batches that are whole, whose checksums fit, and whose offsets follow one another. It stops where
    that is not so, and says what it found there.
 3. An index has an entry for about every 64 KiB: offset, byte, time. It is in memory while the segment is in use, and

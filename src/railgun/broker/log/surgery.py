@@ -28,7 +28,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from railgun.broker.log.disk import Disk, File
 from railgun.broker.errors import (
     BeyondEndError,
     ClosedError,
@@ -38,6 +37,7 @@ from railgun.broker.errors import (
     later_format,
     storage_error,
 )
+from railgun.broker.log.disk import Disk, File
 from railgun.broker.log.segment import (
     LONG_AGO,
     Scan,

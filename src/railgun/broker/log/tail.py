@@ -34,7 +34,6 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
-from railgun.broker.log.disk import GONE, File
 from railgun.broker.errors import (
     FULL,
     REFUSED,
@@ -44,6 +43,7 @@ from railgun.broker.errors import (
     cause_of,
     refusal,
 )
+from railgun.broker.log.disk import GONE, File
 from railgun.transport.records import Bytes
 
 MARK: Final = b"RGSM"

@@ -33,8 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.stored_time import least_passed, most_advance
+from railgun.errors import ProtocolError
 
 Ticket = int
 """A publish on its way, named by the driver; never used for two at a time."""
@@ -97,9 +97,9 @@ class _Batch:
 class Lookback:
     """What of a log has to be restored so that no ID is forgotten inside its box: epoch by epoch, the newest first.
 
-    Within an epoch, stored time advances by little more than the time that has passed (`broker.protocol.stored_time`). Between two
-    epochs it may have advanced by anything, as the clock of another master, or of a restarted node, tells another time:
-    what lies between two epochs proves no age at all, and counts nothing. For each epoch:
+    Within an epoch, stored time advances by little more than the time that has passed (`broker.protocol.stored_time`).
+    Between two epochs it may have advanced by anything, as the clock of another master, or of a restarted node, tells
+    another time: what lies between two epochs proves no age at all, and counts nothing. For each epoch:
 
     1. Read the batches with a stored time from `oldest(last)` on, where `last` is the stored time of its last batch.
     2. Restore each as accepted at `time_of(stored, last, now)`, by the steady clock.

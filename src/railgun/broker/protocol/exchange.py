@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import ClassVar, Final, Generic, NoReturn, TypeVar
 
-from railgun.errors import ProtocolError, RailgunError
 from railgun.broker.protocol.topics import ALL, Matchers
+from railgun.errors import ProtocolError, RailgunError
 
 M = TypeVar("M", bound=Hashable)  # what a driver calls a member
 P = TypeVar("P", bound=Hashable)  # what a driver calls a publisher
@@ -349,9 +349,8 @@ class Responses(Generic[P]):
     >>> responses.open("r-2", "bob", deadline=50)
     >>> responses.answer("r-1")
     'ann'
-    >>> responses.answer("r-1")
-    Traceback (most recent call last):
-    railgun.broker.protocol.exchange.RsGoneError: no response is awaited as 'r-1': answered, timed out, or its requester left
+    >>> responses.answer("r-1") Traceback (most recent call last): railgun.broker.protocol.exchange.RsGoneError: no
+    response is awaited as 'r-1': answered, timed out, or its requester left
     >>> responses.deadline()
     50
     >>> responses.expired(now=50)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from railgun.errors import RailgunError
 from railgun.broker.protocol.exchange import Exchange
+from railgun.errors import RailgunError
 
 Listening = Exchange[Any, Any]
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from railgun.errors import RailgunError
-from railgun.broker.streams import admin
-from railgun.broker.server import openapi
 from railgun.broker.errors import BadRequestError, PortTakenError
+from railgun.broker.server import openapi
 from railgun.broker.server.metrics import prometheus
+from railgun.broker.streams import admin
+from railgun.errors import RailgunError
 from railgun.transport.commands import VERSION
 from railgun.transport.http import Handler, HttpPort, answer, bears, figures, refusal
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from railgun.broker.protocol.groups import Explanation
 from railgun.broker.protocol.interest import Remote
-from railgun.transport.prometheus import Labels, Text
+from railgun.broker.settings import STAGING
 from railgun.broker.streams.counts import BOUNDS
 from railgun.broker.streams.groups import GroupDriver
 from railgun.broker.streams.node import Ephemeral, Node
 from railgun.broker.streams.persistent import Persistent
-from railgun.broker.settings import STAGING
+from railgun.transport.prometheus import Labels, Text
 
 _STREAM: Final[tuple[tuple[str, str, str, Callable[[Persistent], float]], ...]] = (
     ("first", "gauge", "First offset that is kept", lambda s: s.log.first),

@@ -37,12 +37,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from railgun.errors import RailgunError
-from railgun.broker.streams import admin
-from railgun.broker.server.upstream import ROOM, Upstream, UpstreamError
 from railgun.broker.errors import NoMasterError, StoppingError
+from railgun.broker.server.upstream import ROOM, Upstream, UpstreamError
+from railgun.broker.streams import admin
 from railgun.broker.streams.persistent import Persistent
 from railgun.broker.streams.routing import Here, Nobody, Place, Routing, There
+from railgun.errors import RailgunError
 from railgun.transport.commands import NUMBERS, RawFrame
 from railgun.transport.proto import streams_pb2 as p
 

@@ -28,20 +28,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from railgun.client.address import ADDRESS, DATA, SECRET, SOCKET
 from railgun.broker.cluster.config import ClusterConfig
 from railgun.broker.cluster.errors import RemovedError
 from railgun.broker.cluster.member import Member
-from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.errors import PortTakenError
+from railgun.broker.log.disk import Disk, NodeDisk
 from railgun.broker.server.http import Api
+from railgun.broker.server.session import PULSE_S, Session, Wire
 from railgun.broker.streams.node import RESPONSE_TIMEOUT_S, Node
 from railgun.broker.streams.routing import Passage
-from railgun.broker.server.session import PULSE_S, Session, Wire
+from railgun.client.address import ADDRESS, DATA, SECRET, SOCKET
 from railgun.transport.commands import VERSION
 from railgun.transport.connection import Connection
 from railgun.transport.hello import BAD_VERSION, HelloError
-from railgun.transport.listener import Listener
 from railgun.transport.listen_rules import (
     BadSecretError,
     OpenListenError,
@@ -49,6 +48,7 @@ from railgun.transport.listen_rules import (
     keep_secret,
     secret_in,
 )
+from railgun.transport.listener import Listener
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172

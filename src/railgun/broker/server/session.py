@@ -38,6 +38,14 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import Message
 
+from railgun.broker.errors import (
+    CopyBehindError,
+    DamagedLogError,
+    NoMasterError,
+    StoppingError,
+    StreamReplacedError,
+    TrimmedError,
+)
 from railgun.broker.protocol.groups import (
     DAY,
     LONGEST_DELAY,
@@ -48,36 +56,27 @@ from railgun.broker.protocol.groups import (
     Receipt,
     Stale,
 )
-from railgun.errors import RailgunError
 from railgun.broker.protocol.topics import check_topic
-from railgun.broker.streams import admin
 from railgun.broker.server.relay import Relay
+from railgun.broker.settings import SECOND, TRACKED, check_group, check_name
+from railgun.broker.streams import admin
 from railgun.broker.streams.copies import Acks
-from railgun.broker.errors import (
-    CopyBehindError,
-    DamagedLogError,
-    NoMasterError,
-    StoppingError,
-    StreamReplacedError,
-    TrimmedError,
-)
 from railgun.broker.streams.groups import GroupDriver, Told
+from railgun.broker.streams.listener import FLOOD, ROOM, Listener, some
 from railgun.broker.streams.node import Ephemeral, Node, refuse_hidden
 from railgun.broker.streams.persistent import Persistent, Stored
 from railgun.broker.streams.routing import There
-from railgun.broker.settings import SECOND, TRACKED, check_group, check_name
+from railgun.errors import RailgunError
 from railgun.transport.commands import LARGEST, Blob, Frame, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection
 from railgun.transport.outbox import Outbox
 from railgun.transport.proto import streams_pb2 as p
-from railgun.transport.records import HAS_IDS, Bytes, check, cut, head, split
+from railgun.transport.records import HAS_IDS, check, head, split
 
 SILENCE_S: Final = 20.0
 SILENCE_PASSED_ON_S: Final = 3.0
 PULSE_S: Final = 0.4
 MOST_UNSTORED: Final = 32 << 20  # bytes of publishes that are not answered yet
-ROOM: Final = 1 << 20  # bytes that wait in a socket
-FLOOD: Final = 32 << 20  # bytes that wait in a socket and are too many
 PIECE: Final = 256 << 10  # bytes read at once
 GOING: Final = 1 << 62  # the number of a GoingAway: above those of all pings
 REQUESTS: Final = (p.Publish, p.Subscribe, p.Admin)
@@ -235,90 +234,6 @@ class Consumer:
             self.stream.send_away(self.driver, self.name)
 
 
-class Listener:
-    """A subscription of a session to an ephemeral stream."""
-
-    def __init__(
-        self, session: Session, channel: int, stream: Ephemeral, matcher: str, group: str | None
-    ) -> None:
-        self.session = session
-        self.channel = channel
-        self.stream = stream
-        self.asked = (matcher, group)
-        self.number = 0
-        """What other nodes call it."""
-        self._held: int | None = None  # its credit, while too much waits in the socket
-        self._untold = 0  # what it lost meanwhile
-        stream.exchange.subscribe(self, *self.asked)
-        if session.node.events is not None:
-            session.node.events.joined(self)
-
-    def grant(self, credit: int) -> None:
-        """It is ready for so many more."""
-        if self._held is None:
-            self.stream.exchange.grant(self, credit)
-            self._changed()
-        else:
-            self._held += credit
-
-    def deliver(self, command: p.Deliver, batches: Sequence[Bytes], count: int) -> None:
-        """Send these; they are so many messages."""
-        if self._held is not None:  # since this publish was shared out
-            self._held += count
-            self.missed(count)
-            return
-        self.session.send(command, batches, self.channel)
-        self._changed()
-        if self.session.flooded:
-            self.session.hold()
-
-    def _changed(self) -> None:
-        """Other nodes may want to know of its credit."""
-        if self.session.node.events is not None:
-            self.session.node.events.changed(self)
-
-    def missed(self, count: int) -> None:
-        """It has lost so many."""
-        if self._held is None:
-            self.session.send(p.Lost(count=count), (), self.channel)
-        else:
-            self._untold += count
-
-    def hold(self) -> None:
-        """It gets nothing more for the time being."""
-        if self._held is None:
-            exchange = self.stream.exchange
-            self._held = exchange.credit(self)
-            exchange.leave(self)
-            exchange.subscribe(self, *self.asked)  # which gives no credit
-            self._changed()
-
-    def flush(self) -> None:
-        """There is room: it gets messages again, and hears what it has lost."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self.grant(held)
-            if self._untold:
-                untold, self._untold = self._untold, 0
-                self.missed(untold)
-
-    def lost(self, error: RailgunError) -> None:
-        """There is nothing more to hear."""
-        self.session.subscriptions.pop(self.channel, None)
-        self.leave(graceful=False)
-        self.session.fail(0, error, self.channel)
-
-    def leave(self, graceful: bool) -> None:
-        """It goes."""
-        self.send_away()
-
-    def send_away(self) -> None:
-        """It is to go."""
-        self.stream.exchange.leave(self)
-        if self.session.node.events is not None:
-            self.session.node.events.left(self)
-
-
 class Session:
     """One client."""
 
@@ -354,6 +269,10 @@ class Session:
     def room(self) -> bool:
         """Whether more than answers may be sent."""
         return self._outbox.unsent < ROOM
+
+    def drop(self, channel: int) -> None:
+        """Forget the subscription of a channel."""
+        self.subscriptions.pop(channel, None)
 
     @property
     def flooded(self) -> bool:
@@ -956,17 +875,3 @@ class Session:
         self.subscriptions.clear()
         for name in self.node.responses.gone(self):
             self._released(name)
-
-
-def some(batches: Sequence[Bytes], first: int, end: int, count: int) -> Sequence[Bytes]:
-    """Messages [first, end) of a publish, as batches."""
-    if first == 0 and end == count:
-        return batches
-    chosen, at = [], 0
-    for batch in batches:
-        found = head(batch)
-        low, high = max(first - at, 0), min(end - at, found.count)
-        if low < high:
-            chosen.append(cut(batch, found.base + low, found.base + high))
-        at += found.count
-    return chosen

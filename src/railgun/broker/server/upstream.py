@@ -17,8 +17,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.errors import RailgunError
 from railgun.broker.streams.routing import There
+from railgun.errors import RailgunError
 from railgun.transport.commands import NUMBERS, VERSION, Blob, FrameError, FrameReader, encode
 from railgun.transport.connection import Connection
 from railgun.transport.heartbeat import Beat, Heartbeat

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
-from railgun.errors import RailgunError, said
 from railgun.broker.errors import BadRequestError, storage_error
+from railgun.broker.settings import STAGING
 from railgun.broker.streams.node import Node, refuse_hidden
 from railgun.broker.streams.persistent import Persistent
-from railgun.broker.settings import STAGING
+from railgun.errors import RailgunError, said
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 1 << 62  # beyond every offset

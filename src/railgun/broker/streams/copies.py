@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from railgun.errors import RailgunError
 from railgun.broker.log.committer import Stamp
+from railgun.errors import RailgunError
 
 Done = Callable[[RailgunError | None], None]
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from railgun.broker.log.group_log import Fold
 from railgun.broker.protocol.groups import (
     Bury,
     Change,
@@ -54,11 +55,10 @@ from railgun.broker.protocol.groups import (
     Unsettled,
     Untold,
 )
-from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.persisted import Mark
-from railgun.errors import LaterVersionError, RailgunError
-from railgun.broker.log.group_log import Fold
+from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.settings import SECOND
+from railgun.errors import LaterVersionError, RailgunError
 
 if TYPE_CHECKING:
     from railgun.broker.streams.persistent import Persistent
@@ -533,7 +533,7 @@ class CopyNote:
 
 @dataclass(frozen=True, slots=True)
 class ProducerNote:
-    """What a stream must not forget of a producer (`broker.protocol.producers.registry`): under `PRODUCER` and its name."""
+    """A record of a producer in the group log (`broker.protocol.producers`): under `PRODUCER` and its name."""
 
     told: dict[str, Any]
 

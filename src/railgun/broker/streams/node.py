@@ -35,29 +35,12 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
-from railgun.broker.protocol.metadata.alarms import of_lone_node, wrong_at_start
-from railgun.broker.protocol.metadata.fields import difference
-from railgun.broker.protocol.metadata.options import OPTIONS
-from railgun.broker.protocol.groups import OffsetRangeError
-from railgun.errors import RailgunError, said
-from railgun.broker.protocol.exchange import Exchange, Responses
-from railgun.broker.protocol.stored_time import PacedClock
 from railgun.broker.clock import steady_us, time_of_day
-from railgun.broker.log.committer import Committer
-from railgun.broker.log.disk import (
-    GONE,
-    Disk,
-    NodeDisk,
-    check_format,
-    put,
-    unless_read_only,
-    write_format,
-)
 from railgun.broker.errors import (
     BadRequestError,
     DamagedLogError,
@@ -69,18 +52,38 @@ from railgun.broker.errors import (
     later_format,
     storage_error,
 )
+from railgun.broker.log.committer import Committer
+from railgun.broker.log.disk import (
+    GONE,
+    Disk,
+    NodeDisk,
+    check_format,
+    put,
+    unless_read_only,
+    write_format,
+)
+from railgun.broker.protocol.exchange import Exchange, Responses
+from railgun.broker.protocol.groups import OffsetRangeError
+from railgun.broker.protocol.metadata.alarms import of_lone_node, wrong_at_start
+from railgun.broker.protocol.metadata.fields import difference
+from railgun.broker.protocol.metadata.options import OPTIONS
+from railgun.broker.protocol.stored_time import PacedClock
+from railgun.broker.settings import DEAD, SECOND, STAGING, StreamSettings, check_name
 from railgun.broker.streams.groups import GroupDriver
 from railgun.broker.streams.persistent import TIME_AHEAD, NoGraveError, Persistent
 from railgun.broker.streams.redrive import redrive
 from railgun.broker.streams.routing import Passage, Routing
-from railgun.broker.settings import DEAD, SECOND, STAGING, StreamSettings, check_name
-from railgun.engine.snapshots.errors import LockedError
+from railgun.errors import RailgunError, said
+from railgun.storage.errors import LockedError
 from railgun.storage.formats import Format
 from railgun.storage.lock import Lock
 
 if TYPE_CHECKING:
-    from railgun.broker.cluster.events import Events
+    from railgun.broker.protocol.exchange import Routing as Exchanged
+    from railgun.broker.streams.listener import Listener
     from railgun.broker.streams.producing import Producing
+    from railgun.transport.commands import Blob
+    from railgun.transport.proto.streams_pb2 import Publish
 
 RETENTION: Final = 10.0  # seconds between two looks at what is too old
 BEAT: Final = 1.0  # seconds between two looks at the clock
@@ -119,6 +122,41 @@ class InUseError(RailgunError):
     """Another node works in the directory."""
 
     code: ClassVar[str] = "IN_USE"
+
+
+class RemoteListeners(Protocol):
+    """Subscriptions to ephemeral streams, and awaited responses, on the other nodes of the cluster."""
+
+    def joined(self, listener: Listener) -> None:
+        """Tell the other nodes of a subscription on this node."""
+
+    def changed(self, listener: Listener) -> None:
+        """Tell the other nodes that the credit of a subscription has changed."""
+
+    def left(self, listener: Listener) -> None:
+        """Tell the other nodes that a subscription has ended."""
+
+    def stream_made(self, stream: Ephemeral) -> None:
+        """Add the subscriptions of other nodes to a stream that was made here."""
+
+    def stream_gone(self, name: str) -> None:
+        """Remove the subscriptions of other nodes to a stream that was deleted here."""
+
+    def scatter(
+        self, command: Publish, batches: Sequence[Blob], routing: Exchanged[Any, Any]
+    ) -> Exchanged[Any, Any]:
+        """Send messages to their subscribers on other nodes; return the routing for those on this node."""
+
+    def reserve(self, name: str, timeout: int, done: Callable[[RailgunError | None], None]) -> None:
+        """Reserve the name of a response for `timeout` µs; `done` is called with None, or why that cannot be."""
+
+    def released(self, name: str) -> None:
+        """Give up the name of a response."""
+
+    def reply(
+        self, name: str, blob: Blob, done: Callable[[RailgunError | None], None] | None
+    ) -> None:
+        """Send a response to the node that awaits it."""
 
 
 class Cluster(Protocol):
@@ -202,7 +240,7 @@ class Node:
         self.responses: Responses[Any] = Responses()
         self.response_timeout_s: Callable[[], float] = lambda: RESPONSE_TIMEOUT_S
         """Return how long a request waits for its response if it does not say; in a cluster, as all have agreed."""
-        self.events: Events | None = None
+        self.events: RemoteListeners | None = None
         """Ephemeral streams across nodes, if this is one of a cluster."""
         self.committer = Committer(threads, self.loop.call_soon_threadsafe)
         self.left_alone: list[str] = []

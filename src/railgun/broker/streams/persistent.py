@@ -29,15 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
-from railgun.broker.protocol.dedup import Duplicate, Fresh, IdBox, Lookback, PoolFull, Repeat, Twin
-from railgun.broker.protocol.groups import Bury, GroupBusyError, GroupKindError, Joined
-from railgun.errors import RailgunError
-from railgun.broker.protocol.stored_time import StreamTime
 from railgun.broker.clock import steady_us
-from railgun.broker.log.committer import Committer, Log, Stamp
-from railgun.broker.streams.copies import Acks, Copies, Done
-from railgun.broker.streams.counts import Counts
-from railgun.broker.log.disk import Disk
 from railgun.broker.errors import (
     BeyondEndError,
     DamagedLogError,
@@ -46,11 +38,19 @@ from railgun.broker.errors import (
     TrimmedError,
     trouble_in,
 )
+from railgun.broker.log.committer import Committer, Log, Stamp
+from railgun.broker.log.disk import Disk
 from railgun.broker.log.group_log import DamagedGroupLogError, GroupLog
-from railgun.broker.streams.groups import Consumer, CopyNote, GroupDriver, Kept, fold, resolve
 from railgun.broker.log.log import LogConfig, StreamLog
-from railgun.broker.streams.producing import Producing
+from railgun.broker.protocol.dedup import Duplicate, Fresh, IdBox, Lookback, PoolFull, Repeat, Twin
+from railgun.broker.protocol.groups import Bury, GroupBusyError, GroupKindError, Joined
+from railgun.broker.protocol.stored_time import StreamTime
 from railgun.broker.settings import SECOND, TRACKED, StreamSettings
+from railgun.broker.streams.copies import Acks, Copies, Done
+from railgun.broker.streams.counts import Counts
+from railgun.broker.streams.groups import Consumer, CopyNote, GroupDriver, Kept, fold, resolve
+from railgun.broker.streams.producing import Producing
+from railgun.errors import RailgunError
 from railgun.transport.records import HAS_IDS, Bytes, Records, build, cut, head
 
 TIME_AHEAD: Final = 60 * SECOND

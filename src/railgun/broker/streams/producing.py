@@ -1,4 +1,4 @@
-"""The producers of a persistent stream at work: `broker.protocol.producers.registry` with its notes, its staging log, and units.
+"""Drives the producers of a persistent stream (`broker.protocol.producers`): their records, staging log, and units.
 
 Rules:
 
@@ -23,13 +23,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from railgun.errors import RailgunError
+from railgun.broker.errors import NoMasterError, NotEnoughReplicasAfterAppendError
+from railgun.broker.log.committer import Stamp
 from railgun.broker.protocol.producers.producer import Intent, LostOutputError, Producer
 from railgun.broker.protocol.producers.registry import Producers
-from railgun.broker.log.committer import Stamp
-from railgun.broker.errors import NoMasterError, NotEnoughReplicasAfterAppendError
-from railgun.broker.streams.groups import ProducerNote, resolve
 from railgun.broker.settings import PRODUCER
+from railgun.broker.streams.groups import ProducerNote, resolve
+from railgun.errors import RailgunError
 from railgun.transport.records import COMMITS, CONTINUES, STAGED, head, mark
 
 if TYPE_CHECKING:

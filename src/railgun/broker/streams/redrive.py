@@ -28,13 +28,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from railgun.broker.errors import NoGroupError, TrimmedError
 from railgun.broker.protocol.groups import Command, Deliver, Group, GroupBusyError, Receipt, Redrove
 from railgun.broker.protocol.groups.ranges import Ranges
-from railgun.errors import RailgunError
-from railgun.broker.errors import NoGroupError, TrimmedError
+from railgun.broker.settings import REDRIVE
 from railgun.broker.streams.groups import GroupDriver
 from railgun.broker.streams.persistent import Persistent
-from railgun.broker.settings import REDRIVE
+from railgun.errors import RailgunError
 from railgun.transport.records import Records
 
 GROUP: Final = REDRIVE

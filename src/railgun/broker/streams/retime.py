@@ -19,15 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from railgun.errors import RailgunError
 from railgun.broker.clock import time_of_day
-from railgun.broker.log.disk import Disk, NodeDisk, check_format, put
 from railgun.broker.errors import DamagedLogError, NoStreamError
+from railgun.broker.log.disk import Disk, NodeDisk, check_format, put
 from railgun.broker.log.log import StreamLog
-from railgun.broker.streams.node import CLOCK, NODE_FORMAT, SETTINGS_FILE, STREAM_FORMAT
 from railgun.broker.log.segment import Walk, base_of, index_name
 from railgun.broker.settings import SECOND, check_name
-from railgun.engine.snapshots.errors import LockedError
+from railgun.broker.streams.node import CLOCK, NODE_FORMAT, SETTINGS_FILE, STREAM_FORMAT
+from railgun.errors import RailgunError
+from railgun.storage.errors import LockedError
 from railgun.transport.records import Head, patch
 
 FOR_EVER: Final = 1 << 62  # µs

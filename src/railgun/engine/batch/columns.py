@@ -84,7 +84,7 @@ def column_of(function: Callable[..., Any] | None) -> str | None:
 
 
 _OTHER_ARGUMENTS: Final = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-_LOOKUP: Final[Any] = lambda item: item["a name"]  # noqa: E731  # compared with users' functions
+_LOOKUP: Final[Any] = lambda item: item["a name"]  # compared with users' functions  # noqa: E731  # compared with users' functions
 
 
 def hashes_of(column: pa.Array) -> Hashes:

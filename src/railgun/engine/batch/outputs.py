@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from railgun.engine.batch.columns import VALUE
 from railgun.engine.batch.errors import BatchError
-from railgun.sources.errors import ConnectorError
-from railgun.sinks.parquet import Rows, inferred
 from railgun.engine.operators.operator import DeadLetter
-from railgun.flows.sink import Place, Sink, Writer
 from railgun.engine.snapshots.arrays import ints
+from railgun.flows.errors import ConnectorError
+from railgun.flows.sink import Place, Sink, Writer
+from railgun.sinks.parquet import Rows, inferred
 
 BATCH: Final = 10_000  # items that become a batch of a table
 

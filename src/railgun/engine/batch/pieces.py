@@ -4,7 +4,8 @@ A task sorts what it makes into as many pieces as there are tasks behind the shu
 
 1. The records of a piece are in order. A task's next piece for the same place begins after the one before has ended.
 2. Numbers that hardly differ from row to row (places, times) are written as differences.
-3. Keys and values of plain columns travel as Arrow has them; others as on the links between workers (`transport.columns`).
+3. Keys and values of plain columns travel as Arrow has them; others as on the links between workers
+   (`transport.columns`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from railgun.client.payloads import to_arrow
 from railgun.engine.batch import order as o
 from railgun.engine.batch.columns import as_items, as_list
-from railgun.client.payloads import to_arrow
 from railgun.transport.columns import decode_column, encode_column
 from railgun.transport.rows import Times, joined_late, joined_times, pick
 

@@ -27,9 +27,6 @@ from railgun.engine.batch.columns import VALUE, as_items, as_order, column_of, h
 from railgun.engine.batch.errors import BatchError
 from railgun.engine.batch.pieces import KEY, Released
 from railgun.engine.batch.sorting import Sorter
-from railgun.errors import KeyTypeError, pass_interrupt
-from railgun.engine.protocol.frontier import LAST, MIN, late_by
-from railgun.hashing import hash_keys
 from railgun.engine.operators.calls import ValueCalls
 from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.keyed import Keyed
@@ -38,10 +35,13 @@ from railgun.engine.operators.reading import BATCH, Part
 from railgun.engine.operators.stateful import StatefulSteps
 from railgun.engine.operators.stateless import KeyBy
 from railgun.engine.operators.writing import Writing
-from railgun.flows.plan import DEAD, Plan, Stage, build
-from railgun.flows.sink import Place
+from railgun.engine.protocol.frontier import LAST, MIN, late_by
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.state.disk import Disk
+from railgun.errors import KeyTypeError, pass_interrupt
+from railgun.flows.plan import DEAD, Plan, Stage, build
+from railgun.flows.sink import Place
+from railgun.hashing import hash_keys
 from railgun.transport.rows import RowBatch, Times
 
 PAUSE: Final = 0.005

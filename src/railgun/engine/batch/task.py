@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from railgun.client.payloads import to_arrow
 from railgun.engine.batch import order as o
 from railgun.engine.batch.outputs import BATCH, Captured, Table
 from railgun.engine.batch.pieces import Merge, decode, one_batch
@@ -33,7 +34,6 @@ from railgun.engine.batch.stages import (
     Surroundings,
     timing_of,
 )
-from railgun.client.payloads import to_arrow
 from railgun.flows.plan import Plan
 from railgun.transport.pickling import adopt_classes, dumps
 

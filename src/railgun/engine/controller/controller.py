@@ -31,25 +31,18 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from railgun.engine.controller.state_queries import Inquiries
 from railgun.engine.controller.launcher import Launcher
 from railgun.engine.controller.ledger import Ledger
 from railgun.engine.controller.metrics import Totals, nothing_moved, progress
+from railgun.engine.controller.state_queries import Inquiries
 from railgun.engine.controller.storekeeper import Storekeeper, told_of
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.errors import RailgunError
-from railgun.hashing import key_hash
 from railgun.engine.protocol.lifecycle.machine import Lifecycle, LifecycleError, Member
+from railgun.engine.protocol.lifecycle.snapshots import State
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.lifecycle.snapshots import State
-from railgun.flows.plan import Plan
-from railgun.engine.worker import control_messages as control
-from railgun.transport.columns import DecodingError
-from railgun.transport.connection import Connection, Messages
-from railgun.transport.hello import HelloError
-from railgun.transport.listener import Listener
 from railgun.engine.worker import breadcrumb
+from railgun.engine.worker import control_messages as control
 from railgun.engine.worker.liveness import (
     BEAT,
     BESIDE,
@@ -59,6 +52,13 @@ from railgun.engine.worker.liveness import (
     STUCK,
 )
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.errors import ExitCode, RailgunError
+from railgun.flows.plan import Plan
+from railgun.hashing import key_hash
+from railgun.transport.columns import DecodingError
+from railgun.transport.connection import Connection, Messages
+from railgun.transport.hello import HelloError
+from railgun.transport.listener import Listener
 
 TICK: Final = 0.1
 APART: Final = 1.0  # seconds between snapshots that are taken because somebody waits for one
@@ -79,6 +79,9 @@ class FlowFailedError(RailgunError):
 
 class WorkersError(RailgunError):
     """A number of workers, or a worker, that cannot be."""
+
+    exit_code = ExitCode.USAGE
+    kind = "usage"
 
 
 class ListenError(RailgunError):
@@ -721,7 +724,7 @@ class Controller:
             connection.close(error)
 
     def _felt(self, worker: Worker, seen: Seen, data: bytes) -> None:
-        """Take the pulse of a worker: beats, and lines of what its sources and sinks wait for (`engine.worker.liveness`)."""
+        """Note a heartbeat of a worker, and the outages its sources and sinks wait for (`engine.worker.liveness`)."""
         if BEAT in data:
             seen.heard, seen.stuck = time.monotonic(), ""
         *lines, rest = (seen.unread + data.replace(BEAT, b"")).split(b"\n")

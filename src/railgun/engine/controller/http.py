@@ -32,6 +32,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from railgun.engine.controller.controller import Controller, Event, ListenError, WorkersError
+from railgun.engine.controller.metrics import prometheus
 from railgun.engine.controller.state_queries import (
     BusyError,
     NoAnswerError,
@@ -40,10 +41,9 @@ from railgun.engine.controller.state_queries import (
     key_in,
     key_typed,
 )
-from railgun.engine.controller.metrics import prometheus
-from railgun.errors import KeyTypeError, RailgunError
 from railgun.engine.protocol.lifecycle.machine import LifecycleError
 from railgun.engine.snapshots.plain import from_json
+from railgun.errors import KeyTypeError, RailgunError
 from railgun.transport.http import Handler, HttpPort, answer, bears, figures, refusal
 
 STATUS_EVERY: Final = 0.25

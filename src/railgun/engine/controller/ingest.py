@@ -10,14 +10,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
-from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.frontier import MIN
-from railgun.engine.protocol.placement import Worker
 from railgun.engine.protocol.ingest.messages import FromRegistry, Grant, Hasten, Owner, Reject, Want
 from railgun.engine.protocol.ingest.registry import Active, Registry
-from railgun.flows.plan import Plan
+from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.protocol.placement import Worker
 from railgun.engine.snapshots.manifest import Manifest
 from railgun.engine.worker import control_messages as control
+from railgun.flows.plan import Plan
 
 ByStream: TypeAlias = dict[str, dict[str, int]]
 """By step and stream: its position, or how far time has come in it."""

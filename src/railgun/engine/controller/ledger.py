@@ -15,13 +15,13 @@ from functools import partial
 from railgun.engine.controller.collected import Collected
 from railgun.engine.controller.ingest import Feeds
 from railgun.engine.controller.storekeeper import Storekeeper
+from railgun.engine.protocol.ingest.messages import Owner
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
 from railgun.engine.protocol.placement import Worker
-from railgun.engine.protocol.ingest.messages import Owner
+from railgun.engine.worker import control_messages as control
 from railgun.flows.errors import UncollectableError
 from railgun.flows.plan import Plan
-from railgun.engine.worker import control_messages as control
 from railgun.transport.columns import CannotUnpickleError, decode_column
 
 

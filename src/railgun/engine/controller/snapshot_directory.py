@@ -28,12 +28,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from railgun.hashing import Hashes, key_hash
-from railgun.storage.object_store import open_disk
-from railgun.engine.snapshots.errors import DamagedError, MissingError, SnapshotError
+from railgun.engine.snapshots.errors import DamagedError, SnapshotError
 from railgun.engine.snapshots.manifest import Manifest, Part
 from railgun.engine.snapshots.plain import from_json
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.errors import ExitCode
+from railgun.hashing import Hashes, key_hash
+from railgun.storage.errors import MissingError
+from railgun.storage.object_store import open_disk
 
 _COLUMNS: Final = [
     "hash",
@@ -50,6 +52,9 @@ _OF_A_JOB: Final = re.compile(r"(?:(.+)/)?(?:manifests|attempts)/\d{12,18}\.json
 
 class NoSnapshotsError(SnapshotError):
     """There are no snapshots where they were looked for."""
+
+    exit_code = ExitCode.USAGE
+    kind = "no-snapshot"
 
 
 def absolute(url: str) -> str:

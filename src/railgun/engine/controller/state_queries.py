@@ -7,7 +7,8 @@ Rules:
 2. That a key has no state is said at once if nothing moved while it was looked for; else when it was not found for as
    long as `MOVING`, much longer than a key is on the way.
 3. Who does not answer within `PATIENCE` is busy in a user's function, or frozen. Nothing waits for it but the question.
-4. Nothing that is asked can harm a worker: keys travel as bytes that are opened with care (`engine.worker.state_queries`).
+4. Nothing that is asked can harm a worker: keys travel as bytes that are opened with care
+   (`engine.worker.state_queries`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from railgun.errors import RailgunError
-from railgun.hashing import key_hash
 from railgun.engine.protocol.lifecycle.machine import Lifecycle, LifecycleError
 from railgun.engine.protocol.placement import Worker
-from railgun.flows.plan import Plan
 from railgun.engine.worker import control_messages as control
+from railgun.errors import RailgunError
+from railgun.flows.plan import Plan
+from railgun.hashing import key_hash
 from railgun.transport.pickling import dumps
 
 PATIENCE: Final = 5.0

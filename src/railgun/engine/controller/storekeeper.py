@@ -25,31 +25,27 @@ from railgun.engine.controller.snapshot_directory import (
     find_store,
     told_attempts,
 )
-from railgun.engine.protocol.lifecycle import messages as o
-from railgun.errors import pass_interrupt, represent
-from railgun.engine.protocol.placement import Worker
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
 from railgun.engine.operators.calls import NO_PART, SourceCall, TokenCall
-from railgun.flows.errors import FlowError
 from railgun.engine.operators.functions import check_done
-from railgun.flows.plan import Plan
-from railgun.flows.sink import Place, TwoPhaseSink
-from railgun.flows.step import Step
+from railgun.engine.protocol.lifecycle import messages as o
+from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
+from railgun.engine.protocol.placement import Worker
+from railgun.engine.snapshots.errors import DamagedError, SnapshotError, UndecidedError
+from railgun.engine.snapshots.fit import fit
+from railgun.engine.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo, seal, unseal
 from railgun.engine.snapshots.option_names import ALLOW_OLDER, BEGIN, DROP, FRESH, RENAME
 from railgun.engine.snapshots.option_names import drop as drop_of
 from railgun.engine.snapshots.option_names import rename as rename_as
-from railgun.storage.object_store import Disk
-from railgun.engine.snapshots.errors import (
-    DamagedError,
-    MissingError,
-    SnapshotError,
-    UndecidedError,
-)
-from railgun.engine.snapshots.fit import fit
-from railgun.engine.snapshots.manifest import FORMAT, Manifest, SinkPart, StepInfo, seal, unseal
 from railgun.engine.snapshots.store import SnapshotStore, encode_name
 from railgun.engine.worker import control_messages as control
 from railgun.engine.worker.liveness import watched
+from railgun.errors import ExitCode, pass_interrupt, represent
+from railgun.flows.errors import FlowError
+from railgun.flows.plan import Plan
+from railgun.flows.sink import Place, TwoPhaseSink
+from railgun.flows.step import Step
+from railgun.storage.errors import MissingError, StorageError
+from railgun.storage.object_store import Disk
 
 GENERATIONS: Final = 100  # that a job may use until it asks again
 UNDECIDED_S: Final = 1.0  # between two attempts to take a manifest back
@@ -290,7 +286,7 @@ class Storekeeper:
         try:
             told = unseal("kept", self.store.disk.read(path), self.store.where(_KEPT))
             return self.store.get(told["snapshot"])
-        except (SnapshotError, KeyError):
+        except (SnapshotError, StorageError, KeyError):
             return None
 
     def _publish(self, finished: Manifest) -> str:
@@ -395,7 +391,9 @@ class Storekeeper:
             self.store.commit(manifest)
             if self._kept is not None:
                 self.store.pin(self._kept)
-            with contextlib.suppress(SnapshotError):  # what is too much is dropped the next time
+            with contextlib.suppress(
+                SnapshotError, StorageError
+            ):  # what is too much is dropped the next time
                 self.store.clean(self.chosen.keep)
 
         def run() -> None:
@@ -574,9 +572,15 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
 class FinishedError(SnapshotError):
     """The flow has come to its end."""
 
+    exit_code = ExitCode.FINISHED
+    kind = "finished"
+
 
 class ChoiceError(SnapshotError):
     """What is asked of snapshots makes no sense."""
+
+    exit_code = ExitCode.USAGE
+    kind = "usage"
 
 
 def steps_of(plan: Plan) -> tuple[StepInfo, ...]:

@@ -26,6 +26,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
+from railgun.engine.operators.describe import name_of, shorten, tell
 from railgun.errors import RailgunError, pass_interrupt
 from railgun.flows.errors import (
     InterruptedCallError,
@@ -36,7 +37,6 @@ from railgun.flows.errors import (
     UserCodeError,
     may_pass,
 )
-from railgun.engine.operators.describe import name_of, shorten, tell
 from railgun.transport.columns import CannotUnpickleError
 
 if TYPE_CHECKING:

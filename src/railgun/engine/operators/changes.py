@@ -31,9 +31,9 @@ from itertools import chain, compress, islice
 from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.hashing import hash_keys
 from railgun.engine.operators.calls import PICKLE, KeyCalls, ValueCalls
 from railgun.engine.state.store import MemoryStore
+from railgun.hashing import hash_keys
 from railgun.transport.pickling import dumps
 
 if TYPE_CHECKING:

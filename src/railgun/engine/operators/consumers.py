@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.engine.operators.calls import ValueCalls
-from railgun.flows.errors import StepError
 from railgun.engine.operators.copying import ATOMS, ODD, own_copy, plain_copy
-from railgun.engine.operators.sharing import Watched
 from railgun.engine.operators.describe import shorten
+from railgun.engine.operators.sharing import Watched
+from railgun.flows.errors import StepError
 
 if TYPE_CHECKING:
     from railgun.engine.operators.operator import Operator

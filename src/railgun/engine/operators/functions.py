@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from railgun.engine.operators.describe import name_of, shorten
 from railgun.engine.protocol.frontier import LAST, MIN
 from railgun.flows.errors import NotAPairError, NotAResultError, NotAStateError, PartError
-from railgun.engine.operators.describe import name_of, shorten
 
 ASYNCHRONOUS: Final = frozenset({CoroutineType, AsyncGeneratorType})
 UNFINISHED: Final = ASYNCHRONOUS | {GeneratorType}

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from railgun.errors import ProtocolError, pass_interrupt
-from railgun.engine.protocol.frontier import MIN
-from railgun.hashing import Hashes
-from railgun.engine.protocol.rescale.order import Order, Turns
 from railgun.engine.operators.calls import PICKLE, UNPICKLE, Call, KeyCalls, ValueCalls
+from railgun.engine.operators.changes import Changes
+from railgun.engine.operators.copying import own_copy
+from railgun.engine.operators.functions import UNFINISHED, check_result, check_state
+from railgun.engine.operators.operator import Operator, Setting, name_of, shorten, tell
+from railgun.engine.operators.sharing import Sharing
+from railgun.engine.operators.timers import Timers
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.rescale.order import Order, Turns
+from railgun.engine.state.store import MemoryStore, blocks
+from railgun.errors import ProtocolError, pass_interrupt
 from railgun.flows.errors import (
     UnloadableRecordError,
     UnloadableStateError,
     UnpicklableStateError,
     UpgradeError,
 )
-from railgun.engine.operators.functions import UNFINISHED, check_result, check_state
-from railgun.engine.operators.changes import Changes
-from railgun.engine.operators.copying import own_copy
-from railgun.engine.operators.operator import Operator, Setting, name_of, shorten, tell
-from railgun.engine.operators.sharing import Sharing
-from railgun.engine.operators.timers import Timers
-from railgun.engine.state.store import MemoryStore, blocks
+from railgun.hashing import Hashes
 from railgun.transport.columns import (
     CannotUnpickleError,
     DecodingError,

@@ -11,15 +11,15 @@ from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.errors import pass_interrupt, represent
 from railgun.engine.operators.calls import RecordCalls
-from railgun.flows.errors import NotAResultError, StepError, TimerError
-from railgun.engine.operators.functions import ASYNCHRONOUS, check_result
 from railgun.engine.operators.consumers import Consumers
 from railgun.engine.operators.describe import name_of as name_of
 from railgun.engine.operators.describe import shorten as shorten
 from railgun.engine.operators.describe import tell as tell
+from railgun.engine.operators.functions import ASYNCHRONOUS, check_result
 from railgun.engine.state.store import KeyStore
+from railgun.errors import pass_interrupt, represent
+from railgun.flows.errors import NotAResultError, StepError, TimerError
 from railgun.transport.rows import RowBatch
 
 if TYPE_CHECKING:

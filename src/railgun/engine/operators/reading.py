@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.engine.protocol.frontier import LAST, MAX, MIN, late_rows
 from railgun.engine.operators.calls import NO_PART, SourceCall
 from railgun.engine.operators.functions import check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
 from railgun.engine.operators.stateless import kept
+from railgun.engine.protocol.frontier import LAST, MAX, MIN, late_rows
 from railgun.flows.source import Reader, Source
 from railgun.transport.rows import RowBatch, Times
 

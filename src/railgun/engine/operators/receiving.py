@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.errors import pass_interrupt
-from railgun.engine.protocol.frontier import LAST, MAX, MIN
-from railgun.engine.protocol.ingest.messages import FromTable, Relinquish, SessionError
-from railgun.engine.protocol.ingest.table import Table
 from railgun.engine.operators.calls import ValueCalls
 from railgun.engine.operators.operator import Setting, shorten, without
 from railgun.engine.operators.reading import BATCH, Clock, Reading
+from railgun.engine.protocol.frontier import LAST, MAX, MIN
+from railgun.engine.protocol.ingest.messages import FromTable, Relinquish, SessionError
+from railgun.engine.protocol.ingest.table import Table
+from railgun.errors import pass_interrupt
 from railgun.flows.source import Pushed
 from railgun.transport import ingest_batch as outside
 from railgun.transport.commands import Blob

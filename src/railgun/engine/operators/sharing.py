@@ -29,10 +29,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.errors import pass_interrupt, represent
-from railgun.flows.errors import StepError
 from railgun.engine.operators.copying import ATOMS, ODD, plain_copy
 from railgun.engine.operators.describe import name_of, shorten
+from railgun.errors import pass_interrupt, represent
+from railgun.flows.errors import StepError
 from railgun.transport.pickling import dumps
 
 REMEMBERED: Final = 1_000

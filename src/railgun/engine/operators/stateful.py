@@ -24,14 +24,14 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.operators.calls import KeyCalls, RecordCalls, TimerCalls
-from railgun.engine.operators.functions import ASYNCHRONOUS, check_pair, check_result, check_time
 from railgun.engine.operators.copying import ATOMS
+from railgun.engine.operators.functions import ASYNCHRONOUS, check_pair, check_result, check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
 from railgun.engine.operators.sharing import apart
 from railgun.engine.operators.stateless import kept, spread
+from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.state.store import blocks
 from railgun.transport.rows import RowBatch
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.errors import KeyCodeError, pass_interrupt
-from railgun.hashing import Hashes, hash_keys, key_hash
 from railgun.engine.operators.calls import RecordCalls, ValueCalls, begun_before
 from railgun.engine.operators.functions import ASYNCHRONOUS, UNFINISHED, check_result
 from railgun.engine.operators.operator import Operator, Setting, name_of, without
+from railgun.errors import KeyCodeError, pass_interrupt
+from railgun.hashing import Hashes, hash_keys, key_hash
 from railgun.transport.rows import RowBatch, joined
 
 ENOUGH: Final = 1_000  # rows that are keyed and sent at once

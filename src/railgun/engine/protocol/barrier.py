@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.placement import Worker
+from railgun.errors import ProtocolError
 
 Event = TypeVar("Event")
 Message = TypeVar("Message")

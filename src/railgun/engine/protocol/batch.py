@@ -8,8 +8,8 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Owners, Worker
+from railgun.hashing import Hashes
 
 
 class Batch(Protocol):

@@ -33,8 +33,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.placement import Worker
+from railgun.errors import ProtocolError
 
 MIN: Final = -(1 << 63)
 MAX: Final = (1 << 63) - 1

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from railgun.errors import LaterVersionError, RailgunError
+from railgun.errors import ExitCode, LaterVersionError, RailgunError
 from railgun.transport import columns
 
 
 class SnapshotError(RailgunError):
     """A snapshot cannot be saved, or cannot be loaded."""
 
-
-class DiskError(SnapshotError):
-    """A file cannot be written, read, listed or deleted."""
-
-
-class FullDiskError(DiskError):
-    """There is no room for a file: the disk, a quota or a limit of the process is used up."""
-
-
-class ReadOnlyError(DiskError):
-    """A file cannot be written where it should be: this user may not, or nobody may."""
+    exit_code = ExitCode.SNAPSHOTS
 
 
 class UndecidedError(SnapshotError):
     """A manifest could not be written, and could not be taken back either: it may be there after a power cut."""
-
-
-class MissingError(DiskError):
-    """A file is not there."""
 
 
 class DamagedError(SnapshotError):
@@ -36,10 +22,6 @@ class DamagedError(SnapshotError):
 
 class FormatError(SnapshotError, LaterVersionError):
     """A file was written by a newer Railgun, in a format this one does not know."""
-
-
-class LockedError(SnapshotError):
-    """Another job works in this directory, or has taken it over."""
 
 
 class EncodingError(SnapshotError):

@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Number
 
+from railgun.engine.snapshots.errors import DoesNotFitError
+from railgun.engine.snapshots.manifest import Manifest, StepInfo
 from railgun.engine.snapshots.option_names import FRESH
 from railgun.engine.snapshots.option_names import drop as drop_of
 from railgun.engine.snapshots.option_names import rename as rename_as
-from railgun.engine.snapshots.errors import DoesNotFitError
-from railgun.engine.snapshots.manifest import Manifest, StepInfo
 
 MADE = 1_000
 """Keys of a step that are compared with those in the snapshot."""

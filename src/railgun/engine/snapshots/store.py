@@ -40,20 +40,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from railgun.errors import LaterVersionError
-from railgun.storage.object_store import Disk, open_disk
 from railgun.engine.snapshots.errors import (
     DamagedError,
-    DiskError,
     DoesNotFitError,
     FormatError,
-    LockedError,
-    MissingError,
     SnapshotError,
     UndecidedError,
 )
-from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError
-from railgun.storage.lock import Lock
 from railgun.engine.snapshots.manifest import (
     FORMAT,
     Manifest,
@@ -63,6 +56,11 @@ from railgun.engine.snapshots.manifest import (
     seal,
     unseal,
 )
+from railgun.errors import LaterVersionError
+from railgun.storage.errors import DiskError, LockedError, MissingError, StorageError
+from railgun.storage.formats import FORMAT_FILE, Format, OtherFormatError
+from railgun.storage.lock import Lock
+from railgun.storage.object_store import Disk, open_disk
 
 STORE_FORMAT: Final = Format("railgun snapshots", 1)
 """Of the directory of a flow's snapshots."""
@@ -401,7 +399,9 @@ class SnapshotStore:
 
     # ------------------------------------------------------------ loading
 
-    def manifests(self, damaged: list[SnapshotError] | None = None) -> list[Manifest]:
+    def manifests(
+        self, damaged: list[SnapshotError | StorageError] | None = None
+    ) -> list[Manifest]:
         """All committed snapshots, newest first.
 
         One that cannot be read is an error; or, if a list `damaged` is given, its error goes there and the others come.
@@ -415,7 +415,7 @@ class SnapshotStore:
                 continue  # cleaned away since it was listed
             except FormatError:
                 raise
-            except SnapshotError as error:
+            except (SnapshotError, StorageError) as error:
                 if damaged is None:
                     raise
                 damaged.append(error)
@@ -450,7 +450,7 @@ class SnapshotStore:
         """When a snapshot was committed, also one that has been cleaned away; None if nobody remembers."""
         try:
             return self.get(snapshot).committed
-        except SnapshotError:
+        except (SnapshotError, StorageError):
             told = self._read_attempt(snapshot) or {}
         ended = told.get("ended") if told.get("state") == "committed" else None
         return float(ended) if isinstance(ended, int | float) else None
@@ -475,7 +475,7 @@ class SnapshotStore:
         part and compares its checksum, or else looks only whether it is there: workers compare it when they load.
         """
         self.disk.sync(self._at("manifests"))
-        wrong: list[SnapshotError] = []
+        wrong: list[SnapshotError | StorageError] = []
         for snapshot in self._ids("manifests"):
             try:
                 manifest = self.get(snapshot)
@@ -515,7 +515,7 @@ class SnapshotStore:
                 break
             try:
                 kept[number] = self.get(number)
-            except SnapshotError:
+            except (SnapshotError, StorageError):
                 unknown.append(number)
         if self._pinned is not None:
             kept.setdefault(self._pinned.snapshot, self._pinned)
@@ -543,7 +543,7 @@ class SnapshotStore:
         told = self._read_attempt(snapshot)
         if told is None or told.get("state") != "begun":
             return
-        with contextlib.suppress(SnapshotError):
+        with contextlib.suppress(SnapshotError, StorageError):
             self._write_attempt(told | _ending(self.get(snapshot)))
 
     # ------------------------------------------------------------ files

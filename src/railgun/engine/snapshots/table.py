@@ -41,8 +41,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from railgun.errors import pass_interrupt
-from railgun.hashing import Hashes
 from railgun.engine.snapshots.arrays import (
     MANY,
     MOST,
@@ -66,6 +64,9 @@ from railgun.engine.snapshots.errors import (
     UnpicklableError,
 )
 from railgun.engine.snapshots.plain import as_json, from_json, is_unicode, one_as_json
+from railgun.errors import pass_interrupt
+from railgun.hashing import Hashes
+from railgun.storage.errors import StorageError
 from railgun.transport.pickling import PROTOCOL, dumps, find_unloadable, may_unpickle_later
 
 FORMAT: Final = 1
@@ -412,7 +413,7 @@ def reading(name: str) -> Iterator[None]:
     """Whatever goes wrong in here, the file is to blame."""
     try:
         yield
-    except SnapshotError:
+    except (SnapshotError, StorageError):
         raise
     except Exception as error:
         raise DamagedError(

@@ -32,13 +32,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.errors import pass_interrupt
-from railgun.hashing import hash_keys
 from railgun.engine.state.errors import StateError, UnpicklableStateError
 from railgun.engine.state.rocks import Rocks
 from railgun.engine.state.scratch import Scratch
 from railgun.engine.state.sizes import size_of
 from railgun.engine.state.store import BLOCK, Block, Cut, KeyStore, blocks
+from railgun.errors import pass_interrupt
+from railgun.hashing import hash_keys
 from railgun.transport.pickling import dumps
 
 MIB: Final = 1 << 20

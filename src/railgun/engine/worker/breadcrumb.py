@@ -1,13 +1,13 @@
 """The breadcrumb: which user code a worker was in when its process ended (`os._exit`, a segfault, a kill).
 
 A worker keeps a small file, mapped into its memory, in the temporary directory of its machine. Every call of user code
-is noted there when it is entered (`engine.operators.calls`): the step, the function and the first record, once for a batch; for a
-while after a worker was lost (`be_careful`), each record, so that a second loss names the very one. Records flow in one
-thread, and sinks commit in another at the same time: each has its part of the file, and both are told. What is
-in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it crashes
-(`faulthandler`). The controller reads the file if it is on the same machine, and deletes it. On another machine the
-next worker of the job that starts there does, and tells the controller (`left_behind`). A worker holds a lock on its
-file while it lives, so that nobody takes the file of one that does.
+is noted there when it is entered (`engine.operators.calls`): the step, the function and the first record, once for a
+batch; for a while after a worker was lost (`be_careful`), each record, so that a second loss names the very one.
+Records flow in one thread, and sinks commit in another at the same time: each has its part of the file, and both are
+told. What is in mapped memory outlives the process, however it ends. Behind the notes, Python writes its stack if it
+crashes (`faulthandler`). The controller reads the file if it is on the same machine, and deletes it. On another machine
+the next worker of the job that starts there does, and tells the controller (`left_behind`). A worker holds a lock on
+its file while it lives, so that nobody takes the file of one that does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from railgun.engine.operators import calls
-from railgun.storage.processes import Process
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.storage.processes import Process
 
 PREFIX: Final = "railgun-worker-"
 DEPTH: Final = 8  # calls inside of calls that are noted

@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 
 from railgun.engine.protocol.rescale import messages as m
-from railgun.transport.keyed_batch import decode_batch, encode_batch
 from railgun.transport.columns import DecodingError
+from railgun.transport.keyed_batch import decode_batch, encode_batch
 
 HEADER: Final = struct.Struct("<IBHI")
 LARGEST: Final = 1 << 30

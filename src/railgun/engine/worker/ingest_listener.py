@@ -3,7 +3,8 @@
 A door is open as long as the process is there. Behind it is a `Receiving` while a generation of the flow runs;
 in between, connectors are told to try again. Rules:
 
-1. Whoever connects proves that they know the secret (`transport.hello`), and says of what version and instance they are.
+1. Whoever connects proves that they know the secret (`transport.hello`), and says of what version and instance they
+   are.
 2. Messages are paid for with credits, in bytes; they come back as messages are applied. Who sends without any, or
    anything that cannot be, is told why, and that session ends. Nothing a connector sends ends the worker.
 3. All that waits, and all of frames that are not whole yet, stays within `ALL` bytes. The more connectors there are,
@@ -30,6 +31,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from railgun.engine.operators.receiving import Receiving
 from railgun.engine.protocol.ingest.messages import (
     LAST_ID,
     NONE,
@@ -43,15 +45,14 @@ from railgun.engine.protocol.ingest.messages import (
     Restart,
     SessionError,
 )
-from railgun.engine.operators.receiving import Receiving
-from railgun.flows.source import Pushed
 from railgun.engine.worker import control_messages as control
+from railgun.flows.source import Pushed
 from railgun.transport.commands import Blob, FrameError, FrameReader, encode
 from railgun.transport.connection import STRANGERS, Connection, Gate
 from railgun.transport.hello import BAD_VERSION, HelloError
+from railgun.transport.ingest_batch import COST, LARGEST, LONGEST_NAME, VERSION
 from railgun.transport.listener import Listener
 from railgun.transport.outbox import Outbox
-from railgun.transport.ingest_batch import COST, LARGEST, LONGEST_NAME, VERSION
 from railgun.transport.proto import connectors_pb2 as c
 from railgun.transport.proto import streams_pb2 as p
 

@@ -14,8 +14,8 @@ gives the worker up, for all its beats. What the program that starts a flow call
 To import a module, or to unpickle the flow, may take longer than a call ever should. So that counts as a sign of life
 for `MOST_LOADING_S`, and then as a call that does not return.
 
-A thread that waits for an outage outside to pass (`engine.operators.outages`) gets on, too. What the sources and sinks wait for is
-told with the pulse, as a line of text whenever it changes; an empty line says that they go on.
+A thread that waits for an outage outside to pass (`client.outages`) gets on, too. What the sources and sinks wait for
+is told with the pulse, as a line of text whenever it changes; an empty line says that they go on.
 
 A process that is frozen, or holds the interpreter's lock for ever, has no pulse either.
 """
@@ -35,11 +35,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-from railgun.errors import RailgunError
+from railgun.client.outages import WAITS
 from railgun.engine.operators import calls
-from railgun.engine.operators.outages import WAITS
-from railgun.transport.hello import NONCE, Dialer, HelloError
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.errors import RailgunError
+from railgun.transport.hello import NONCE, Dialer, HelloError
 
 EVERY: Final = 1.0
 PATIENCE: Final = 10.0

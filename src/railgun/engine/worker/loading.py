@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.hashing import Hashes
-from railgun.engine.protocol.placement import Placement
 from railgun.engine.operators.calls import UNPICKLE, ValueCalls, attempt
+from railgun.engine.protocol.placement import Placement
 from railgun.engine.snapshots.manifest import Part
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.hashing import Hashes
 
 if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows

@@ -25,31 +25,32 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+from railgun.engine.operators.calls import Call, Unpickling, attempt
 from railgun.engine.protocol.lifecycle import messages as orders
-from railgun.errors import RailgunError, pass_interrupt
 from railgun.engine.protocol.placement import Worker
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.operators.calls import Call, Unpickling, attempt
-from railgun.flows.errors import InterruptedCallError, StepError, would_come_again
-from railgun.flows.plan import Plan
 from railgun.engine.snapshots.errors import SnapshotError
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import control_messages as control
-from railgun.transport.columns import encode_column
-from railgun.transport.connection import Connection, Gate, Messages
-from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
-from railgun.transport.hello import HelloError
-from railgun.transport.listener import Listener
-from railgun.transport.pickling import adopt_classes
 from railgun.engine.worker.breadcrumb import Breadcrumb, left_behind
+from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
 from railgun.engine.worker.ingest_listener import Door
-from railgun.engine.worker.parent_watchdog import Leash
-from railgun.engine.worker.loading import load_parts
-from railgun.engine.worker.state_queries import look
 from railgun.engine.worker.liveness import UNPICKLE_FLOW, Pulse
+from railgun.engine.worker.loading import load_parts
+from railgun.engine.worker.parent_watchdog import Leash
 from railgun.engine.worker.runtime import Outside, Runtime
 from railgun.engine.worker.saver import Then, Work
 from railgun.engine.worker.spec import WorkerSpec
+from railgun.engine.worker.state_queries import look
+from railgun.errors import RailgunError, pass_interrupt
+from railgun.flows.errors import InterruptedCallError, StepError, would_come_again
+from railgun.flows.plan import Plan
+from railgun.storage.errors import StorageError
+from railgun.transport.columns import encode_column
+from railgun.transport.connection import Connection, Gate, Messages
+from railgun.transport.hello import HelloError
+from railgun.transport.listener import Listener
+from railgun.transport.pickling import adopt_classes
 
 HIGH: Final = 4 << 20  # unsent bytes at which sources rest
 LOW: Final = 1 << 20  # and at which they go on
@@ -263,7 +264,7 @@ class _Process:
                 try:
                     self.plan = _load(plan)
                     self.store = SnapshotStore(*store) if store is not None else None
-                except (FlowLoadError, SnapshotError) as error:
+                except (FlowLoadError, SnapshotError, StorageError) as error:
                     self._tell(control.Loaded(str(error)))
                 else:
                     self._do(self._open_doors(self.plan))

@@ -20,25 +20,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.engine.protocol.lifecycle import messages as orders
-from railgun.engine.protocol.frontier import MIN
-from railgun.engine.protocol.placement import Placement, Worker
-from railgun.engine.protocol.read_size import ReadSize
-from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.operators.calls import attempt
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import DeadLetter, Setting
 from railgun.engine.operators.reading import BATCH
 from railgun.engine.operators.receiving import Receiving
 from railgun.engine.operators.writing import Writing
-from railgun.flows.plan import DEAD, Plan, build
-from railgun.flows.sink import Place
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.lifecycle import messages as orders
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.protocol.read_size import ReadSize
+from railgun.engine.protocol.rescale import messages as m
+from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.state.disk import Disk
-from railgun.transport.rows import RowBatch
 from railgun.engine.worker.saver import Saver, Then, Work
 from railgun.engine.worker.stage import StageRunner
+from railgun.flows.plan import DEAD, Plan, build
+from railgun.flows.sink import Place
+from railgun.transport.rows import RowBatch
 
 if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from railgun.engine.protocol.lifecycle import messages as orders
-from railgun.errors import RailgunError, pass_interrupt
-from railgun.engine.protocol.frontier import MIN
-from railgun.hashing import hash_keys
 from railgun.engine.operators.calls import TokenCall
 from railgun.engine.operators.committing import commit_calls
 from railgun.engine.operators.functions import check_done
 from railgun.engine.operators.receiving import Receiving
-from railgun.flows.sink import TwoPhaseSink
+from railgun.engine.protocol.frontier import MIN
+from railgun.engine.protocol.lifecycle import messages as orders
 from railgun.engine.snapshots.manifest import Part, SinkPart
 from railgun.engine.snapshots.store import SnapshotStore
+from railgun.errors import RailgunError, pass_interrupt
+from railgun.flows.sink import TwoPhaseSink
+from railgun.hashing import hash_keys
 from railgun.transport.columns import EncodingError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """A stage at work on one worker: carries out what its distributor commands.
 
 The distributor decides, the operators compute, and this is what stands between them: a driver with the duties that are
-numbered in `engine.protocol.rescale.messages`. Nothing here waits: long work (counting the keys that have to move, moving them) is
-done in pieces, by `step`, between which records flow.
+numbered in `engine.protocol.rescale.messages`. Nothing here waits: long work (counting the keys that have to move,
+moving them) is done in pieces, by `step`, between which records flow.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.engine.protocol.stage_alignment import Alignment
-from railgun.errors import ProtocolError
+from railgun.engine.operators.calls import KeyCalls, ValueCalls
+from railgun.engine.operators.describe import shorten
+from railgun.engine.operators.functions import check_part
+from railgun.engine.operators.keyed import Keyed, Leaving
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
-from railgun.hashing import Hashes, hash_keys
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.collect import Collect
 from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.protocol.rescale.interrogate import Interrogate
 from railgun.engine.protocol.rescale.order import Order
-from railgun.engine.operators.calls import KeyCalls, ValueCalls
-from railgun.flows.errors import UnpicklableRecordError
-from railgun.engine.operators.functions import check_part
-from railgun.engine.operators.keyed import Keyed, Leaving
-from railgun.flows.plan import Operators, Stage
-from railgun.engine.operators.describe import shorten
+from railgun.engine.protocol.stage_alignment import Alignment
 from railgun.engine.snapshots.fit import KeysMade, other_parts
+from railgun.errors import ProtocolError
+from railgun.flows.errors import UnpicklableRecordError
+from railgun.flows.plan import Operators, Stage
+from railgun.hashing import Hashes, hash_keys
 from railgun.transport.columns import EncodingError
 from railgun.transport.pickling import dumps
 from railgun.transport.rows import RowBatch

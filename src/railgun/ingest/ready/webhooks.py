@@ -39,11 +39,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from railgun.engine.protocol.ingest.messages import LAST_ID, NONE
 from railgun.ingest.client import Connector
 from railgun.ingest.errors import FeedError, RefusedError, RewindError, TooLargeError
 from railgun.ingest.ready.progress import Progress
 from railgun.ingest.stream import check_name
-from railgun.engine.protocol.ingest.messages import LAST_ID, NONE
 from railgun.transport.http import Handler, HttpPort, answer, bears, refusal
 from railgun.transport.listen_rules import is_loopback
 

@@ -27,8 +27,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from railgun.client.errors import StreamsError
+from railgun.client.retrying import Patient, Staged, producer_name
 from railgun.client.sync import SyncClient
-from railgun.sinks.retrying_client import Patient, Staged, producer_name
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
 from railgun.spark.streams.older import take_over

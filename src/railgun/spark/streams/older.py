@@ -25,7 +25,7 @@ from railgun.spark.streams.errors import InDoubtError
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer
-    from railgun.sinks.retrying_client import Patient
+    from railgun.client.retrying import Patient
 
 
 class _Found:

@@ -10,8 +10,8 @@ Rules:
    keeps nothing of it, and the same offsets are the same messages whenever they are read.
 3. A micro-batch takes what there is, at most `maxMessages`; with the trigger *available now*, what there was when
    the query began.
-4. Once a query has reached its node, an outage that may pass (`transport.error_codes`) is waited for, `OUTAGE_S` seconds or longer
-   if the option `timeout` is.
+4. Once a query has reached its node, an outage that may pass (`transport.error_codes`) is waited for, `OUTAGE_S`
+   seconds or longer if the option `timeout` is.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 from railgun.broker.protocol.groups.messages import FRESH, Bury, Redrove, Standing
 from railgun.broker.protocol.groups.parts import FAR, Proposal
-from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.persisted import Mark, Redriven, unsettle
+from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.state import State
 
 

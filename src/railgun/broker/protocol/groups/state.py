@@ -46,7 +46,6 @@ from railgun.broker.protocol.groups.parts import (
     earlier,
     rounded_up,
 )
-from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.persisted import (
     Change,
     Cut,
@@ -61,6 +60,7 @@ from railgun.broker.protocol.groups.persisted import (
     Untold,
     settle,
 )
+from railgun.broker.protocol.groups.ranges import Ranges
 
 
 class State:

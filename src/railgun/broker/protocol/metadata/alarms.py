@@ -1,6 +1,7 @@
 """Alarms: what is wrong with a cluster, in words for people and codes for programs.
 
-They are derived from a status (`broker.cluster.overview`) and from nothing else: the same status, the same alarms. Rules:
+They are derived from a status (`broker.cluster.overview`) and from nothing else: the same status, the same alarms.
+Rules:
 
 1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do. Both of
    these texts are without a full stop at their end: whoever shows them sets it.

@@ -29,7 +29,6 @@ from copy import deepcopy
 from typing import Any, Final
 
 from railgun.broker.protocol.metadata import options
-from railgun.broker.protocol.metadata.streams import Catalogue, StreamInfo
 from railgun.broker.protocol.metadata.fields import (
     RefusedError,
     Scalar,
@@ -45,6 +44,7 @@ from railgun.broker.protocol.metadata.fields import (
 )
 from railgun.broker.protocol.metadata.nodes import MASTER, NodeInfo
 from railgun.broker.protocol.metadata.regions import Region, holds, settle
+from railgun.broker.protocol.metadata.streams import Catalogue, StreamInfo
 from railgun.errors import ProtocolError
 
 MOST_REQUESTS: Final = 1000

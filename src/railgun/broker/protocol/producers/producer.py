@@ -1,4 +1,4 @@
-"""One producer of a stream: what is known of it, and what it may be told. The rules are in `broker.protocol.producers.registry`."""
+"""The state of one producer of a stream, and the checks of each call. The rules are in `producers.registry`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.producers.producer import (
     BusyError,
     FencedError,
@@ -75,6 +74,7 @@ from railgun.broker.protocol.producers.producer import (
     Staged,
     add_range,
 )
+from railgun.errors import ProtocolError
 
 RESERVED: Final = 1_000
 """So many sequences are given between two notes."""
@@ -100,9 +100,9 @@ class Producers:
     >>> producers.committed("flow", intent.number)
     >>> producers.commit("flow", 1, {sequence: 3}, end=103, now=0) is None
     True
-    >>> producers.commit("flow", 1, {2: 5}, end=103, now=0)
-    Traceback (most recent call last):
-    railgun.broker.protocol.producers.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor committed here: ...
+    >>> producers.commit("flow", 1, {2: 5}, end=103, now=0) Traceback (most recent call last):
+    railgun.broker.protocol.producers.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor
+    committed here: ...
     """
 
     __slots__ = ("_last_number", "_names", "by_name")

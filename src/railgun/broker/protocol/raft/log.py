@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.messages import Entry, Members, Snapshot
+from railgun.errors import ProtocolError
 
 OVERHEAD: Final = 32  # bytes of an entry besides its data, roughly
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.elections import Elections
 from railgun.broker.protocol.raft.messages import (
     Append,
@@ -41,6 +40,7 @@ from railgun.broker.protocol.raft.messages import (
 )
 from railgun.broker.protocol.raft.reads import Reads
 from railgun.broker.protocol.raft.state import Role
+from railgun.errors import ProtocolError
 
 
 class Raft(Reads, Elections):

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.raft.messages import (
     Append,
     Appended,
@@ -29,6 +28,7 @@ from railgun.broker.protocol.raft.messages import (
 )
 from railgun.broker.protocol.raft.progress import Mode, Progress
 from railgun.broker.protocol.raft.state import NEVER, Role, State
+from railgun.errors import ProtocolError
 
 
 class Replication(State):

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from railgun.errors import ProtocolError
 from railgun.broker.protocol.replication.messages import (
     Anew,
     Command,
@@ -54,6 +53,7 @@ from railgun.broker.protocol.replication.messages import (
     WriteGroups,
 )
 from railgun.broker.protocol.replication.standing import LOST, Copy, Standing, agree, clipped
+from railgun.errors import ProtocolError
 
 
 class Phase(Enum):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from railgun.errors import RailgunError
 from railgun.engine.protocol.frontier import MIN
 from railgun.engine.protocol.placement import Worker
+from railgun.errors import RailgunError
 
 NONE: Final = -1
 LAST_ID: Final = (1 << 63) - 1

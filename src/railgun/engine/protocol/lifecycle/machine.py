@@ -37,13 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railgun.engine.protocol.lifecycle.worker_processes import (
-    HASTE,
-    LEAVE,
-    SECOND,
-    Member,
-    StaleWorkerError,
-)
 from railgun.engine.protocol.lifecycle.messages import (
     Address,
     Begin,
@@ -63,8 +56,6 @@ from railgun.engine.protocol.lifecycle.messages import (
     Tell,
     WorkerReport,
 )  # fmt: skip
-from railgun.engine.protocol.placement import Placement, Worker
-from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.lifecycle.snapshots import (
     BACK_OFF,
     LONGEST,
@@ -72,6 +63,15 @@ from railgun.engine.protocol.lifecycle.snapshots import (
     Snapshots,
     State,
 )
+from railgun.engine.protocol.lifecycle.worker_processes import (
+    HASTE,
+    LEAVE,
+    SECOND,
+    Member,
+    StaleWorkerError,
+)
+from railgun.engine.protocol.placement import Placement, Worker
+from railgun.engine.protocol.rescale import coordinator as c
 
 __all__ = ["GRACE", "HASTE", "LEAVE", "Lifecycle", "LifecycleError", "Member", "StaleWorkerError"]
 

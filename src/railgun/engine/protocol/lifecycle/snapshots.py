@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Crew
-from railgun.errors import RailgunError
 from railgun.engine.protocol.lifecycle.messages import (
     GiveUp,
     Happened,
@@ -18,10 +16,12 @@ from railgun.engine.protocol.lifecycle.messages import (
     WorkerOrder,
     Write,
 )
+from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Saving
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Crew
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Saving
+from railgun.errors import RailgunError
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
 BACK_OFF = SECOND // 2  # before the second restart; doubled for each further one,

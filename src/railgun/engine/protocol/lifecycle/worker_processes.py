@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from railgun.errors import RailgunError
 from railgun.engine.protocol.lifecycle.messages import Address, Cancel, Launch, Order, Stop, To
 from railgun.engine.protocol.placement import Worker
+from railgun.errors import RailgunError
 
 SECOND: Final = 1_000_000
 LEAVE: Final = 10 * SECOND

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from railgun.engine.protocol.batch import Batch, select, split
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import MAX, MIN
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale.chunks import Chunks
 from railgun.engine.protocol.rescale.messages import Acquire
+from railgun.errors import ProtocolError
 
 if TYPE_CHECKING:
     from railgun.engine.protocol.rescale.machine import Machine

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from railgun.engine.protocol.placement import Worker
 from railgun.errors import ProtocolError
 from railgun.hashing import Hashes
-from railgun.engine.protocol.placement import Worker
 
 Numbers = NDArray[np.int32]
 

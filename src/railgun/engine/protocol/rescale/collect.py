@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railgun.engine.protocol.batch import Batch, select, split
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import LAST
-from railgun.hashing import Hashes
 from railgun.engine.protocol.rescale.messages import Acquire, Drop, Forward
 from railgun.engine.protocol.rescale.messages import Collect as CollectState
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import Phase
+from railgun.errors import ProtocolError
+from railgun.hashing import Hashes
 
 if TYPE_CHECKING:
     from railgun.engine.protocol.rescale.machine import Machine

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
+from railgun.errors import ProtocolError
 
 # ---------------------------------------------------------------- commands
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from railgun.engine.protocol.barrier import Barrier
 from railgun.engine.protocol.batch import Batch, select, split
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import LAST, MAX, MIN, Emissions
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
@@ -34,6 +33,7 @@ from railgun.engine.protocol.rescale.interrogate import Interrogate
 from railgun.engine.protocol.rescale.machine import Machine
 from railgun.engine.protocol.rescale.migration import Migration
 from railgun.engine.protocol.rescale.settle import Settle
+from railgun.errors import ProtocolError
 
 ADDING: Final = (m.Local, m.Data, m.Forward, m.Acquire)
 """Records and state only add to what is here and what waits: nothing else becomes possible by them."""

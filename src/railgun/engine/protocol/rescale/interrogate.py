@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from railgun.engine.protocol.batch import Batch
-from railgun.hashing import Hashes
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.rescale.phase import Phase
+from railgun.hashing import Hashes
 
 if TYPE_CHECKING:
     from railgun.engine.protocol.rescale.machine import Machine

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from railgun.engine.protocol.barrier import Barrier
 from railgun.engine.protocol.batch import Batch
-from railgun.errors import ProtocolError
 from railgun.engine.protocol.frontier import MAX, MIN, Emissions, Frontiers
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
@@ -17,6 +16,7 @@ from railgun.engine.protocol.rescale.migration import Migration
 from railgun.engine.protocol.rescale.normal import Normal
 from railgun.engine.protocol.rescale.phase import TRANSITIONS, Phase
 from railgun.engine.protocol.rescale.settle import Settle
+from railgun.errors import ProtocolError
 
 
 class Machine:

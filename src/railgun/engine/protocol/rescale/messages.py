@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from railgun.engine.protocol.batch import Batch
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale.order import Order, Turns
+from railgun.hashing import Hashes
 
 # ---------------------------------------------------------------- messages between workers
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from railgun.hashing import Hashes
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale.arrivals import Arrivals
 from railgun.engine.protocol.rescale.messages import Acquire
+from railgun.hashing import Hashes
 
 if TYPE_CHECKING:
     from railgun.engine.protocol.rescale.machine import Machine

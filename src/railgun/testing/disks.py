@@ -10,7 +10,7 @@ not, each content that was not synced is whole, torn or empty, as a seeded die f
 >>> disk.crash_at(2)  # after the temporary file is synced, before it gets its name
 >>> disk.write("a", b"new")
 Traceback (most recent call last):
-verification.snapshots.disks.Crash: before rename of a
+railgun.testing.disks.Crash: before rename of a
 >>> disk.lose_power()
 >>> disk.read("a")
 b'old'
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
 from railgun.errors import ProcessEnd
-from railgun.storage.object_store import check_path, disk_error
 from railgun.storage.lock import Lock, Owner, locked
+from railgun.storage.object_store import check_path, disk_error
 
 Step = Literal["write", "sync", "rename", "sync directory", "delete", "done"]
 STEPS: Final[tuple[Step, ...]] = ("write", "sync", "rename", "sync directory", "done")

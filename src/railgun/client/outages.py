@@ -1,8 +1,8 @@
 """What the sources and sinks of this process wait for: outages outside of the flow that may pass.
 
 A source or sink that waits says so with `WAITS.begin`, and `WAITS.end` when it goes on, from the same thread. A sink
-may wait in several threads at once: it flushes while it prepares. The worker tells its controller (`engine.worker.liveness`),
-which shows it to people as events. Waiting is no hang: a worker that waits is not given up.
+may wait in several threads at once: it flushes while it prepares. The worker tells its controller
+(`engine.worker.liveness`), which shows it to people as events. Waiting is no hang: a worker that waits is not given up.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from railgun.client.errors import DeadlineError, DuplicateIdError, StreamsError
+from railgun.client.outages import WAITS
 from railgun.client.patience import patiently
-from railgun.engine.operators.outages import WAITS
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer, Stage

@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from railgun.engine.controller.ledger import Ledger
 from railgun.engine.controller.storekeeper import Storekeeper
+from railgun.engine.operators.calls import Unpickling, attempt
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.errors import RailgunError, pass_interrupt
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
+from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
-from railgun.engine.operators.calls import Unpickling, attempt
-from railgun.flows.errors import would_come_again
-from railgun.flows.plan import Plan
 from railgun.engine.snapshots.store import SnapshotStore
 from railgun.engine.worker import control_messages as control
-from railgun.transport.columns import encode_column
-from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
 from railgun.engine.worker import loading
+from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
 from railgun.engine.worker.runtime import Outside, Runtime
 from railgun.engine.worker.saver import Then, Work
+from railgun.errors import RailgunError, pass_interrupt
+from railgun.flows.errors import would_come_again
+from railgun.flows.plan import Plan
+from railgun.transport.columns import encode_column
 
 MOMENT: Final = 1_000_000  # µs that pass for the lifecycle machine when nothing else happens
 

@@ -1,0 +1,1 @@
+"""Streams at work on a node: persistent and ephemeral ones, their groups and producers, and calls that manage them."""
