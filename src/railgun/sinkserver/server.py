@@ -2,7 +2,7 @@
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
->>> from railgun.ingest import FileTarget, SinkServer
+>>> from railgun.sinkserver import FileTarget, SinkServer
 >>> async def main(directory):
 ...     target = FileTarget(directory / "out.jsonl")
 ...     async with SinkServer(target, data=directory / "sink", port=0) as server:
