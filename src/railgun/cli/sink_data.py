@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from railgun.cli.administer import confirm
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.node import confirm
 from railgun.cli.output import Output
 from railgun.errors import said
 from railgun.ingest.errors import SinkError

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from railgun.cli.arguments import add_running, positive
+from railgun.cli.commands.run import DIRECTORY, settings_of
+from railgun.cli.commands.run import execute as run_flow
 from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.loading import Loaded, load
 from railgun.cli.output import Output, brief
-from railgun.cli.run import DIRECTORY, run_flow, settings_of
 from railgun.flows.flow import Flow
 from railgun.flows.plan import DEAD
 from railgun.flows.source import is_empty
@@ -31,7 +33,7 @@ Named = dict[str, tuple[str, str]]
 """A format and a path, by source or sink."""
 
 
-def backfill(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Run a flow over its history."""
     loaded = load(options.flow)
     flow = loaded.flow
@@ -290,3 +292,35 @@ def _table(spark: SparkSession, name: str, how: str, path: str) -> DataFrame:
 
 def _usage(what: str) -> CommandError:
     return CommandError(USAGE, "usage", what)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flow, how it runs, and its history."""
+    add_running(parser)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="[SOURCE=]FORMAT:PATH",
+        help="history of a source: parquet:PATH, json:PATH, csv:PATH, table:NAME, …; or `source`: read the source itself; "
+        "may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--order-by", action="append", default=[], metavar="[SOURCE=]COLUMN",
+        help="column that gives the order of records (default: the order of the rows); may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--at", action="append", default=[], metavar="[SOURCE:]PART=POSITION",
+        help="where a source continues live: STREAM=OFFSET, FILE=done, or `start`; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", action="append", default=[], metavar="[SINK=]FORMAT:PATH",
+        help="write the results of a sink to this place instead of to the sink; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--partitions", type=positive, metavar="N",
+        help="number of partitions to divide the keys into (default: chosen by Spark)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--then-live", action="store_true", help="continue as a live flow where the history ends"
+    )
+    parser.set_defaults(
+        begin=None, fresh=False, rename=[], drop_state=[], allow_older=False, no_snapshots=False
+    )

@@ -16,14 +16,19 @@ from typing import Final
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from railgun.cli.arguments import add_node, positive, seconds
 from railgun.cli.errors import DONE
+from railgun.cli.node import connect_by, talk
 from railgun.cli.output import Output
-from railgun.cli.streams import connect_by, talk
+from railgun.cli.parsing import Subcommands
 from railgun.client import load
 from railgun.client.client import Client
 from railgun.transport.registry import Registry
 
 ENDLESS: Final = 1 << 62  # messages: the time is the limit
+
+
+LOADS: Final = ("publish", "consume", "pubsub", "request")
 
 
 def measure(options: argparse.Namespace, out: Output, registry: Registry) -> int:
@@ -171,3 +176,41 @@ class _Bench:
         finally:
             for name in (self.name, self.ephemeral):
                 await self.client.delete(name)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command `streams`."""
+    made = Subcommands(parser).add(
+        "streams", measure, "measure messages and requests per second, with this process as client"
+    )
+    made.add_argument(
+        "--seconds", type=seconds, default=2.0, metavar="SECONDS",
+        help="duration of each load (default: 2)",
+    )  # fmt: skip
+    made.add_argument(
+        "--size", type=positive, default=100, metavar="BYTES",
+        help="size of a message (default: 100)",
+    )  # fmt: skip
+    made.add_argument(
+        "--batch", type=positive, default=1000, metavar="N",
+        help="messages published in one call (default: 1000)",
+    )  # fmt: skip
+    made.add_argument(
+        "--tasks", type=positive, default=1000, metavar="N",
+        help="concurrent tasks that publish one message at a time (default: 1000)",
+    )  # fmt: skip
+    made.add_argument(
+        "--only", type=_loads, default=LOADS, metavar="LOAD,…",
+        help=f"run only these loads: {', '.join(LOADS)}",
+    )  # fmt: skip
+    add_node(made)
+
+
+def _loads(text: str) -> tuple[str, ...]:
+    names = {name.strip() for name in text.split(",")}
+    unknown = sorted(names - set(LOADS))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))}: there are {', '.join(LOADS)}"
+        )
+    return tuple(name for name in LOADS if name in names)

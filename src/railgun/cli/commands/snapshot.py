@@ -1,4 +1,4 @@
-"""`railgun snapshot`: take one now. `railgun snapshots`: which there are, of a job that runs or in a directory."""
+"""`railgun snapshot`: take a snapshot of a running job now."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import argparse
 import time
 from typing import Any
 
-from railgun.cli import view
-from railgun.cli.client import Client, find
-from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
-from railgun.cli.output import Output, told
+from railgun.cli import job_view as view
+from railgun.cli.arguments import add_job_name, seconds
+from railgun.cli.errors import DONE, FAILED, CommandError
+from railgun.cli.jobs import Client, find
+from railgun.cli.output import Output
+from railgun.cli.output import told as event_text
 from railgun.transport.registry import Registry
 
 
-def take(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Take a snapshot, and wait until it is committed, or has failed."""
     client = find(options.name, registry)
     taken = client.post("/snapshot")
     done = _await(client, taken, options.timeout)
     out.data(snapshot=done["data"])
-    out.line(told(done), "green")
+    out.line(event_text(done), "green")
     out.line(f"  {view.phases(done['data']['phases'])}")
     return DONE
 
@@ -45,21 +47,10 @@ def _await(client: Client, taken: dict[str, Any], timeout: float | None) -> dict
     raise AssertionError("a stream of events ends with one")
 
 
-def show(options: argparse.Namespace, out: Output, registry: Registry) -> int:
-    """Which snapshots there are."""
-    if options.dir is None and options.name is None:
-        raise CommandError(
-            USAGE, "usage", "whose? The name of a job that runs, or --dir with a directory"
-        )
-    if options.dir is None:
-        attempts = find(options.name, registry).get("/snapshots")["snapshots"]
-    else:
-        from railgun.engine.controller.snapshot_directory import find_store, told_attempts
-
-        attempts = told_attempts(find_store(options.dir, options.name)[1])
-    out.data(snapshots=attempts)
-    if attempts:
-        out.show(view.snapshots(attempts, out.console.width))
-    else:
-        out.line("there are no snapshots yet")
-    return DONE
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the job and the timeout."""
+    add_job_name(parser)
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="SECONDS",
+        help="give up waiting after this time (default: wait for ever)",
+    )  # fmt: skip

@@ -23,6 +23,7 @@ from railgun.broker.protocol.metadata.options import OPTIONS, check_asked
 from railgun.broker.server.server import HTTP_PORT, Server, ServerConfig
 from railgun.broker.settings import STAGING
 from railgun.broker.streams.persistent import Persistent
+from railgun.cli.arguments import port, port_or_none
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
 from railgun.errors import RailgunError, said
@@ -39,7 +40,7 @@ NO_HTTP: Final = "none"
 _CODES: Final = {"NO_TLS": USAGE, "IN_USE": NO_NODE, "PORT_TAKEN": NO_NODE}
 
 
-def serve(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Run a node."""
     told = read_config(Path(options.config)) if options.config else {}
     if options.data is not None:
@@ -245,3 +246,21 @@ def _cluster(
 
 def _unknown(file: Path, key: str, known: str) -> CommandError:
     return CommandError(USAGE, "config", f"{file}: {key} is unknown; {known}", key=key)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where the node listens and keeps its data. Without defaults, so that the file of --config counts."""
+    parser.add_argument("--data", metavar="DIR", help="data directory (default: railgun-data)")
+    parser.add_argument("--host", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", metavar="PORT", type=port,
+        help="port for clients; 0: any free port (default: 7171)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--http-port", metavar="PORT", type=port_or_none,
+        help="port of the HTTP API; none: no HTTP API (default: 7172, or any free port if --port is 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", metavar="FILE",
+        help="TOML file with settings of the node and its cluster; options override the file",
+    )  # fmt: skip

@@ -11,8 +11,11 @@ import asyncio
 import signal
 from typing import Any, Final
 
+from railgun.cli.arguments import add_confirmation, add_listen
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
 from railgun.cli.output import Output
+from railgun.cli.parsing import Subcommands
+from railgun.cli.sink_data import drop, list_, moved
 from railgun.errors import RailgunError, said
 from railgun.sinkserver.file_target import FileTarget
 from railgun.sinkserver.server import SinkServer
@@ -126,3 +129,53 @@ class _Told:
                 f"committed: {counts['records']:,} records in {counts['transactions']:,} transactions; "
                 f"{counts['prepared']} prepared, {counts['open']} under way"
             )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands `files`, `table`, `list`, `drop` and `moved`."""
+    commands = Subcommands(parser)
+    made = commands.add(
+        "files", files, "append records to a file as lines, until SIGTERM or Ctrl-C"
+    )
+    made.add_argument("path", metavar="PATH", help="the file; created if it does not exist")
+    made.add_argument(
+        "--raw", action="store_true", help="write bytes as they are, without line ends"
+    )
+    _add_data(made)
+    add_listen(made, 7373)
+
+    made = commands.add(
+        "table",
+        table,
+        "insert JSON records into a table of SQLite or PostgreSQL, until SIGTERM or Ctrl-C",
+    )
+    made.add_argument(
+        "url", metavar="URL", help="sqlite:///FILE, or postgresql://USER@HOST/DATABASE"
+    )
+    made.add_argument(
+        "table", metavar="TABLE",
+        help="the table; if it does not exist, it is created with the columns of the first records",
+    )  # fmt: skip
+    _add_data(made)
+    add_listen(made, 7373)
+
+    made = commands.add("list", list_, "list the transactions that wait, while the sink is stopped")
+    _add_data(made)
+    made = commands.add(
+        "drop", drop, "give up a transaction: its records are lost, and its flow continues"
+    )
+    made.add_argument("id", metavar="ID", help="ID of the transaction, as `list` shows it")
+    _add_data(made)
+    add_confirmation(made)
+    made = commands.add(
+        "moved", moved, "forget where the target is, so that the sink can start with its new place"
+    )
+    _add_data(made)
+    add_confirmation(made)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", metavar="DIR", default="railgun-sink",
+        help="data directory of the sink; flows on this machine find it there (default: railgun-sink)",
+    )  # fmt: skip

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from railgun.cli import cluster_view as view
-from railgun.cli.administer import confirm
+from railgun.cli.arguments import add_confirmation, add_node, seconds, wait_seconds
 from railgun.cli.errors import DONE, FAILED, NO_NODE, USAGE, CommandError
+from railgun.cli.node import confirm, talk
 from railgun.cli.output import Output
-from railgun.cli.streams import talk
+from railgun.cli.parsing import Subcommands
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.errors import said
@@ -238,3 +239,59 @@ def _setting(typed: str) -> tuple[str, float | int | None]:
         told = f"{key} is a number of seconds, or none: not {value!r}"
         raise CommandError(USAGE, "usage", told) from None
     return key, int(number) if number.is_integer() else number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands `status`, `nodes`, `join`, `remove`, `keep`, `transfer` and `settings`."""
+    commands = Subcommands(parser)
+    made = commands.add("status", status, "show the nodes, regions and alarms of the cluster")
+    made.add_argument("--watch", action="store_true", help="keep showing the status until Ctrl-C")
+    made.add_argument(
+        "--every", type=seconds, default=EVERY, metavar="SECONDS",
+        help="with --watch: time between updates (default: 1)",
+    )  # fmt: skip
+    made.add_argument("--check", action="store_true", help="exit with code 1 if there is an alarm")
+    made.add_argument(
+        "--wait", type=wait_seconds, metavar="SECONDS",
+        help="wait until all nodes answer and all replicas have caught up; exit with code 1 after SECONDS",
+    )  # fmt: skip
+    add_node(made)
+
+    add_node(commands.add("nodes", nodes, "list the nodes with their addresses"))
+
+    made = commands.add("join", join, "make a node that is in no cluster join one")
+    made.add_argument(
+        "address", metavar="HOST:PORT", help="address for nodes (cluster_port) of a member"
+    )
+    made.add_argument(
+        "--wait", type=wait_seconds, default=10.0, metavar="SECONDS",
+        help="how long to wait until the node is a member (default: 10)",
+    )  # fmt: skip
+    add_node(made)
+
+    made = commands.add("remove", remove, "remove a node from the cluster for good")
+    made.add_argument("name", metavar="NODE", help="name or ID of the node")
+    made.add_argument(
+        "--wait", type=wait_seconds, default=60.0, metavar="SECONDS",
+        help="how long to wait until the node is removed; 0: do not wait (default: 60)",
+    )  # fmt: skip
+    add_confirmation(made)
+    add_node(made)
+
+    made = commands.add("keep", keep, "cancel the removal of a node")
+    made.add_argument("name", metavar="NODE", help="name or ID of the node")
+    add_node(made)
+
+    made = commands.add("transfer", transfer, "make a node the master of a region, or the leader")
+    made.add_argument("name", metavar="NODE", help="name or ID of the node")
+    made.add_argument("--region", metavar="REGION", help="make the node master of this region")
+    made.add_argument(
+        "--leader", action="store_true", help="make the node the leader of the cluster"
+    )
+    add_node(made)
+
+    made = commands.add("settings", settings, "show or change the settings of the cluster")
+    made.add_argument(
+        "change", metavar="KEY=VALUE", nargs="*", help="setting to change: seconds, or none"
+    )
+    add_node(made)

@@ -11,9 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from railgun.cli import view
-from railgun.cli.client import find
+from railgun.cli import job_view as view
+from railgun.cli.arguments import KEY_HELP, add_job_name, number
 from railgun.cli.errors import DONE, FAILED, USAGE, CommandError
+from railgun.cli.jobs import find
 from railgun.cli.output import Output
 from railgun.transport.registry import Registry
 
@@ -24,7 +25,7 @@ LIMIT: Final = 20
 OFFLINE: Final = ("snapshot", "limit", "sql")
 
 
-def show(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """The state of a key, or what keys there are."""
     if options.dir is not None:
         return _saved(options, out)
@@ -158,3 +159,29 @@ def _cell(value: Any) -> Any:
     ):
         return value
     return shown(value)[0]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the job, the key and the snapshot."""
+    add_job_name(parser, nargs="?")
+    parser.add_argument(
+        "--step",
+        metavar="STEP",
+        help="show the state of this step (default: the only one with state)",
+    )
+    parser.add_argument(
+        "--key", metavar="KEY", help=f"{KEY_HELP} (default: count the keys; with --dir, list some)"
+    )
+    parser.add_argument("--dir", metavar="DIR", help="read a snapshot in this directory")
+    parser.add_argument(
+        "--snapshot", type=number, metavar="N",
+        help="with --dir: read the snapshot with this number (default: the latest)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=number, metavar="N",
+        help=f"with --dir: list at most N keys (default: {LIMIT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sql", metavar="SELECT",
+        help="with --dir: run this query on the table `state` (key, state, …) of the snapshot",
+    )  # fmt: skip

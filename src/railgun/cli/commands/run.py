@@ -11,6 +11,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, Final, Self
 
+from railgun.cli.arguments import add_running
 from railgun.cli.errors import DONE, FAILED, INTERRUPTED, USAGE, CommandError
 from railgun.cli.loading import load
 from railgun.cli.output import Output
@@ -28,7 +29,7 @@ NEED_SNAPSHOTS: Final = {
 Happenings = queue.SimpleQueue[Event | signal.Signals]
 
 
-def run_flow(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
     """Run a flow to its end."""
     conf = settings_of(options.set)
     snapshots = snapshots_of(options)
@@ -219,3 +220,30 @@ def settings_of(given: list[str]) -> dict[str, str]:
             raise CommandError(USAGE, "usage", f"--set takes name=value, not {setting!r}")
         conf[name.strip()] = value
     return conf
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flow, how it runs, and what it begins with."""
+    add_running(parser)
+    parser.add_argument(
+        "--from", dest="begin", metavar="SNAPSHOT",
+        help="begin with this snapshot: a number, DIR#NUMBER, or the latest in DIR (default: the latest)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin without state; existing snapshots are kept"
+    )
+    parser.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW",
+        help="load the state of step OLD into step NEW; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drop-state", action="append", default=[], metavar="STEP",
+        help="discard the state of this step in the snapshot; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-older", action="store_true",
+        help="if the latest snapshot is damaged, begin with the one before",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-snapshots", action="store_true", help="neither take snapshots nor begin with one"
+    )

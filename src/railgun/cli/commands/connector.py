@@ -16,8 +16,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from railgun.cli.arguments import add_listen, add_registry, positive, seconds
 from railgun.cli.errors import DONE, FAILED, NO_JOB, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.output import Output
+from railgun.cli.parsing import Subcommands
 from railgun.errors import said
 from railgun.ingest.client import KEEP, Connector
 from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, SourceError, TokenError
@@ -240,3 +242,108 @@ def _token(options: argparse.Namespace) -> str | None:
         raise CommandError(
             USAGE, "token", f"there is no token in {options.token_file}: {said(error)}"
         ) from error
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands `tail`, `table` and `http`."""
+    commands = Subcommands(parser)
+    made = commands.add("tail", tail, "push the lines of files that grow, a message for each line")
+    _add_flow(made)
+    made.add_argument("path", metavar="PATH", help="a file or a directory")
+    made.add_argument(
+        "--pattern", default="*", metavar="PATTERN",
+        help="files to follow in the directory, such as *.log or **/*.log (default: *)",
+    )  # fmt: skip
+    made.add_argument(
+        "--prefix", default="", metavar="TEXT",
+        help="text to put before the names of streams (default: none)",
+    )  # fmt: skip
+    _add_polling(made, 0.5)
+
+    made = commands.add(
+        "table", table, "push the rows of a database table in the order of an increasing column"
+    )
+    _add_flow(made)
+    made.add_argument(
+        "database", metavar="URL",
+        help="sqlite:///PATH (four slashes for an absolute path), or postgresql://USER@HOST/DATABASE",
+    )  # fmt: skip
+    made.add_argument("table", metavar="TABLE", help="name of the table, or SCHEMA.TABLE")
+    made.add_argument(
+        "--id", required=True, metavar="COLUMN", help="column with unique, increasing whole numbers"
+    )
+    made.add_argument(
+        "--columns", metavar="A,B,…", help="columns of the payload (default: all columns)"
+    )
+    made.add_argument("--key", metavar="COLUMN", help="column with the key of messages")
+    made.add_argument("--time", metavar="COLUMN", help="column with the event time of messages")
+    made.add_argument(
+        "--stream", metavar="NAME", help="name of the stream (default: the name of the table)"
+    )
+    made.add_argument(
+        "--batch", type=positive, default=1000, metavar="N",
+        help="rows to read in one query (default: 1000)",
+    )  # fmt: skip
+    _add_polling(made, 1.0)
+
+    made = commands.add(
+        "http", http, "receive webhooks: each POST to /STREAM or /STREAM/ID is a message"
+    )
+    _add_flow(made)
+    add_listen(made, 7180)
+    made.add_argument(
+        "--token", metavar="TEXT",
+        help="bearer token that requests must have; prefer RAILGUN_WEBHOOK_TOKEN, which others on the machine cannot see",
+    )  # fmt: skip
+    made.add_argument(
+        "--early", action="store_true",
+        help="answer 202 when a message is received (default: 200 when it is in a committed snapshot)",
+    )  # fmt: skip
+    made.add_argument(
+        "--largest", type=positive, default=512 << 10, metavar="BYTES",
+        help="maximum size of a request body (default: 524288)",
+    )  # fmt: skip
+    made.add_argument(
+        "--waiting", type=positive, default=64 << 20, metavar="BYTES",
+        help="maximum size of messages that wait for the flow (default: 67108864)",
+    )  # fmt: skip
+    made.add_argument(
+        "--patience", type=seconds, default=30.0, metavar="SECONDS",
+        help="how long a request may wait for its answer (default: 30)",
+    )  # fmt: skip
+    made.add_argument(
+        "--drain", type=seconds, default=10.0, metavar="SECONDS",
+        help="how long to wait for messages in progress at the end (default: 10)",
+    )  # fmt: skip
+
+
+def _add_flow(parser: argparse.ArgumentParser) -> None:
+    """Add which flow messages are pushed into."""
+    parser.add_argument(
+        "flow", metavar="FLOW",
+        help="name of the job; or URL of its HTTP API; or HOST:PORT,… of workers, with the secret in RAILGUN_SECRET",
+    )  # fmt: skip
+    parser.add_argument(
+        "--source", metavar="NAME", help="the source to push into (default: the only one)"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE",
+        help="file with the token of the job's HTTP API, for a URL (default: RAILGUN_TOKEN)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=seconds, default=30.0, metavar="SECONDS",
+        help="how long to wait for the flow at the start (default: 30)",
+    )  # fmt: skip
+    add_registry(parser)
+
+
+def _add_polling(parser: argparse.ArgumentParser, poll_s: float) -> None:
+    """Add how often new data is looked for, and whether the command ends."""
+    parser.add_argument(
+        "--poll", type=seconds, default=poll_s, metavar="SECONDS",
+        help=f"time between checks for new data (default: {poll_s:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--once", action="store_true",
+        help="exit when everything that exists now is acknowledged",
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""`railgun pub`: publish messages, or the lines of standard input."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError
+from typing import Any, Final
+
+from railgun.cli.arguments import add_node, add_stream, not_empty
+from railgun.cli.errors import DONE, USAGE, CommandError
+from railgun.cli.node import command_error, talk
+from railgun.cli.output import Output
+from railgun.client.client import Client
+from railgun.client.errors import StreamsError
+from railgun.transport.registry import Registry
+
+CHUNK_BYTES: Final = 1 << 18
+MAX_UNDER_WAY: Final = 16
+"""Publishes that are not acknowledged yet, and chunks of input that are not published yet."""
+
+
+def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Publish messages, or the lines of stdin."""
+    stream: str = options.stream
+    if options.id is not None and len(options.messages) != 1:
+        raise CommandError(USAGE, "usage", "an ID is for one message: give one, as MESSAGE")
+
+    async def work(client: Client) -> int:
+        told = await client.describe(stream)
+        ephemeral = told["settings"]["kind"] == "ephemeral"
+        count, first, last = 0, None, None
+        try:
+            async for offsets in _published(client, options):
+                count += len(offsets)
+                if offsets and not ephemeral and options.acks != "none":
+                    first, last = offsets[0] if first is None else first, offsets[-1]
+                elif offsets and ephemeral:
+                    last = offsets[-1]
+        except StreamsError as error:
+            raise command_error(error, published=count) from error
+        words = f"{stream}: {count:,} message{'s' * (count != 1)}"
+        if ephemeral:
+            out.data(published=count, matched=last)
+            out.line(words + (f", {last:,} listening" if last is not None else ""))
+        else:
+            out.data(published=count, first=first, last=last)
+            where = "" if first is None else f", offset {first}"
+            out.line(words + where + (f" to {last}" if first != last else ""))
+        return DONE
+
+    return talk(options, work)
+
+
+async def _published(client: Client, options: argparse.Namespace) -> AsyncIterator[list[int]]:
+    stream, given = options.stream, {"topic": options.topic or "", "acks": options.acks}
+    if options.id is not None:
+        [message] = options.messages
+        yield [await client.publish(stream, message, id=options.id, **given)]
+        return
+    if options.messages:
+        yield await client.publish_many(stream, options.messages, **given)
+        return
+    under_way: deque[asyncio.Task[list[int]]] = deque()
+    try:
+        async for lines in _lines():
+            task = client.loop.create_task(client.publish_many(stream, lines, **given))
+            under_way.append(task)
+            await asyncio.sleep(0)  # in this order
+            while under_way and (len(under_way) > MAX_UNDER_WAY or under_way[0].done()):
+                yield await under_way.popleft()
+        while under_way:
+            yield await under_way.popleft()
+    except StreamsError:
+        for done in await asyncio.gather(*under_way, return_exceptions=True):
+            if isinstance(done, list):
+                yield done
+        raise
+
+
+async def _lines() -> AsyncIterator[list[bytes]]:
+    """The lines of stdin, as many as there are."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNDER_WAY)
+
+    def read() -> None:  # in a thread that nobody waits for: it may never come back
+        file = sys.stdin.fileno()
+        with contextlib.suppress(RuntimeError, CancelledError):  # everything is over
+            while data := os.read(file, CHUNK_BYTES):
+                asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
+            asyncio.run_coroutine_threadsafe(arrived.put(b""), loop).result()
+
+    threading.Thread(target=read, daemon=True).start()
+    begun: list[bytes] = []  # of the last line
+    while data := await arrived.get():
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*begun, whole[0]])
+            begun = []
+            yield whole
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield [b"".join(begun)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the stream, the messages and the options."""
+    add_stream(parser)
+    parser.add_argument(
+        "messages", metavar="MESSAGE", nargs="*",
+        help="messages to publish (default: each line of standard input)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--id", help="ID of the message: it is stored once within the deduplication window"
+    )
+    parser.add_argument(
+        "--topic",
+        type=not_empty,
+        default=None,
+        help="topic of the messages, on an ephemeral stream",
+    )
+    parser.add_argument(
+        "--acks", choices=("quorum", "master", "all", "none"), default="quorum",
+        help="acknowledge after fsync on: quorum, master, all, none (default: quorum)",
+    )  # fmt: skip
+    add_node(parser)
+    _allow_options_between_messages(parser)
+
+
+def _allow_options_between_messages(parser: Any) -> None:
+    """Let options stand between messages, where argparse would end the list of messages."""
+    parse_known_args = parser.parse_known_args
+
+    def parse(words: Any = None, namespace: Any = None) -> Any:
+        parser.parse_known_args = parse_known_args
+        try:
+            return parser.parse_known_intermixed_args(words, namespace)
+        finally:
+            parser.parse_known_args = parse
+
+    parser.parse_known_args = parse
