@@ -22,7 +22,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from railgun.cli import view
+from railgun.cli import job_view as view
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.errors import RailgunError
 from railgun.flows.flow import Flow

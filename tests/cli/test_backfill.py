@@ -211,7 +211,7 @@ def test_positions_as_they_are_typed(
         taken.append(rest)
         return 0
 
-    monkeypatch.setattr("railgun.cli.backfill._run", ran)
+    monkeypatch.setattr("railgun.cli.commands.backfill._run", ran)
     at = [word for told in words for word in ("--at", told)]
     more = ("--order-by", "day", "--output", "json:totals")
     assert terminal.type("backfill", f"b_{flow}.py", *PARQUET, *at, *more) == 0, terminal.err

@@ -17,7 +17,7 @@ import pytest
 from tests.ingest.ready_connectors import DEADLINE, RAILGUN, Fed, eventually, fed, running, stop
 from tests.ingest.test_webhooks import call, listening
 
-from railgun.cli.connector import command_error
+from railgun.cli.commands.connector import command_error
 from railgun.ingest.errors import RefusedError
 from railgun.transport.registry import Registry
 

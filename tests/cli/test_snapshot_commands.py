@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def on_processes(*given: Any, **options: Any) -> Job:
         return run(*given, **options, launcher=SubprocessLauncher())
 
-    monkeypatch.setattr("railgun.cli.run.run", on_processes)
+    monkeypatch.setattr("railgun.cli.commands.run.run", on_processes)
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("f_")]:
         del sys.modules[name]
@@ -264,11 +265,25 @@ def test_a_narrow_terminal_has_room_for_everything(
     job: Job, there: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     job.snapshot(timeout=flows.DEADLINE)
     assert there.type("snapshots", "words") == DONE
-    assert "align" in there.out
-    assert "…" not in there.out
-    assert max(map(len, there.out.splitlines())) <= 80
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", there.out)
+    assert "align" in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_in_a_pipe_each_snapshot_is_one_line_without_boxes(
+    job: Job, there: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    job.snapshot(timeout=flows.DEADLINE)
+    assert there.type("snapshots", "words") == DONE
+    head, *rows = there.out.splitlines()
+    assert head.split()[:4] == ["id", "state", "kind", "when"]
+    assert len(rows) == len(there.json("snapshots", "words")[1][0]["snapshots"])
+    assert not set("─│┃┏━") & set(there.out)
 
 
 def test_a_snapshot_that_fails_is_told(place: Path, there: Terminal) -> None:

@@ -21,9 +21,9 @@ import pytest
 from verification.ports import free_port
 
 import railgun
+from railgun.cli.commands.serve import read_config
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
 from railgun.cli.main import main
-from railgun.cli.serve import read_config
 
 RAILGUN = [sys.executable, "-m", "railgun"]
 RUNNING: list[subprocess.Popen[str]] = []  # of the test that runs
@@ -382,7 +382,7 @@ def test_an_option_with_an_empty_value_is_refused_by_name(
     words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words]) == USAGE
-    assert f"{words[-2]}: it is empty" in capfd.readouterr().err
+    assert f"{words[-2]}: the value is empty" in capfd.readouterr().err
 
 
 def test_sub_says_that_its_consumer_was_taken_over(terminal: Terminal, data: Path) -> None:
@@ -713,7 +713,9 @@ def test_a_node_without_streams_whose_directory_was_removed_says_so(tmp_path: Pa
 
 
 def test_the_command_line_loads_neither_node_nor_client() -> None:
-    program = "import sys, railgun.cli.main; railgun.cli.main.parser(); print(*sys.modules)"
+    program = (
+        "import sys, railgun.cli.main; railgun.cli.main.parse(['status']); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "railgun.cli.arguments" in loaded

@@ -20,7 +20,7 @@ from tests.engine.controller.tallies import committed, expected, line_of, saved,
 import railgun
 from railgun import Flow, Generate, Streams, StreamSink
 from railgun.cli.errors import NO_NODE, REFUSED, USAGE
-from railgun.cli.streams import command_error
+from railgun.cli.node import command_error
 from railgun.client.errors import StreamsError
 from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient

@@ -19,7 +19,7 @@ from typing import Any
 
 from railgun.broker.log.disk import NodeDisk
 from railgun.broker.server.server import Server, ServerConfig
-from railgun.cli.serve import NO_HTTP, read_config
+from railgun.cli.commands.serve import NO_HTTP, read_config
 from verification.faults.shim import Control, JumpingClock, ShimDisk
 
 

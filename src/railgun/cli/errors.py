@@ -20,15 +20,15 @@ INTERRUPTED: Final = ExitCode.INTERRUPTED
 EXIT_CODES: Final = """\
 exit codes:
   0    done
-  1    a flow or connector failed, no rescale or snapshot, no such key, no answer, you said no, or a cluster is not well
-  2    a command or a number that makes no sense, or one that needs `--yes`
-  3    there is no such job, it has ended, or one of that name (or with these snapshots) runs already
-  4    the flow cannot be loaded, is not complete, or cannot be sent to workers
-  5    the flow has come to its end before, and there is nothing left to do
-  6    the snapshots cannot be used: damaged, of another form of the flow, or their disk refuses
-  7    there is no node, it has another secret, or is gone; or one (or a sink) has this directory, or the port, already
-  8    a node refuses: no such stream, group or node, it differs, has members, an ID is taken; a flow refuses connectors
-  130  ended at once, by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`): by a second one
+  1    failed: the flow, connector, rescale, snapshot or request; no such key; the cluster has an alarm; answered no
+  2    usage: invalid command or argument, or a destructive command without --yes
+  3    no such job, or it has ended; or the name or the snapshot directory is in use by another job
+  4    the flow cannot be loaded, is incomplete, or cannot be sent to workers
+  5    the flow has already finished
+  6    the snapshots cannot be used: damaged, incompatible with the flow, or not readable
+  7    no node answers, or its secret differs; or the data directory or the port is in use
+  8    refused by the node (no such stream, group or node; other settings; duplicate ID), or by the flow
+  130  interrupted by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`): by a second one
 """
 
 

@@ -215,8 +215,8 @@ def _workers(status: Status) -> Table:
     table = Table()
     for column, justify in (
         ("worker", "right"), ("state", "left"), ("process", "left"), ("stage", "left"),
-        ("records", "right"), ("keys", "right"), ("moved", "right"), ("held", "right"),
-        ("unsent", "right"),
+        ("records", "right"), ("keys", "right"), ("keys moved", "right"), ("records held", "right"),
+        ("bytes unsent", "right"),
     ):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for worker in status["workers"]:

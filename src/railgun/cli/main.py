@@ -79,7 +79,9 @@ def parser(names: Iterable[str] = ALL) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"railgun {__version__}")
-    subparsers = top.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    subparsers = top.add_subparsers(
+        required=True, metavar="COMMAND", prog="railgun", help=argparse.SUPPRESS
+    )
     for command in map(ALL.__getitem__, names):
         module = importlib.import_module(f"{commands.__name__}.{command.name}")
         made = subparsers.add_parser(

@@ -6,7 +6,6 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from railgun.cli.messages import as_data, flush, messages_of, payload_data
 from railgun.cli.output import Output
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError, refuse_damaged

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from railgun.cli.errors import DONE, FAILED, NO_NODE, REFUSED, USAGE, CommandError
-from railgun.cli.node import command_error, confirm, connect_by, purge, stoppable, talk
 from railgun.cli.output import Output
 from railgun.client.client import Client, connect
 from railgun.client.errors import DuplicateIdError, NoAnswerError, StreamsError
@@ -118,6 +117,7 @@ def confirm(options: argparse.Namespace, out: Output, what: str) -> None:
 
 
 def purge(options: argparse.Namespace, out: Output, name: str) -> int:
+    """Delete messages of a stream, after confirmation: all, or those before `options.before`."""
     some = "all messages" if options.before is None else f"all messages before {options.before}"
     confirm(options, out, f"take {some} out of {name}")
 

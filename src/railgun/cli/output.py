@@ -31,12 +31,18 @@ STYLES = {
 }
 
 
+PIPE_COLUMNS = 4000
+"""Width of the output in a pipe, where nothing is wrapped."""
+
+
 class Output:
     """Where a command's words go: results to stdout, errors to stderr, with `--json` all to stdout."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.console = Console(highlight=False, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console.width = PIPE_COLUMNS
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def data(self, **what: Any) -> None:
@@ -50,9 +56,9 @@ class Output:
             self.console.print(Text(text, style=style))
 
     def show(self, what: Any) -> None:
-        """A table or picture, for people only."""
+        """Print a table or picture, for people only; in a pipe plainly: no lines around cells, a row a line."""
         if not self.as_json:
-            self.console.print(what)
+            self.console.print(what if self.console.is_terminal else plain(what))
 
     def listing(
         self, name: str, found: list[Any], view: Callable[[list[Any]], Any], nothing: str
@@ -110,6 +116,23 @@ def told(event: dict[str, Any]) -> str:
     elif kind == "snapshot" and "rows" in data:
         text += f": {data['rows']:,} rows ({size(data['size'])}) in {brief(data['seconds'])}"
     return text
+
+
+def plain(what: Any) -> Any:
+    """Return a picture without boxes, so that `grep` and `cut` find each row of a table on a line of its own."""
+    from rich.columns import Columns
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+
+    if isinstance(what, Table):
+        what.box, what.show_edge, what.expand, what.pad_edge = None, False, False, False
+        what.title_justify = "left"
+    elif isinstance(what, Panel):
+        return plain(what.renderable)
+    elif isinstance(what, Group | Columns):
+        what.renderables[:] = [plain(part) for part in what.renderables]
+    return what
 
 
 def columns(*names: str) -> Table:

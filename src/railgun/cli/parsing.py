@@ -60,5 +60,6 @@ def finish(parser: argparse.ArgumentParser, execute: Execute) -> argparse.Argume
 
 
 def sentence(summary: str) -> str:
+    """Return a summary as a sentence: with a capital letter and a full stop."""
     text = summary[0].upper() + summary[1:]
     return text if text.endswith((".", ")")) else f"{text}."

@@ -79,7 +79,7 @@ def stream(one: Told) -> RenderableType:
 
 def groups(found: Sequence[Told]) -> RenderableType:
     """The groups of a stream."""
-    table = columns("group", "members>", "lag>", "in flight>", "position>", "why")
+    table = columns("group", "members>", "lag (messages)>", "in flight>", "next offset>", "why")
     for one in found:
         table.add_row(
             Text(one["name"] + (" (exclusive)" if one["exclusive"] else "")),

@@ -22,7 +22,7 @@ from verification.stream_server import StreamServer
 
 from railgun.broker.cluster.consensus import NoLeaderError
 from railgun.broker.cluster.links import PeerError
-from railgun.cli import cluster_view, streams_view
+from railgun.cli import cluster_view, stream_view
 from railgun.client.address import Address
 from railgun.client.client import Client, connect
 from railgun.client.errors import NoNodeError, StreamsError
@@ -79,7 +79,7 @@ def test_the_streams_it_has_copies_of_are_listed(tmp_path: Path, again: bool) ->
             (told,) = await client.streams()
             assert (told["name"], told["end"]) == ("orders", 10)
             assert told["trouble"]
-            assert "orders" in shown(streams_view.streams([told]))
+            assert "orders" in shown(stream_view.streams([told]))
             status = await client.admin("cluster", DEADLINE)
             assert status["streams"] == 1
             assert status["is_known"] is not again

@@ -13,9 +13,9 @@ from tests.broker.clustered import until as until_slowly
 from tests.broker.running import DEADLINE, Proxy, node, refused, run, take, until
 
 from railgun.broker.server.server import ServerConfig, serving
+from railgun.cli.commands.serve import read_config
 from railgun.cli.errors import CommandError
 from railgun.cli.main import parser as build_parser
-from railgun.cli.serve import read_config
 from railgun.client.client import Client, connect
 
 # ---------------------------------------------------------------- rs_timeout

@@ -299,8 +299,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_running(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="[SOURCE=]FORMAT:PATH",
-        help="history of a source: parquet:PATH, json:PATH, csv:PATH, table:NAME, …; or `source`: read the source itself; "
-        "may be repeated",
+        help="history of a source: parquet:PATH, json:PATH, csv:PATH, table:NAME, …; or `source`: read the source "
+        "itself; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--order-by", action="append", default=[], metavar="[SOURCE=]COLUMN",
@@ -308,7 +308,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--at", action="append", default=[], metavar="[SOURCE:]PART=POSITION",
-        help="where a source continues live: STREAM=OFFSET, FILE=done, or `start`; may be repeated",
+        help="position at which a source continues live: STREAM=OFFSET, FILE=done, or `start`; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--output", action="append", default=[], metavar="[SINK=]FORMAT:PATH",

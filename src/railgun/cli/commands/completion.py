@@ -1,7 +1,7 @@
 """`railgun completion`: print a script that completes commands in bash, zsh or fish.
 
-The scripts call `railgun completion words` for the words that may follow what is typed: commands, options, and the names of
-running jobs.
+The scripts call `railgun completion words` for the words that may follow what is typed: commands, options, and the
+names of running jobs.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_listen(made, 7180)
     made.add_argument(
         "--token", metavar="TEXT",
-        help="bearer token that requests must have; prefer RAILGUN_WEBHOOK_TOKEN, which others on the machine cannot see",
+        help="bearer token of requests; prefer RAILGUN_WEBHOOK_TOKEN: others on the machine can see what is typed",
     )  # fmt: skip
     made.add_argument(
         "--early", action="store_true",

@@ -12,6 +12,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Draw the flow."""
     from railgun.cli.loading import load
 
     flow = load(options.flow).flow

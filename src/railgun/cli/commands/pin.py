@@ -14,6 +14,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Ask the job to move the key to the worker."""
     key = parse_key(options.key)
     taken = find(options.name, registry).post("/pin", key=key, worker=options.worker)
     out.data(accepted=True, key=key, worker=options.worker, status=taken["status"])

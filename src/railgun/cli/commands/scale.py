@@ -13,6 +13,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Ask the job for another number of workers; with `--watch`, follow the rescale."""
     client = find(options.name, registry)
     taken = client.post("/scale", workers=options.workers)
     if not options.watch:
@@ -49,6 +50,7 @@ def _watch_scale(client: Client, after: int, workers: int, out: Output) -> int:
 
 
 def workers_text(count: int) -> str:
+    """Return a number of workers in words."""
     return f"{count} worker{'s' * (count != 1)}"
 
 

@@ -13,6 +13,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Show a job, or all."""
     if options.name is None:
         return _all_jobs(options, out, registry)
     client = find(options.name, registry)

@@ -12,6 +12,7 @@ from railgun.transport.registry import Registry
 
 
 def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int:
+    """Ask the job to stop."""
     client = find(options.name, registry)
     taken = client.post("/abort") if options.now else client.post("/stop", drain=options.drain)
     out.data(accepted=True, status=taken["status"])

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     made.add_argument(
         "--mode", choices=("warn", "overwrite", "strict"), default="warn",
-        help="if the stream exists with other settings: warn, change them (overwrite), or fail (strict) (default: warn)",
+        help="if the stream has other settings: warn, change them (overwrite), or fail (strict) (default: warn)",
     )  # fmt: skip
     add_node(made)
 
@@ -175,8 +175,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--latest", type=timestamp, metavar="TIME",
-        help="set later times to this one, such as 2026-05-17T12:00:00+00:00; use the same on all nodes of a cluster "
-        "(default: now)",
+        help="set later times to this one, such as 2026-05-17T12:00:00+00:00; use the same on all nodes of a "
+        "cluster (default: now)",
     )  # fmt: skip
     made.add_argument(
         "--may-expire", action="store_true",
@@ -197,14 +197,14 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         ("--max-bytes", or_none(number), "BYTES", "retention by size, or none (default: none)"),
         ("--id-box", seconds, "SECONDS", "deduplication window for message IDs (default: 120)"),
         ("--max-ids", positive, "N", "maximum number of IDs in the deduplication window (default: 1000000)"),
-        ("--max-staged", positive, "BYTES", "maximum size of data that producers have staged and not committed "
-         "(default: 8589934592, 8 GiB)"),
-        ("--dead-distance", or_none(number), "N", "dead-letter a message that failed once a message more than N offsets "
-         "later is acknowledged, or after more than N failures; or none (default: none)"),
-        ("--dead-deliveries", or_none(number), "N", "dead-letter a message that failed N times (nacked, or its consumer "
-         "died); or none (default: none)"),
-        ("--dead-age", or_none(seconds), "SECONDS", "dead-letter a message that failed this long after its first delivery "
-         "to the group; or none (default: none)"),
+        ("--max-staged", positive, "BYTES", "maximum size of data that producers have staged and not "
+         "committed (default: 8589934592, 8 GiB)"),
+        ("--dead-distance", or_none(number), "N", "dead-letter a message that failed once a message more than N "
+         "offsets later is acknowledged, or after more than N failures; or none (default: none)"),
+        ("--dead-deliveries", or_none(number), "N", "dead-letter a message that failed N times (nacked, or its "
+         "consumer died); or none (default: none)"),
+        ("--dead-age", or_none(seconds), "SECONDS", "dead-letter a message that failed this long after its first "
+         "delivery to the group; or none (default: none)"),
     ):  # fmt: skip
         parser.add_argument(
             flag, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=help_text

@@ -9,7 +9,7 @@ import contextlib
 from railgun.cli.arguments import add_node, add_stream, not_empty, positive, start_position
 from railgun.cli.errors import DONE, USAGE, CommandError
 from railgun.cli.messages import as_data, flush, messages_of
-from railgun.cli.node import stoppable, talk
+from railgun.cli.node import CONNECT_TIMEOUT_S, stoppable, talk
 from railgun.cli.output import Output
 from railgun.client.checks import LEFT_OUT
 from railgun.client.client import Client
@@ -107,6 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=positive, metavar="N", help="exit after N messages")
     parser.add_argument(
         "--follow", action=argparse.BooleanOptionalAction,
-        help="at the end of the stream, wait for more (default: exit; on an ephemeral stream: wait)",
+        help="wait for more messages at the end of the stream (default: exit; on an ephemeral stream: wait)",
     )  # fmt: skip
     add_node(parser)
