@@ -75,10 +75,10 @@ class VotesTwice(Raft):
 
     __slots__ = ()
 
-    def asked_for_vote(self, sender: Id, asked: AskVote, now: float) -> None:
+    def handle_vote_request(self, sender: Id, asked: AskVote, now: float) -> None:
         if not asked.pre:
             self.vote = None
-        super().asked_for_vote(sender, asked, now)
+        super().handle_vote_request(sender, asked, now)
 
 
 @mutant(Case("110"))
@@ -107,9 +107,9 @@ class CountsItselfAtOnce(Raft):
 
     __slots__ = ()
 
-    def _stand(self, now: float, *, transfer: bool = False) -> None:
-        super()._stand(now, transfer=transfer)
-        self.own_vote_is_safe(now)
+    def _start_election(self, now: float, *, transfer: bool = False) -> None:
+        super()._start_election(now, transfer=transfer)
+        self.count_own_vote(now)
 
 
 @mutant(41)
@@ -209,11 +209,11 @@ class ThinksItHasMore(Raft):
 
     __slots__ = ()
 
-    def heard_from(self, sender: Id, answer: Appended, now: float) -> None:
+    def handle_appended(self, sender: Id, answer: Appended, now: float) -> None:
         progress = self.progress.get(sender)
         if progress is not None and answer.ok and progress.mode is Mode.STREAM:
             answer = Appended(answer.term, True, progress.next - 1, answer.round)
-        super().heard_from(sender, answer, now)
+        super().handle_appended(sender, answer, now)
 
 
 @mutant(8)

@@ -125,7 +125,7 @@ def test_ps_9_past_its_most_a_pool_is_full_and_forgets_nothing() -> None:
     assert FULL.code == "ID_POOL_FULL"
     assert box.begin([b"c"], 1) == ()
     assert box.check([b"d"], 10) == [FULL]  # what is being written counts
-    assert box.relief(10) == 100
+    assert box.next_expiry(10) == 100
     box.failed(1)
     assert box.check([b"d"], 10) == [FRESH]
     box.check([b"c"], 10)
@@ -399,7 +399,7 @@ def test_ps_9_restored_is_the_same_as_lived_through(seed: int) -> None:
         for now in (-500, play.clock - 80, play.clock, play.clock + 60, play.clock + 500):
             assert restored.check(names, now) == play.box.check(names, now)
             assert restored.known(now) == play.box.known(now)
-            assert restored.relief(now) == play.box.relief(now)
+            assert restored.next_expiry(now) == play.box.next_expiry(now)
 
 
 # --- Mutants: every rule is guarded ---------------------------------------------------------------

@@ -57,7 +57,8 @@ def restarted(group: Group, first: int | None = None, end: int | None = None) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["ranges", "messages", "shares", "saved", "letters", "state", "group", "explain"]
+    "module",
+    ["ranges", "messages", "shares", "persisted", "dead_letters", "state", "group", "explain"],
 )
 def test_examples_run(module: str) -> None:
     results = doctest.testmod(importlib.import_module(f"railgun.broker.protocol.groups.{module}"))
@@ -65,7 +66,7 @@ def test_examples_run(module: str) -> None:
 
 
 def test_the_transcript_is_as_recorded() -> None:
-    results = doctest.testfile("test_delivery_transcript.txt", encoding="utf-8")
+    results = doctest.testfile("test_groups_transcript.txt", encoding="utf-8")
     assert results.attempted > 15
     assert results.failed == 0
 
@@ -601,7 +602,7 @@ def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
     group = a_group(3)
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
-    with pytest.raises(DeliveryError, match="the rules stay"):
+    with pytest.raises(DeliveryError, match="settings change only without members"):
         group.configure(GroupConfig(max_deliveries=1), 0)
     group.leave("ann", graceful=True, now=0)
     group.configure(GroupConfig(max_deliveries=1), 0)
@@ -839,7 +840,7 @@ def test_ps_18_what_was_missed_with_nobody_there_is_told_after_a_restart() -> No
     assert told == [Joined("ann", 4, "tracked", True), Missed(0, 4)]
     for change in group.changes():
         log.apply(change)
-    assert not log.untold
+    assert not log.unreported
 
 
 # --- Why a group receives nothing -----------------------------------------------------------------

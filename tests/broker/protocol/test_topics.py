@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from railgun.broker.protocol import topics
 from railgun.broker.protocol.topics import (
     ALL,
-    MOST_BYTES,
+    MAX_BYTES,
     MatcherError,
     Matchers,
     TopicError,
@@ -224,7 +224,7 @@ def test_es_any_text_is_words_or_a_typed_error(text: str) -> None:
         else:
             assert ".".join(found) == (collapsed(text) if check is check_matcher else text)
             assert all(found)
-            assert len(text.encode()) <= MOST_BYTES
+            assert len(text.encode()) <= MAX_BYTES
 
 
 # --- Many matchers --------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Delivery: one group of one persistent stream, as a pure machine.
+"""Delivery of one persistent stream to one consumer group, as a pure state machine.
 
-`Group` is the machine and has the rules; `messages` is its vocabulary and has the duties of a driver; `Saved` and the
-changes beside it are what survives a restart.
+`Group` is the machine and states the rules. `messages` holds its commands, errors and settings, and the duties of a
+driver. `Saved` and the changes in `persisted` are the state that survives a restart.
 """
 
 from railgun.broker.protocol.groups.explain import Explanation
@@ -43,8 +43,8 @@ from railgun.broker.protocol.groups.persisted import (
     Settled,
     Sought,
     Stands,
+    Unreported,
     Unsettled,
-    Untold,
 )
 
 __all__ = [
@@ -84,6 +84,6 @@ __all__ = [
     "Stale",
     "Standing",
     "Stands",
+    "Unreported",
     "Unsettled",
-    "Untold",
 ]

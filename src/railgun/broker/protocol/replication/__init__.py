@@ -1,5 +1,6 @@
-"""Copies of a stream on several nodes, of which one writes at a time: what is safe, and what a new master has to know.
+"""Replication of a stream: several nodes have copies, of which one writes at a time.
 
-`standing` is how a copy stands, and where two of them agree; `replica` the rules of a copy that follows; `master` those
-of the one that writes; `messages` the vocabulary, and the duties of a driver.
+The rules say which messages are safe, and what a new master must find out. `standing` describes a copy and compares
+two; `replica` has the rules of a copy that follows; `master` those of the copy that writes; `messages` the messages and
+commands, and the duties of a driver.
 """
