@@ -401,7 +401,7 @@ class Group(Members):
         return commands + self._tell_missed()
 
     def _expire(self, party: Party, first: int, end: int, now: int) -> int:
-        """Take back a member's deliveries whose `ack_wait` is over (rule 3). Return the lowest offset or `UNBOUNDED`."""
+        """Take back deliveries past their `ack_wait`: rule 3. Return the lowest offset, or `UNBOUNDED` if none."""
         lowest = UNBOUNDED
         for low, high, flight in party.flights.pieces(first, end):
             if flight.expires is not None and flight.expires <= now:
