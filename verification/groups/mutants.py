@@ -603,4 +603,4 @@ class UnsentOutOfOrder(Group):
         for first, end, flight in claims:
             self.give_back(first, end, flight, None)
         self.epoch += bool(claims) and self.config.exclusive
-        return self._tell_missed()
+        return self._report_missed()

@@ -118,11 +118,11 @@ class CountsLearners(Raft):
 
     __slots__ = ()
 
-    def _count(self, now: float) -> None:
+    def _count_votes(self, now: float) -> None:
         if self.role is Role.CANDIDATE and sum(self.votes.values()) >= self.log.members.majority:
             self.lead(now)
         else:
-            super()._count(now)
+            super()._count_votes(now)
 
 
 @mutant(13)
@@ -134,7 +134,7 @@ class TakesPreVotesForVotes(Raft):
     def voted(self, sender: Id, vote: Vote, now: float) -> None:
         if vote.granted and self.role is Role.CANDIDATE:
             self.votes[sender] = True
-            self._count(now)
+            self._count_votes(now)
         else:
             super().voted(sender, vote, now)
 
@@ -162,7 +162,7 @@ class CommitsEarlierTerms(Raft):
     def advance(self, now: float) -> None:
         has = {node: progress.match for node, progress in self.progress.items()}
         has[self.id] = self.log.durable
-        reached = self.agreed(has)
+        reached = self.majority_value(has)
         if reached > self.commit and self.log.term(reached) != self.term:
             self.commit = reached
         super().advance(now)
@@ -222,7 +222,7 @@ class CountsLearnersLogs(Raft):
 
     __slots__ = ()
 
-    def agreed(self, values: dict[Id, int]) -> int:
+    def majority_value(self, values: dict[Id, int]) -> int:
         reached = sorted(values.values(), reverse=True)
         majority = self.log.members.majority
         return reached[majority - 1] if len(reached) >= majority else 0
@@ -287,8 +287,8 @@ class KeepsItsLease(Raft):
 
     __slots__ = ()
 
-    def choose(self, to: Id) -> None:
-        super().choose(to)
+    def send_campaign(self, to: Id) -> None:
+        super().send_campaign(to)
         self.leases = True
 
 

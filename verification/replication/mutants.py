@@ -273,10 +273,10 @@ class SafeBeforeTheStart(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
+    def _declare_safe(self) -> list[Command]:
         start, self.start = self.start, 0
         try:
-            return super()._count()
+            return super()._declare_safe()
         finally:
             self.start = start
 
@@ -287,7 +287,7 @@ class AFewAreEnough(Master):
 
     __slots__ = ()
 
-    def _agreed(self, reached: dict[Id, int]) -> int | None:
+    def _majority_value(self, reached: dict[Id, int]) -> int | None:
         there = sorted((reached[n] for n in self.sets[0] if n in reached), reverse=True)
         need = max(0, len(self.sets[0]) // 2 - 1)
         return there[need] if len(there) > need else None
@@ -299,7 +299,7 @@ class CountsLearners(Master):
 
     __slots__ = ()
 
-    def _agreed(self, reached: dict[Id, int]) -> int | None:
+    def _majority_value(self, reached: dict[Id, int]) -> int | None:
         there = sorted(reached.values(), reverse=True)
         need = len(self.sets[0]) // 2
         return there[need] if len(there) > need else None
@@ -334,12 +334,12 @@ class CountsOldGroups(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
+    def _declare_safe(self) -> list[Command]:
         before = {node: peer.groups for node, peer in self.peers.items()}
         for peer in self.peers.values():
             peer.groups = self.epoch, peer.groups[1]
         try:
-            return super()._count()
+            return super()._declare_safe()
         finally:
             for node, groups in before.items():
                 self.peers[node].groups = groups
@@ -485,10 +485,10 @@ class SaysWhatIsNotOnDisk(Replica):
 
     __slots__ = ()
 
-    def _report(self) -> list[Command]:
+    def _send_report(self) -> list[Command]:
         durable, self.copy.durable = self.copy.durable, self.copy.end
         try:
-            return super()._report()
+            return super()._send_report()
         finally:
             self.copy.durable = durable
 
@@ -502,7 +502,7 @@ class KeepsWhatTheMasterHasNot(Replica):
     def pushed(self, push: Push) -> list[Command]:
         if not push.runs and not push.anew and push.base < self.copy.end:
             self.start, self._master_safe, self._master_first = push.start, push.safe, push.first
-            return self._advance() + self._report()
+            return self._advance() + self._send_report()
         return super().pushed(push)
 
 
@@ -563,7 +563,7 @@ class CountsHalves(Master):
 
     __slots__ = ()
 
-    def _without_half(self, end: int | None) -> int | None:
+    def _below_partial_unit(self, end: int | None) -> int | None:
         return end
 
 
@@ -573,8 +573,8 @@ class ForgetsUnits(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
-        found = super()._count()
+    def _declare_safe(self) -> list[Command]:
+        found = super()._declare_safe()
         self._units = []
         return found
 

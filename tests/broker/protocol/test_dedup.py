@@ -408,14 +408,14 @@ def test_ps_9_restored_is_the_same_as_lived_through(seed: int) -> None:
 class Longer(IdBox):
     """A box lasts a moment too long."""
 
-    def _over(self, time: int) -> bool:
+    def _is_expired(self, time: int) -> bool:
         return time + self.box < self._time
 
 
 class Timeless(IdBox):
     """What is known is a duplicate, whatever the time."""
 
-    def _over(self, time: int) -> bool:
+    def _is_expired(self, time: int) -> bool:
         return False
 
 
@@ -424,7 +424,7 @@ class Hasty(IdBox):
 
     def check(self, ids: Sequence[Id], now: int) -> list[Verdict]:
         last, self._last = self._last, max(now, self._last)
-        self._let_go()
+        self._forget_expired()
         self._last = last
         return super().check(ids, now)
 
@@ -432,8 +432,8 @@ class Hasty(IdBox):
 class Roomy(IdBox):
     """What is being written does not count."""
 
-    def _room(self) -> int:
-        return super()._room() + len(self._written)
+    def _free_places(self) -> int:
+        return super()._free_places() + len(self._written)
 
 
 class Optimist(IdBox):
@@ -465,15 +465,15 @@ class Sleepy(IdBox):
 class Twinless(IdBox):
     """Does not look at what is being written."""
 
-    def _each(self, ids: Sequence[Id]) -> list[Verdict]:
-        return [FRESH if isinstance(v, Twin) else v for v in super()._each(ids)]
+    def _verdicts(self, ids: Sequence[Id]) -> list[Verdict]:
+        return [FRESH if isinstance(v, Twin) else v for v in super()._verdicts(ids)]
 
 
 class Amnesiac(IdBox):
     """Forgets the oldest when the pool is full."""
 
-    def _room(self) -> int:
-        return max(1, super()._room())
+    def _free_places(self) -> int:
+        return max(1, super()._free_places())
 
 
 @pytest.mark.parametrize(

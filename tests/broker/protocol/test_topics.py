@@ -389,7 +389,7 @@ def test_es_a_topic_is_searched_once_until_matchers_change() -> None:
 
 
 def test_es_memory_of_topics_is_bounded() -> None:
-    matchers = Matchers[int](topics=10, found=25)
+    matchers = Matchers[int](topics=10, entities=25)
     for entity in range(4):
         matchers.add("#", entity)
     for number in range(100):

@@ -180,7 +180,7 @@ class IdBox:
         self._time = max(now, self._last)
         if self._all_fresh([message_id for message_id in ids if message_id]):
             return [FRESH] * len(ids)
-        return self._each(ids)
+        return self._verdicts(ids)
 
     def begin(self, ids: Sequence[Id], ticket: Ticket) -> tuple[Ticket, ...]:
         """Begin to write these messages, in this order, and return ().
@@ -202,7 +202,9 @@ class IdBox:
             return tuple(twins)
         real_ids = [message_id for message_id in ids if message_id]
         if not self._all_fresh(real_ids):
-            refusal = next((verdict for verdict in self._each(real_ids) if verdict != FRESH), None)
+            refusal = next(
+                (verdict for verdict in self._verdicts(real_ids) if verdict != FRESH), None
+            )
             if refusal is not None:
                 raise ProtocolError(
                     f"ticket {ticket} begins with {refusal}: leave out what check() refuses"
@@ -219,14 +221,14 @@ class IdBox:
         if ticket not in self._flights:
             raise ProtocolError(f"ticket {ticket} is not being written")
         self._in_order(base, time)
-        self._remember(self._land(ticket), base, time)
+        self._remember(self._end_write(ticket), base, time)
         return self._wake(ticket)
 
     def failed(self, ticket: Ticket) -> tuple[Ticket, ...]:
         """Record that a publish is not stored and never will be. Return the tickets that waited for it."""
         if ticket not in self._flights:
             raise ProtocolError(f"ticket {ticket} is not being written")
-        self._land(ticket)
+        self._end_write(ticket)
         return self._wake(ticket)
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -254,7 +256,7 @@ class IdBox:
         if box <= 0 or most <= 0:
             raise ProtocolError(f"a box of {box} µs and {most} IDs can hold nothing")
         self.box, self.most = box, most
-        self._let_go()
+        self._forget_expired()
 
     def known(self, now: int) -> int:
         """Return how many IDs are inside the box."""
@@ -270,14 +272,14 @@ class IdBox:
     def _all_fresh(self, real_ids: list[bytes]) -> bool:
         """Return True if all IDs are surely fresh: the usual case, at the speed of C. False proves nothing."""
         return (
-            len(real_ids) <= self._room()
+            len(real_ids) <= self._free_places()
             and self._offsets.keys().isdisjoint(real_ids)
             and self._written.keys().isdisjoint(real_ids)
             and len(set(real_ids)) == len(real_ids)
         )
 
-    def _each(self, ids: Sequence[Id]) -> list[Verdict]:
-        room = self._room()
+    def _verdicts(self, ids: Sequence[Id]) -> list[Verdict]:
+        room = self._free_places()
         firsts: dict[bytes, int] = {}
         verdicts: list[Verdict] = []
         for index, message_id in enumerate(ids):
@@ -296,7 +298,7 @@ class IdBox:
                 verdicts.append(FULL)
         return verdicts
 
-    def _over(self, time: int) -> bool:
+    def _is_expired(self, time: int) -> bool:
         """Return whether a box that began at `time` is over, at the time of the last check."""
         return time + self.box <= self._time
 
@@ -306,9 +308,9 @@ class IdBox:
         if offset is None:
             return None
         at = bisect_right(self._batches, offset, self._head, key=lambda batch: batch.base) - 1
-        return None if self._over(self._batches[at].time) else offset
+        return None if self._is_expired(self._batches[at].time) else offset
 
-    def _room(self) -> int:
+    def _free_places(self) -> int:
         return self.most - self._inside(self._time) - len(self._written)
 
     def _inside(self, time: int) -> int:
@@ -331,28 +333,27 @@ class IdBox:
     def _remember(self, ids: tuple[Id, ...], base: int, time: int) -> None:
         self._last = time
         self._end = base + len(ids)
-        self._let_go()
+        self._forget_expired()
         offsets = {message_id: offset for offset, message_id in enumerate(ids, base) if message_id}
         if offsets:
             self._batches.append(_Batch(time, base, ids, self._total))
             self._total += len(offsets)
             self._offsets.update(offsets)
 
-    def _let_go(self) -> None:
+    def _forget_expired(self) -> None:
         """Forget the batches whose box is over. Each batch is examined once in its life."""
         head = self._first_inside(self._last)
         for batch in self._batches[self._head : head]:
             for offset, message_id in enumerate(batch.ids, batch.base):
-                if (
-                    message_id and self._offsets.get(message_id) == offset
-                ):  # not if accepted again since
+                # Keep an ID that was accepted again since.
+                if message_id and self._offsets.get(message_id) == offset:
                     del self._offsets[message_id]
         self._head = head
         if 2 * head > len(self._batches):
             del self._batches[:head]
             self._head = 0
 
-    def _land(self, ticket: Ticket) -> tuple[Id, ...]:
+    def _end_write(self, ticket: Ticket) -> tuple[Id, ...]:
         ids = self._flights.pop(ticket)
         for message_id in ids:
             if message_id:

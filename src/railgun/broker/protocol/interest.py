@@ -192,9 +192,8 @@ class ReceivedInterest:
         self.held = False
 
     def _place(self, remote: Remote, exchange: Listening) -> None:
-        with contextlib.suppress(
-            RailgunError
-        ):  # a matcher of a later version: the listener gets nothing
+        # A matcher of a later version may be refused: then the listener gets nothing.
+        with contextlib.suppress(RailgunError):
             exchange.subscribe(remote, remote.matcher, remote.group)
             remote.exchange = exchange
             self._set_credit(remote)

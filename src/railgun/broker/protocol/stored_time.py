@@ -66,9 +66,8 @@ class StreamTime:
     __slots__ = ("_ahead",)
 
     def __init__(self) -> None:
-        self._ahead: tuple[int, int] | None = (
-            None  # stored time of a batch that lies ahead, and when that was noticed
-        )
+        self._ahead: tuple[int, int] | None = None
+        """The stored time of a last batch that lies ahead, and the steady time when that was noticed."""
 
     def at(self, paced: int, last: int, steady: int) -> int:
         """Return the stored time for the next batch, given the node's paced time and the last batch's stored time."""

@@ -196,14 +196,16 @@ class Matchers(Generic[T]):
     ('ann',)
     """
 
-    def __init__(self, topics: int = MAX_CACHED_TOPICS, found: int = MAX_CACHED_ENTITIES) -> None:
+    def __init__(
+        self, topics: int = MAX_CACHED_TOPICS, entities: int = MAX_CACHED_ENTITIES
+    ) -> None:
         self._root: _Place[T] = _Place("")
         self._order: dict[T, tuple[int, int]] = {}  # position, and number of matchers
         self._next = 0
-        self._most_topics = topics
-        self._most_found = found
-        self._memo: dict[str, tuple[T, ...]] = {}
-        self._remembered = 0  # entities in all of `_memo`
+        self._max_cached_topics = topics
+        self._max_cached_entities = entities
+        self._cache: dict[str, tuple[T, ...]] = {}
+        self._cached_entities = 0  # in all entries of `_cache`
         self.work = 0
         """Trie nodes visited by all searches so far: tests check the bounds of the work with it."""
 
@@ -225,7 +227,7 @@ class Matchers(Generic[T]):
         turn, count = self._order.get(entity, (self._next, 0))
         self._order[entity] = turn, count + 1
         self._next += count == 0
-        self._forget()
+        self._clear_cache()
         return True
 
     def remove(self, matcher: str, entity: T) -> bool:
@@ -248,15 +250,15 @@ class Matchers(Generic[T]):
             if place.after or place.entities:
                 break
             del before.after[word]
-        self._forget()
+        self._clear_cache()
         return True
 
     def find(self, topic: str) -> tuple[T, ...]:
         """Return the entities with a matcher for this topic, each once, in the order in which they were added."""
-        entities = self._memo.get(topic)
+        entities = self._cache.get(topic)
         if entities is None:
             entities = self._search(check_topic(topic))
-            self._remember(topic, entities)
+            self._store(topic, entities)
         return entities
 
     def _search(self, words: tuple[str, ...]) -> tuple[T, ...]:
@@ -281,21 +283,21 @@ class Matchers(Generic[T]):
     def _turn(self, entity: T) -> int:
         return self._order[entity][0]
 
-    def _remember(self, topic: str, entities: tuple[T, ...]) -> None:
+    def _store(self, topic: str, entities: tuple[T, ...]) -> None:
         """Cache the result for a topic; the oldest results make room, as a topic in use is soon cached again."""
-        if len(entities) > self._most_found or not self._most_topics:
+        if len(entities) > self._max_cached_entities or not self._max_cached_topics:
             return
         while (
-            len(self._memo) >= self._most_topics
-            or self._remembered + len(entities) > self._most_found
+            len(self._cache) >= self._max_cached_topics
+            or self._cached_entities + len(entities) > self._max_cached_entities
         ):
-            self._remembered -= len(self._memo.pop(next(iter(self._memo))))
-        self._memo[topic] = entities
-        self._remembered += len(entities)
+            self._cached_entities -= len(self._cache.pop(next(iter(self._cache))))
+        self._cache[topic] = entities
+        self._cached_entities += len(entities)
 
-    def _forget(self) -> None:
-        self._memo.clear()
-        self._remembered = 0
+    def _clear_cache(self) -> None:
+        self._cache.clear()
+        self._cached_entities = 0
 
     def places(self) -> int:
         """Return the number of nodes in the trie."""
@@ -317,11 +319,15 @@ class Matchers(Generic[T]):
         assert counts == {entity: count for entity, (_, count) in self._order.items()}
         turns = [turn for turn, _ in self._order.values()]
         assert len(set(turns)) == len(turns), "two entities have one turn"
-        assert len(self._memo) <= self._most_topics, "too many topics are remembered"
-        assert self._remembered == sum(map(len, self._memo.values())) <= self._most_found
+        assert len(self._cache) <= self._max_cached_topics, "too many topics are cached"
+        assert (
+            self._cached_entities
+            == sum(map(len, self._cache.values()))
+            <= self._max_cached_entities
+        )
         work = self.work
-        for topic, entities in self._memo.items():
-            assert entities == self._search(check_topic(topic)), f"{topic!r} is remembered wrongly"
+        for topic, entities in self._cache.items():
+            assert entities == self._search(check_topic(topic)), f"the cache is wrong for {topic!r}"
         self.work = work
 
 

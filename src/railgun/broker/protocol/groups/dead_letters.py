@@ -44,7 +44,7 @@ from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.protocol.groups.state import State
 
 
-class Letters(State):
+class DeadLetters(State):
     """The part of a group that applies the dead-letter rules."""
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class Letters(State):
         if now >= self.old_at:
             for place in (self.waiting, self.delayed):
                 self._give_up_old(place, now)
-            self.old_at = min(self._ages(), default=UNBOUNDED)
+            self.old_at = min(self._age_deadlines(), default=UNBOUNDED)
 
     def _give_up_below(self, place: Ranges[Standing], limit: int) -> None:
         spared: list[tuple[int, int, Standing]] = []  # never failed, or redriven recently

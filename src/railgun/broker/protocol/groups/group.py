@@ -122,7 +122,7 @@ class Group(Members):
             raise OffsetRangeError(f"the stream has {span}, and cannot begin at {first}")
         self.look_at_clock(now)
         self._drop_below(first)
-        return self._tell_missed()
+        return self._report_missed()
 
     def unreadable(self, offset: int) -> None:
         """Record that the stream cannot be read from `offset` on: rule 12."""
@@ -261,7 +261,7 @@ class Group(Members):
             commands += self._recall(party, min(first for first, _, _ in claims))
         if claims and block:
             self.pause = max(self.pause, (until, delay))
-        return commands + self._tell_missed()
+        return commands + self._report_missed()
 
     def in_progress(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
         """Restart `ack_wait` for messages that a member still processes. Return the stale parts of `receipts`."""
@@ -281,7 +281,7 @@ class Group(Members):
         for first, end, flight in claims:
             self.give_back(first, end, flight, None)
         commands = self._recall(party, min(first for first, _, _ in claims)) if claims else []
-        return commands + self._tell_missed()
+        return commands + self._report_missed()
 
     def _claim(
         self, member: Member, receipts: Sequence[Receipt], now: int, *, keep: bool = False
@@ -398,7 +398,7 @@ class Group(Members):
         for member, lowest in expired.items():
             if lowest < UNBOUNDED:
                 commands += self._recall(self.members[member], lowest)
-        return commands + self._tell_missed()
+        return commands + self._report_missed()
 
     def _expire(self, party: Party, first: int, end: int, now: int) -> int:
         """Take back deliveries past their `ack_wait`: rule 3. Return the lowest offset, or `UNBOUNDED` if none."""

@@ -5,7 +5,7 @@ The rules are those of `group.py`: 3 (which deliveries count and which fail), 4 
 
 from __future__ import annotations
 
-from railgun.broker.protocol.groups.dead_letters import Letters
+from railgun.broker.protocol.groups.dead_letters import DeadLetters
 from railgun.broker.protocol.groups.messages import (
     BadCreditError,
     Command,
@@ -19,7 +19,7 @@ from railgun.broker.protocol.groups.messages import (
 from railgun.broker.protocol.groups.parts import Party
 
 
-class Members(Letters):
+class Members(DeadLetters):
     """The part of a group that manages its members."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class Members(Letters):
         reason = None if graceful else f"consumer {member} has gone"
         for first, end, flight in party.flights:
             self.give_back(first, end, flight, reason)
-        return [*self._tell_missed(), *self._hand_over()]
+        return [*self._report_missed(), *self._hand_over()]
 
     def send_away(self, member: Member, now: int) -> list[Command]:
         """Remove a member that did nothing wrong, because its node ends or no longer serves it. Release its messages.
@@ -57,7 +57,7 @@ class Members(Letters):
         party = self._depart(member, now)
         for first, end, flight in party.flights:
             self.put_back(first, end, self.standing_without_failure(flight))
-        return [*self._tell_missed(), *self._hand_over()]
+        return [*self._report_missed(), *self._hand_over()]
 
     def _depart(self, member: Member, now: int) -> Party:
         """Remove a member from the group, and return its state, with its messages still in flight."""

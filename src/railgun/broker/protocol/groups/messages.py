@@ -214,9 +214,8 @@ class Bury:
     deliveries: int
     reason: str
     rule: Rule
-    redrives: int = (
-        0  # how often it was redriven before: with the offset, this identifies the letter
-    )
+    redrives: int = 0
+    """How often the message was redriven before: with the offset, this identifies the letter."""
 
 
 Command: TypeAlias = Stale | Missed | Recalled | Joined | HandedOver
@@ -233,9 +232,7 @@ class Standing:
     reason: str = ""  # why the last delivery failed
     until: int = 0  # not delivered before this time
     delay: int = 0  # the delay that the nack requested
-    since: int | None = (
-        None  # when the first failed delivery was made; kept if the group has `max_age`
-    )
+    since: int | None = None  # when the first failed delivery was made, if there is a `max_age`
     spared: int = 0  # counted deliveries that ended because the node did: they are not failures
 
     @property

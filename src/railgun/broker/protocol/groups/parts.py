@@ -10,9 +10,8 @@ from railgun.broker.protocol.groups.ranges import Ranges
 
 UNBOUNDED: Final = 1 << 62  # greater than every offset and every time
 MIN_TIMER_LIMIT: Final = 1024  # with at most so many timers, stale ones are not cleaned up
-ROUNDING_PARTS: Final = (
-    64  # `ack_wait` and `max_age` are rounded up to a multiple of this fraction of them
-)
+ROUNDING_PARTS: Final = 64
+"""Times are rounded up to a multiple of this fraction of `ack_wait` or `max_age`, so that messages share them."""
 
 
 @dataclass(slots=True)
@@ -23,9 +22,8 @@ class Party:
     credit: int = 0
     turn: int = 0  # the group's turn in which this member was served last
     flights: Ranges[Flight] = field(default_factory=Ranges)
-    spans: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # time of a timer → offsets it covers
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By the time of each of its timers: the offsets that the timer covers."""
 
     @property
     def free(self) -> int:
@@ -50,7 +48,7 @@ class Proposal(NamedTuple):
 
 
 def rounded_up(at: int, span: int) -> int:
-    """Return a time not before `at`, and at most a `ROUNDING_PARTS`-th of `span` later."""
+    """Return a time from `at` on, at most a `ROUNDING_PARTS`-th of `span` later."""
     grain = max(1, span // ROUNDING_PARTS)
     return -(-at // grain) * grain
 

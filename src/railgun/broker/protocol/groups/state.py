@@ -150,11 +150,11 @@ class State:
         self.last_time: int | None = None  # the last time that a caller passed
         self.old_at = UNBOUNDED  # no waiting or delayed message reaches `max_age` before this time
         self.next = saved.end
-        self._take_up(saved)
+        self._load(saved)
         self._drop_below(first)
-        self._tell_missed()
+        self._report_missed()
 
-    def _take_up(self, saved: Saved) -> None:
+    def _load(self, saved: Saved) -> None:
         """Put saved messages into their places; messages between them are new."""
         if self.floor < self.next:
             self.waiting.set(self.floor, self.next, FRESH)
@@ -248,7 +248,7 @@ class State:
         return UNBOUNDED if age is None or standing.since is None else standing.since + age
 
     def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
-        """Take messages from their member after a delivery that failed. `reason` None: the delivery does not count."""
+        """Take messages from their member after a failed delivery. `reason` None: the delivery does not count."""
         if reason is None:  # if none failed before, there is no first failed delivery
             since = flight.since if flight.failures else None
             spared = flight.spared
@@ -296,7 +296,7 @@ class State:
             self.miss(self.next, first)
             self.next = first
 
-    def _tell_missed(self) -> list[Command]:
+    def _report_missed(self) -> list[Command]:
         """Return the messages missed in this step; keep them for the next member that joins if there is none now."""
         commands: list[Command] = [Missed(first, end) for first, end, _ in self.missed]
         if not self.members:
@@ -337,7 +337,7 @@ class State:
                     self.unsaved.set(first, end, self.standing_without_failure(sooner))
         until, delay = self.pause
         self.pause = (min(until, now + delay), delay)
-        self.old_at = min(self._ages(), default=UNBOUNDED)
+        self.old_at = min(self._age_deadlines(), default=UNBOUNDED)
         self._set_timers()
 
     def _set_standing_back(self, first: int, end: int, was: Standing, now: int) -> Standing:
@@ -349,7 +349,7 @@ class State:
         self.unsaved.set(first, end, standing)
         return standing
 
-    def _ages(self) -> Iterator[int]:
+    def _age_deadlines(self) -> Iterator[int]:
         """Yield when each waiting or delayed range reaches `max_age`."""
         for place in (self.waiting, self.delayed):
             for _, _, standing in place:
@@ -375,7 +375,7 @@ class State:
         self.timers = timers
         self.timer_limit = max(MIN_TIMER_LIMIT, 2 * len(timers))
 
-    def _idle(self, timer: Timer) -> bool:
+    def _is_stale(self, timer: Timer) -> bool:
         """Return whether the timer is stale: nothing it covers is due at its time."""
         if not timer.member:
             delayed = self.delayed.pieces(timer.first, timer.end)
@@ -391,7 +391,7 @@ class State:
 
         `max_age` may give too early a time, once: the messages due then have been settled or are in flight.
         """
-        while self.timers and self._idle(self.timers[0]):
+        while self.timers and self._is_stale(self.timers[0]):
             self.next_timer()
         at = min(
             self.old_at, self.pause[0] or UNBOUNDED, self.timers[0].at if self.timers else UNBOUNDED

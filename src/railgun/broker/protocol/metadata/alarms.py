@@ -331,5 +331,5 @@ def _spare(voting: list[str], up: set[str]) -> int | None:
     return max(0, present - len(voting) // 2 - 1)
 
 
-def _share(voting: list[str], up: set[str], what: str) -> str:
-    return f"{sum(node in up for node in voting)} of {len(voting)} {what}"
+def _share(voting: list[str], up: set[str], described: str) -> str:
+    return f"{sum(node in up for node in voting)} of {len(voting)} {described}"

@@ -34,7 +34,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "election": Option(0.6, 0.05, 60.0, fixed=True),
     "patience": Option(0.7, 0.1, 3600.0),  # the leader replaces a master that is silent for longer
     "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node is removed; None: never
-    # A write waits this long for a master: an election can take about a second.
+    # A write waits this long for a master. In less than a second no new master can be elected.
     "master_wait": Option(5.0, 0.0, 3600.0, least_asked=1.0),
     "rs_timeout": Option(30.0, 0.001, 86400.0),  # default timeout of a response
 }

@@ -73,7 +73,7 @@ class Region:
             epoch=self.epoch + 1,
             epoch_index=index,
             voting=tuple(sorted({*self.voting, node})),
-            learning=tuple(one for one in self.learning if one != node),
+            learning=tuple(other for other in self.learning if other != node),
             is_active=False,
         )
 
@@ -90,7 +90,7 @@ class Region:
             self,
             epoch=self.epoch + 1,
             epoch_index=index,
-            voting=tuple(one for one in self.voting if one != node),
+            voting=tuple(other for other in self.voting if other != node),
             learning=tuple(sorted({*self.learning, node})) if learns else self.learning,
             is_active=False,
         )
@@ -129,7 +129,7 @@ class Region:
         """Return the region from the result of `dump`."""
 
         def ids(key: str) -> tuple[str, ...]:
-            return tuple(check_name(one, key) for one in check_list(dumped.get(key), key))
+            return tuple(check_name(id, key) for id in check_list(dumped.get(key), key))
 
         master = dumped.get("master")
         return Region(
@@ -170,7 +170,7 @@ def settle(
         elif region.master is None:
             voting = tuple(sorted(names))
             if not voting and name in used:  # keep the last voters until another node comes
-                voting = tuple(one for one in region.voting if one in nodes)
+                voting = tuple(voter for voter in region.voting if voter in nodes)
             settled[name] = replace(region, voting=voting, active=voting)
         else:
             learning = tuple(sorted(names - set(region.voting)))
@@ -182,4 +182,4 @@ def _is_abandoned(region: Region, names: Collection[str], nodes: Mapping[str, No
     """Return whether no voting node is left in the cluster, or no node names the region."""
     if not region.voting:
         return False
-    return not names or not any(one in nodes for one in region.voting)
+    return not names or not any(voter in nodes for voter in region.voting)

@@ -177,7 +177,7 @@ class Steering:
         heard = self._heard.get(node)
         return now - (self._began if heard is None else max(self._began, heard.at))
 
-    def told(self, node: str) -> Report | None:
+    def last_report(self, node: str) -> Report | None:
         """Return the last report of a node since this leader began, or None."""
         heard = self._heard.get(node)
         return None if heard is None else heard.report
@@ -233,7 +233,7 @@ class _View:
     def lives(self, node: str) -> bool:
         if node == self.leader:
             return True
-        if self.steering.told(node) is None:
+        if self.steering.last_report(node) is None:
             return False
         return self.steering.silence(node, self.now) <= self.patience
 
@@ -241,7 +241,7 @@ class _View:
         return node != self.leader and self.steering.silence(node, self.now) > self.patience
 
     def report(self, node: str) -> Report:
-        return self.steering.told(node) or EMPTY_REPORT
+        return self.steering.last_report(node) or EMPTY_REPORT
 
     def is_well(self, node: str) -> bool:
         return self.lives(node) and not self.report(node).trouble

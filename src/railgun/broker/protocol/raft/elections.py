@@ -31,7 +31,7 @@ class Elections(State):
             self.role, self.leader = Role.PRECANDIDATE, None
             self.votes = {self.id: True}
             self._ask(AskVote(self.term + 1, self.log.last, self.log.last_term, pre=True))
-            self._count(now)
+            self._count_votes(now)
         else:
             self._start_election(now, transfer=transfer)
 
@@ -54,20 +54,20 @@ class Elections(State):
     def _ask(self, question: AskVote) -> None:
         for voter in self.log.members.voters:
             if voter != self.id:
-                self.say(voter, question)
+                self.send_late(voter, question)
 
     def handle_vote_request(self, sender: Id, request: AskVote, now: float) -> None:
         """Answer a request for a vote or a pre-vote."""
         if request.pre:
             granted = request.term > self.term and self._is_up_to_date(request)
             term = request.term if granted else self.term
-            self.say(sender, Vote(term, granted, pre=True))
+            self.send_late(sender, Vote(term, granted, pre=True))
             return
         granted = self.vote in (None, sender) and self._is_up_to_date(request)
         if granted:
             self.vote = sender
             self.wait_for_election(now)
-        self.say(sender, Vote(self.term, granted))
+        self.send_late(sender, Vote(self.term, granted))
 
     def _is_up_to_date(self, request: AskVote) -> bool:
         own = self.log.last_term, self.log.last
@@ -81,14 +81,14 @@ class Elections(State):
         elif self.role is not Role.CANDIDATE:
             return
         self.votes[sender] = vote.granted
-        self._count(now)
+        self._count_votes(now)
 
     def count_own_vote(self, now: float) -> None:
         """Count this node's vote for itself, now that it is on disk."""
         self.votes[self.id] = True
-        self._count(now)
+        self._count_votes(now)
 
-    def _count(self, now: float) -> None:
+    def _count_votes(self, now: float) -> None:
         members = self.log.members
         votes = [self.votes[voter] for voter in members.voters if voter in self.votes]
         if sum(votes) >= members.majority:
@@ -103,7 +103,7 @@ class Elections(State):
         """Become the leader."""
         raise NotImplementedError
 
-    def choose(self, to: Id) -> None:
+    def send_campaign(self, to: Id) -> None:
         """Tell a node to campaign. From now on followers may elect it even if they still hear of this leader."""
         self.leases = False
         self.early.append((to, Campaign(self.term)))

@@ -108,11 +108,11 @@ class Raft(Reads, Elections):
     def _handle_earlier_term(self, sender: Id, message: Message) -> None:
         match message:
             case Append() | Install():
-                self.say(sender, Appended(self.term, False, 0, 0))
+                self.send_late(sender, Appended(self.term, False, 0, 0))
             case AskVote():
-                self.say(sender, Vote(self.term, False, pre=message.pre))
+                self.send_late(sender, Vote(self.term, False, pre=message.pre))
             case AskRead():
-                self.say(sender, ReadAt(self.term, message.number, None))
+                self.send_late(sender, ReadAt(self.term, message.number, None))
 
     @property
     def due(self) -> float:
@@ -187,7 +187,7 @@ class Raft(Reads, Elections):
             return
         to = self.moving[0]
         if to in self.progress and self.progress[to].match == self.log.last:
-            self.choose(to)
+            self.send_campaign(to)
 
     # ------------------------------------------------------------ output
 

@@ -28,7 +28,7 @@ class Reads(Replication):
         if self.role is Role.LEADER:
             self._wait(number, None, now)
         elif self.leader is not None:
-            self.say(self.leader, AskRead(self.term, number))
+            self.send_late(self.leader, AskRead(self.term, number))
         else:
             self.reads.append((number, None))
 
@@ -37,14 +37,14 @@ class Reads(Replication):
         if self.role is Role.LEADER:
             self._wait(request.number, sender, now)
         else:
-            self.say(sender, ReadAt(self.term, request.number, None))
+            self.send_late(sender, ReadAt(self.term, request.number, None))
 
     def handle_read_at(self, answer: ReadAt) -> None:
         """Handle the leader's answer to a read of this node."""
         self.reads.append((answer.number, answer.index))
 
-    def _wait(self, number: int, whose: Id | None, now: float) -> None:
-        self.waiting.append((number, whose))
+    def _wait(self, number: int, requester: Id | None, now: float) -> None:
+        self.waiting.append((number, requester))
         self.serve_reads(now)
 
     def serve_reads(self, now: float) -> None:
@@ -53,9 +53,9 @@ class Reads(Replication):
             return
         if self.has_lease(now):
             waiting, self.waiting = self.waiting, []
-            for number, whose in waiting:
-                self.answer_read(number, whose, self.commit)
-        elif not self.asked:
+            for number, requester in waiting:
+                self.answer_read(number, requester, self.commit)
+        elif not self.pending:
             self.begin_round(now)
 
     def has_lease(self, now: float) -> bool:
@@ -71,13 +71,13 @@ class Reads(Replication):
         self.rounds.append((self.round, now))
         self.beat = now + self.settings.heartbeat
         if self.commit >= self.began:
-            self.asked += [(self.round, self.commit, *waiting) for waiting in self.waiting]
+            self.pending += [(self.round, self.commit, *waiting) for waiting in self.waiting]
             self.waiting = []
         for node in self.progress:
             self.feed(node, beat=True)
         self._confirm(now)
 
-    def answered(self, sender: Id, round: int, now: float) -> None:
+    def handle_round_answer(self, sender: Id, round: int, now: float) -> None:
         """Record that a node has answered a round."""
         progress = self.progress.get(sender)
         if progress is not None and round > progress.round:
@@ -87,14 +87,14 @@ class Reads(Replication):
     def _confirm(self, now: float) -> None:
         answers = {node: progress.round for node, progress in self.progress.items()}
         answers[self.id] = self.round
-        reached = self.agreed(answers)
+        reached = self.majority_value(answers)
         while self.rounds and self.rounds[0][0] <= reached:
             _, self.confirmed = self.rounds.pop(0)
             self.heard = max(self.heard, self.confirmed)
-        while self.asked and self.asked[0][0] <= reached:
-            _, index, number, whose = self.asked.pop(0)
-            self.answer_read(number, whose, index)
-        if self.waiting and not self.asked:
+        while self.pending and self.pending[0][0] <= reached:
+            _, index, number, requester = self.pending.pop(0)
+            self.answer_read(number, requester, index)
+        if self.waiting and not self.pending:
             self.serve_reads(now)
 
     def stop_without_majority(self, now: float) -> None:

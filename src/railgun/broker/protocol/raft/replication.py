@@ -129,7 +129,7 @@ class Replication(State):
                 self.advance(now)
         elif progress.mode is not Mode.SNAPSHOT and self._is_new_refusal(progress, answer):
             progress.probe(self.log.fits(answer.hint, answer.hint_term) + 1)
-        self.answered(sender, answer.round, now)
+        self.handle_round_answer(sender, answer.round, now)
         if sender in self.progress:
             self.feed(sender)
 
@@ -151,7 +151,7 @@ class Replication(State):
             # start a second sequence of pieces. If the follower lost pieces, the next heartbeat goes on from there.
             progress.paused = progress.paused and answer.offset <= progress.offset
             progress.offset = min(answer.offset, len(snapshot.data))
-        self.answered(sender, answer.round, now)
+        self.handle_round_answer(sender, answer.round, now)
         if sender in self.progress:
             self.feed(sender)
 
@@ -159,7 +159,7 @@ class Replication(State):
         """Commit entries that a majority has on disk, and tell the followers."""
         matches = {node: progress.match for node, progress in self.progress.items()}
         matches[self.id] = self.log.durable
-        reached = self.agreed(matches)
+        reached = self.majority_value(matches)
         if reached <= self.commit or self.log.term(reached) != self.term:
             return
         self.commit = reached
@@ -181,13 +181,13 @@ class Replication(State):
         """Send a heartbeat to all nodes, to confirm that this node still leads."""
         raise NotImplementedError
 
-    def answered(self, sender: Id, round: int, now: float) -> None:
+    def handle_round_answer(self, sender: Id, round: int, now: float) -> None:
         """Record that a node has answered a round."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ a follower
 
-    def hear(self, leader: Id, now: float) -> None:
+    def hear_leader(self, leader: Id, now: float) -> None:
         """Record that the leader of this term is alive, and follow it."""
         if self.role is Role.LEADER:
             raise ProtocolError(f"{leader} and {self.id} both lead in term {self.term}")
@@ -198,7 +198,7 @@ class Replication(State):
 
     def append(self, sender: Id, message: Append, now: float) -> None:
         """Take entries from the leader, or answer where the logs may agree."""
-        self.hear(sender, now)
+        self.hear_leader(sender, now)
         log, previous = self.log, message.prev_index
         if previous < self.commit:
             # The leader has every committed entry, so those it sends up to there are the ones in this log.
@@ -212,7 +212,7 @@ class Replication(State):
         else:
             hint = log.fits(previous, message.prev_term)
             term = log.term(hint) or 0
-            self.say(sender, Appended(self.term, False, previous, message.round, hint, term))
+            self.send_late(sender, Appended(self.term, False, previous, message.round, hint, term))
             return
         self._take(entries)
         last = previous + len(entries)
@@ -232,15 +232,15 @@ class Replication(State):
             return
 
     def _confirm_append(self, sender: Id, message: Append, last: int) -> None:
-        self.say(sender, Appended(self.term, True, last, message.round))
+        self.send_late(sender, Appended(self.term, True, last, message.round))
 
     def install(self, sender: Id, message: Install, now: float) -> None:
         """Take a piece of a snapshot; restore the snapshot when it is complete."""
-        self.hear(sender, now)
+        self.hear_leader(sender, now)
         snapshot = message.snapshot
         if snapshot.index <= self.commit:
             self.incoming = None
-            self.say(sender, Appended(self.term, True, self.commit, message.round))
+            self.send_late(sender, Appended(self.term, True, self.commit, message.round))
             return
         # Two leaders may encode the same snapshot differently, so all pieces must come from one leader.
         source = sender, message.term, snapshot, message.size
@@ -252,7 +252,7 @@ class Replication(State):
             pieces.append(message.data)
             have += len(message.data)
         if have < message.size:
-            self.say(sender, Installing(self.term, snapshot.index, have, message.round))
+            self.send_late(sender, Installing(self.term, snapshot.index, have, message.round))
             return
         self.incoming = None
         if self.log.has(snapshot.index, snapshot.term):
@@ -262,4 +262,4 @@ class Replication(State):
             self.log.restore(whole)
             self.commit = self.applied = snapshot.index
             self.restoring = whole
-        self.say(sender, Appended(self.term, True, snapshot.index, message.round))
+        self.send_late(sender, Appended(self.term, True, snapshot.index, message.round))

@@ -34,8 +34,8 @@ class State:
     """The state of one node."""
 
     __slots__ = (
-        "applied", "asked", "attempts", "beat", "began", "commit", "confirmed", "early", "election",
-        "heard", "id", "incoming", "late", "leader", "leases", "log", "moving", "progress", "reads",
+        "applied", "attempts", "beat", "began", "commit", "confirmed", "early", "election",
+        "heard", "id", "incoming", "late", "leader", "leases", "log", "moving", "pending", "progress", "reads",
         "restoring", "role", "round", "rounds", "saved", "seed", "settings", "term", "vote",
         "votes", "waiting", "writing",
     )  # fmt: skip
@@ -73,7 +73,7 @@ class State:
         self.confirmed = NEVER  # when the last round began that a majority has answered
         self.leases = False  # whether it can rely on followers not to elect another for a while
         self.waiting: list[tuple[int, Id | None]] = []  # reads: number, requester (None: this node)
-        self.asked: list[tuple[int, int, int, Id | None]] = []  # round, index, number, requester
+        self.pending: list[tuple[int, int, int, Id | None]] = []  # round, index, number, requester
         self.moving: tuple[Id, float] | None = None  # transfer: the next leader, and the deadline
         # Output for `ready`.
         self.early: list[tuple[Id, Message]] = []
@@ -101,7 +101,7 @@ class State:
             return True
         return at > self.commit and self.id in log.members_at(at - 1).voters
 
-    def agreed(self, values: dict[Id, int]) -> int:
+    def majority_value(self, values: dict[Id, int]) -> int:
         """Return the highest value that a majority of voters has reached."""
         members = self.log.members
         reached = sorted((values.get(voter, 0) for voter in members.voters), reverse=True)
@@ -133,8 +133,8 @@ class State:
 
     def fail_pending_reads(self) -> None:
         """Fail all pending reads; their requesters have to ask again."""
-        lost = self.waiting + [(number, requester) for _, _, number, requester in self.asked]
-        self.waiting, self.asked = [], []
+        lost = self.waiting + [(number, requester) for _, _, number, requester in self.pending]
+        self.waiting, self.pending = [], []
         for number, requester in lost:
             self.answer_read(number, requester, None)
 
@@ -143,9 +143,9 @@ class State:
         if requester is None:
             self.reads.append((number, index))
         else:
-            self.say(requester, ReadAt(self.term, number, index))
+            self.send_late(requester, ReadAt(self.term, number, index))
 
-    def say(self, to: Id, message: Message) -> None:
+    def send_late(self, to: Id, message: Message) -> None:
         """Send a message once everything it depends on is on disk."""
         self.late.append((to, message))
 

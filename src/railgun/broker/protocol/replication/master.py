@@ -143,7 +143,7 @@ class Master:
         peer.session, peer.last, peer.standing, peer.readable = session, session, standing, True
         if self.phase is Phase.LEAD:
             self._feed(peer, again)
-            return self._count()
+            return self._declare_safe()
         if self.phase is Phase.FETCH and node in (self._source, self._groups_source):
             self.phase = Phase.GATHER
         return self._choose() if self.phase is Phase.GATHER else []
@@ -275,7 +275,7 @@ class Master:
         for peer in self.peers.values():
             if peer.standing is not None:
                 self._feed(peer, again=False)
-        return commands + self._count()
+        return commands + self._declare_safe()
 
     # ------------------------------------------------------------ its own disk
 
@@ -297,7 +297,7 @@ class Master:
             if self.needs_log and self._source is None:
                 self.needs_log = self.copy.durable < self.copy.end
             return self._label_if_whole()
-        return self._count() if self.phase is Phase.LEAD else []
+        return self._declare_safe() if self.phase is Phase.LEAD else []
 
     def has_cut(self, whole: int) -> list[Command]:
         """Record that a cut is done; the units left are whole up to `whole`."""
@@ -312,7 +312,7 @@ class Master:
             return self._label_if_whole()
         if self.phase is Phase.LEAD and epoch == self.epoch:
             self.copy.groups = max(self.copy.groups, (epoch, number))
-            return self._count()
+            return self._declare_safe()
         return []
 
     def trimmed(self, first: int) -> None:
@@ -382,7 +382,7 @@ class Master:
         if peer is None or peer.session != has.session or self.phase is not Phase.LEAD:
             return []
         peer.end, peer.labelled, peer.first = has.end, has.labelled, has.first
-        return self._count()
+        return self._declare_safe()
 
     def has_groups(self, node: Id, has: HasGroups) -> list[Command]:
         """Handle a replica's report of the groups on its disk."""
@@ -390,18 +390,18 @@ class Master:
         if peer is None or peer.session != has.session or self.phase is not Phase.LEAD:
             return []
         peer.groups = (has.epoch, has.number)
-        return self._count()
+        return self._declare_safe()
 
     # ------------------------------------------------------------ safety
 
-    def _count(self) -> list[Command]:
+    def _declare_safe(self) -> list[Command]:
         """Declare safe what a majority has by now."""
         if self.phase is not Phase.LEAD:
             raise ProtocolError("only a master that leads counts")
         ends = {n: p.end for n, p in self.peers.items() if p.labelled}
         ends[self.id] = self.copy.durable
         commands = list[Command]()
-        safe = self._without_half(self._agreed(ends))
+        safe = self._below_partial_unit(self._majority_value(ends))
         if safe is not None and safe >= self.start and safe > self.copy.safe:
             self.copy.safe = safe
             self._units = [unit for unit in self._units if unit[1] > safe]
@@ -410,17 +410,17 @@ class Master:
         numbers = {n: p.groups[1] for n, p in self.peers.items() if p.groups[0] == epoch}
         if self.copy.groups[0] == epoch:
             numbers[self.id] = self.copy.groups[1]
-        groups = self._agreed(numbers)
+        groups = self._majority_value(numbers)
         if groups is not None and groups > self.safe_groups:
             self.safe_groups = groups
             commands.append(SafeGroups(groups))
         return commands
 
-    def _without_half(self, end: int | None) -> int | None:
+    def _below_partial_unit(self, end: int | None) -> int | None:
         """Return the start of the unit that `end` lies within, or `end` itself."""
         return next((unit[0] for unit in self._units if unit[0] < (end or 0) < unit[1]), end)
 
-    def _agreed(self, reached: dict[Id, int]) -> int | None:
+    def _majority_value(self, reached: dict[Id, int]) -> int | None:
         """Return the highest number that a majority of the set has reached, or None."""
         values = sorted((reached[node] for node in self.sets[0] if node in reached), reverse=True)
         need = len(self.sets[0]) // 2
@@ -432,12 +432,12 @@ class Master:
         labelled = {n: 0 for n, p in self.peers.items() if p.labelled and p.end >= self.start}
         labelled[self.id] = 0
         leads = self.phase is Phase.LEAD
-        return leads and self.safe_groups >= 0 and self._agreed(labelled) is not None
+        return leads and self.safe_groups >= 0 and self._majority_value(labelled) is not None
 
     def kept_from(self) -> int | None:
         """Return the first offset that a majority keeps, or None if no majority is known."""
         firsts = {n: p.first for n, p in self.peers.items() if p.labelled}
-        return self._agreed(firsts | {self.id: self.copy.first})
+        return self._majority_value(firsts | {self.id: self.copy.first})
 
     def all_have(self, end: int) -> bool:
         """Return whether every voting replica has all messages before `end`."""

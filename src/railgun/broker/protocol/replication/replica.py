@@ -98,7 +98,7 @@ class Replica:
             copy.anew(push.base)
             commands.append(Anew(push.base))
         elif not self._follows(push):
-            return self._stands()
+            return self._send_standing()
         elif push.base < copy.end:
             copy.cut(push.base)
             commands.append(Cut(push.base))
@@ -106,7 +106,7 @@ class Replica:
             copy.append(push.base, push.runs)
             commands.append(Write(push.base, push.runs))
         self.start, self._master_safe, self._master_first = push.start, push.safe, push.first
-        return commands + self._advance() + ([] if push.runs else self._report())
+        return commands + self._advance() + ([] if push.runs else self._send_report())
 
     def _follows(self, push: Push) -> bool:
         """Return whether a push follows the messages before it in this copy."""
@@ -124,26 +124,28 @@ class Replica:
         self.copy.wrote(end, whole)
         commands = self._advance()
         return (
-            commands if any(isinstance(c, Label) for c in commands) else commands + self._report()
+            commands
+            if any(isinstance(c, Label) for c in commands)
+            else commands + self._send_report()
         )
 
     def has_cut(self, whole: int) -> list[Command]:
         """Record that a cut is done; the units left are whole up to `whole`."""
         self.copy.whole = whole
-        return self._advance() + self._report()
+        return self._advance() + self._send_report()
 
     def failed(self) -> list[Command]:
         """Handle a failed write: batches that were not on disk are dropped, and the master may push them again."""
         self.copy.cut(self.copy.durable)
         self.copy.groups = self._groups
         self._label_pending = False
-        return self._stands()
+        return self._send_standing()
 
     def lost(self) -> list[Command]:
         """Handle damage, after the driver has repaired the copy and set its label to LOST."""
         self.copy.label, self._groups = LOST, self.copy.groups
         self._reset_session()
-        return self._stands() if self.session else []
+        return self._send_standing() if self.session else []
 
     def _reset_session(self) -> None:
         """Forget everything that the master of the session has sent."""
@@ -155,7 +157,7 @@ class Replica:
         if not self._label_pending:
             return []
         self.copy.label, self._label_pending = epoch, False
-        return self._report() if epoch == self.epoch else []
+        return self._send_report() if epoch == self.epoch else []
 
     def _advance(self) -> list[Command]:
         """Trim, declare messages safe, and write the label, as far as the disk now allows."""
@@ -176,12 +178,12 @@ class Replica:
             commands.append(Label(self.epoch))
         return commands
 
-    def _report(self) -> list[Command]:
+    def _send_report(self) -> list[Command]:
         copy = self.copy
         labelled = copy.label == self.epoch
         return [Say(self.master, Has(self.session, copy.durable, labelled, copy.first))]
 
-    def _stands(self) -> list[Command]:
+    def _send_standing(self) -> list[Command]:
         self._turn += 1
         return [Say(self.master, Stands(self.session, self.copy.standing()))]
 
@@ -192,7 +194,7 @@ class Replica:
         if (push.session, push.turn) != (self.session, self._turn):
             return []
         if not push.whole and self.copy.groups != (push.epoch, push.number - 1):
-            return self._stands()
+            return self._send_standing()
         self.copy.groups = (push.epoch, push.number)
         return [WriteGroups(push.epoch, push.number, push.whole)]
 
@@ -208,4 +210,4 @@ class Replica:
     def failed_groups(self, at: tuple[int, int]) -> list[Command]:
         """Handle a failed write of groups. `at`: the epoch and number of the groups on disk."""
         self.copy.groups = self._groups = at
-        return self._stands()
+        return self._send_standing()

@@ -101,9 +101,7 @@ class Copy:
         self.runs = list(clipped(self.runs, offset, self.first))
         self.end = offset
         self.durable = min(self.durable, offset)
-        if (
-            offset < self.whole
-        ):  # the cut may be within a unit: `has_cut` reports where the units end
+        if offset < self.whole:  # the cut may be within a unit; `has_cut` will tell where units end
             self.whole = self.safe
 
     def anew(self, base: int) -> None:
