@@ -720,7 +720,7 @@ def test_a_leader_that_has_told_another_goes_on_in_a_new_term_if_it_needs_leases
 
 def test_only_voters_are_handed_the_lead() -> None:
     node = leading(Members(("a", "b"), ("c",)))
-    with pytest.raises(ChangeError, match="c is no voter"):
+    with pytest.raises(ChangeError, match="c is not a voter"):
         node.raft.transfer("c", 0.0)
     node.raft.transfer("a", 0.0)  # it leads
     node.raft.propose([b"x"], 0.0)

@@ -418,7 +418,7 @@ def hunt(make: Callable[[], Matchers[int]]) -> None:
 class Forgetless(Matchers[int]):
     """Remembers what it found when matchers change."""
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         pass
 
 

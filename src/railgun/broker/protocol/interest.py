@@ -11,8 +11,8 @@ of the stream's `Exchange` like its own listeners, so that a publish is one deci
    owner sends how many have arrived plus how many it is ready for; the sender counts what it has sent. So news and
    messages may cross on their way and nothing is counted twice: a single sender never sends more than there is room
    for.
-3. The owner of the listener decides. Several senders may have been told of the same room, and it may have shrunk:
-   messages that arrive without credit are lost there, and reported.
+3. The owner of the listener decides. Several senders may each have a limit for the same room, and the room may
+   have shrunk: messages that arrive without credit are lost there, and reported.
 4. A limit is sent again when the other side's view of the credit is wrong by half, and always when it is wrong about
    whether there is any. So a client that grants half a window at a time is announced in time, and a message costs no
    news.
@@ -103,7 +103,7 @@ class SentInterest:
         self._taken[number] = self._taken.get(number, 0) + count
 
     def forget(self, number: int) -> bool:
-        """Remove a listener that has left. Return whether the other node has to be told."""
+        """Remove a listener that has left. Return whether the other node knows of it."""
         self._taken.pop(number, None)
         return self._limits.pop(number, None) is not None
 

@@ -108,7 +108,7 @@ class Ranges(Generic[V]):
         return copied
 
     def clear(self) -> None:
-        """Remove all ranges."""
+        """Remove all ranges, and so all offsets."""
         self.total = 0
         self._lows.clear()
         self._starts.clear()

@@ -194,7 +194,7 @@ class State:
         return None
 
     def hand_out(self, party: Party, first: int, end: int, standing: Standing, now: int) -> Deliver:
-        """Deliver waiting or new messages to a member. `was`: their standing until now."""
+        """Deliver waiting or new messages, which all have this standing, to a member."""
         delivery = standing.count + 1
         since = self.noted_time(now) if standing.since is None else standing.since
         flight = Flight(

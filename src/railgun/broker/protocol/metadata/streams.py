@@ -114,7 +114,7 @@ class Catalogue:
         `can_lead`: whether a region has a node that can be its master.
         """
         name = take_name(command, "name")
-        asked = check_scalars({} if (a := command.get("asked")) is None else a, "asked")
+        requested = check_scalars({} if (a := command.get("asked")) is None else a, "asked")
         region = None if (r := command.get("region")) is None else check_region(r)
         mode = command.get("mode", "warn")
         if not isinstance(mode, str) or mode not in MODES:
@@ -124,10 +124,10 @@ class Catalogue:
             defaults = check_scalars(
                 {} if (d := command.get("defaults")) is None else d, "defaults"
             )
-            return self._make(index, name, defaults | asked, region, can_lead)
+            return self._make(index, name, defaults | requested, region, can_lead)
         differs: dict[str, Any] = {
             key: {"is": stream.settings.get(key), "asked": value}
-            for key, value in asked.items()
+            for key, value in requested.items()
             if key not in stream.settings or not _same(stream.settings[key], value)
         }
         if region is not None and region != stream.region:
@@ -145,7 +145,7 @@ class Catalogue:
             raise RefusedError(
                 "CHANGED", f"stream {name!r} was changed by another command meanwhile: look again"
             )
-        self.streams[name] = replace(stream, settings=stream.settings | asked)
+        self.streams[name] = replace(stream, settings=stream.settings | requested)
         return {"result": "UPDATED", "differs": differs, "id": stream.id}
 
     def _make(

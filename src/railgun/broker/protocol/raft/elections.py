@@ -100,7 +100,7 @@ class Elections(State):
             self.follow(self.term, None, now)
 
     def lead(self, now: float) -> None:
-        """Become the leader."""
+        """Become the leader; `Replication` implements it."""
         raise NotImplementedError
 
     def send_campaign(self, to: Id) -> None:

@@ -155,16 +155,16 @@ class Raft(Reads, Elections):
         self.check_leads("change the members")
         before = self.log.members
         if self.commit < self.began:
-            raise ChangeError("NOT_READY", f"{self.id} leads since a moment: try again")
+            raise ChangeError("NOT_READY", f"{self.id} has only just become leader: try again")
         if self.log.changed_at > self.commit:
             raise ChangeError("BUSY", "another change of members is under way: try again")
         if not members.voters:
-            raise ChangeError("NO_VOTERS", "there must be a voter")
+            raise ChangeError("NO_VOTERS", "there must be at least one voter")
         if set(members.voters) & set(members.learners):
-            raise ChangeError("TWICE", "nobody is a voter and a learner")
+            raise ChangeError("TWICE", "a node cannot be a voter and a learner")
         different = set(before.voters) ^ set(members.voters)
         if len(different) > 1:
-            raise ChangeError("TOO_MANY", "one voter more or less at a time")
+            raise ChangeError("TOO_MANY", "add or remove one voter at a time")
         for new in different - set(before.voters):
             progress = self.progress.get(new)
             if progress is None or progress.match < self.commit:
@@ -178,7 +178,7 @@ class Raft(Reads, Elections):
         if to == self.id:
             return
         if to not in self.log.members.voters:
-            raise ChangeError("NO_VOTER", f"{to} is no voter, so it cannot lead")
+            raise ChangeError("NO_VOTER", f"{to} is not a voter, so it cannot lead")
         self.moving = to, now + self.settings.election
         self._hand_over_if_possible()
 

@@ -40,7 +40,7 @@ class Replication(State):
     # ------------------------------------------------------------ a leader
 
     def lead(self, now: float) -> None:
-        """Become the leader."""
+        """Become the leader, and begin the term with an entry of its own."""
         self.role, self.leader = Role.LEADER, self.id
         self.votes = {}
         self.confirmed, self.leases = NEVER, True
@@ -174,15 +174,15 @@ class Replication(State):
         self.serve_reads(now)
 
     def serve_reads(self, now: float) -> None:
-        """Answer reads that waited for a commit."""
+        """Answer reads that waited for a commit; `Reads` implements it."""
         raise NotImplementedError
 
     def begin_round(self, now: float) -> None:
-        """Send a heartbeat to all nodes, to confirm that this node still leads."""
+        """Send a heartbeat to all nodes, to confirm that this node still leads; `Reads` implements it."""
         raise NotImplementedError
 
     def handle_round_answer(self, sender: Id, round: int, now: float) -> None:
-        """Record that a node has answered a round."""
+        """Record that a node has answered a round; `Reads` implements it."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ a follower
