@@ -2,6 +2,15 @@
 
 `Group` is the machine and states the rules. `messages` holds its commands, errors and settings, and the duties of a
 driver. `Saved` and the changes in `persisted` are the state that survives a restart.
+
+Terms:
+
+- A message is *settled* when the group has finished with it: it was acked, buried or missed. The *floor* is the lowest
+  offset that is not settled.
+- A *letter* is a dead letter: a message that the group gives up. To *bury* it is to append it to the dead letters.
+- A message is *missed* if the stream dropped it before the group had finished with it.
+- A *flight* is the delivery state of messages that a member has, a *standing* that of unfinished messages that no
+  member has.
 """
 
 from railgun.broker.protocol.groups.explain import Explanation

@@ -3,7 +3,7 @@
 Rules:
 
 1. A letter is a message whose processing fails. A message that no member has, and of which at least one delivery failed
-   (it was nacked, or its member died or kept it too long; `group.py`, rule 3), becomes a letter
+   (it was nacked, or its member died or kept it too long; `group.py`, rule 3), becomes a letter by one of the settings
    - `max_deliveries`: when so many deliveries have failed. It is not delivered again, and does not wait for the delay
      of its last nack.
    - `distance`: when more than `distance` deliveries have failed; or when the highest acked offset since the group
