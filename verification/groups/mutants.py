@@ -16,7 +16,7 @@ from railgun.broker.protocol.groups import (
     Paused,
     Receipt,
     Redriven,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Unsettled,
 )
@@ -501,7 +501,7 @@ class StaleTimerEndsDelay(Group):
 class RedrivenTwice(Group):
     """A letter is redriven each time it is asked for."""
 
-    def redrive_message(self, offset: int, redrives: int) -> Redrove:
+    def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         return super().redrive_message(offset, max(redrives, self.redrives(offset)))
 
 
@@ -511,7 +511,7 @@ class RedriveKeepsEpoch(Group):
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
-    ) -> tuple[list[Redrove], list[Command]]:
+    ) -> tuple[list[RedriveOutcome], list[Command]]:
         epoch = self.epoch
         told = super().redrive(letters, now)
         self.epoch = epoch
@@ -522,7 +522,7 @@ class RedriveKeepsEpoch(Group):
 class RedrivenAreFarBehind(Group):
     """What is redriven is as far behind as before, and dies at once."""
 
-    def redrive_message(self, offset: int, redrives: int) -> Redrove:
+    def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         how = super().redrive_message(offset, redrives)
         if how == "redriven":
             self.redriven.set(offset, offset + 1, Mark(redrives + 1, -1))

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from railgun.broker.protocol.stored_time import least_passed, most_advance
+from railgun.broker.protocol.stored_time import max_advance, min_elapsed
 from railgun.errors import ProtocolError
 
 Ticket = int
@@ -122,7 +122,7 @@ class Lookback:
     """
 
     def __init__(self, box: int) -> None:
-        self._left = most_advance(box)
+        self._left = max_advance(box)
         self._advance = 0  # of stored time, in the epochs examined so far
 
     def oldest(self, last: int) -> int:
@@ -131,7 +131,7 @@ class Lookback:
 
     def time_of(self, stored: int, last: int, now: int) -> int:
         """Return when a batch was accepted at the latest, by a steady clock that now shows `now`."""
-        return now - least_passed(self._advance + last - stored)
+        return now - min_elapsed(self._advance + last - stored)
 
     def passed(self, first: int, last: int) -> bool:
         """Finish an epoch; return False if no batch of earlier epochs can be inside a box."""

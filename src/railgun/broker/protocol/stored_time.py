@@ -80,11 +80,11 @@ class StreamTime:
         return max(last, time + max(0, steady - since) // 2)
 
 
-def least_passed(advance: int) -> int:
+def min_elapsed(advance: int) -> int:
     """Return the least time that has passed while stored time of one epoch advanced by `advance`."""
     return advance * SLEW // (SLEW + 1)
 
 
-def most_advance(passed: int) -> int:
+def max_advance(passed: int) -> int:
     """Return the most by which stored time of one epoch may have advanced while `passed` has passed."""
     return passed + -(-passed // SLEW)

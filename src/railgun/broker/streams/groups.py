@@ -45,7 +45,7 @@ from railgun.broker.protocol.groups import (
     Paused,
     Receipt,
     Redriven,
-    Redrove,
+    RedriveOutcome,
     Saved,
     Settled,
     Sought,
@@ -244,7 +244,7 @@ class GroupDriver:
         self._tell(self.group.seek(offset, self.stream.now()))
         self.look()
 
-    def redrive(self, letters: Sequence[tuple[int, int]]) -> list[Redrove]:
+    def redrive(self, letters: Sequence[tuple[int, int]]) -> list[RedriveOutcome]:
         """Deliver dead letters again, by their offset in the stream and how often they were redriven before."""
         became, commands = self.group.redrive(letters, self.stream.now())
         self._tell(commands)

@@ -38,7 +38,7 @@ from railgun.broker.protocol.groups.messages import (
     OffsetRangeError,
     Recalled,
     Receipt,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Standing,
 )
@@ -85,8 +85,8 @@ __all__ = [
     "Paused",
     "Recalled",
     "Receipt",
+    "RedriveOutcome",
     "Redriven",
-    "Redrove",
     "Saved",
     "Settled",
     "Sought",

@@ -37,7 +37,7 @@ Rules:
 
 from __future__ import annotations
 
-from railgun.broker.protocol.groups.messages import FRESH, Bury, Redrove, Standing
+from railgun.broker.protocol.groups.messages import FRESH, Bury, RedriveOutcome, Standing
 from railgun.broker.protocol.groups.parts import UNBOUNDED, Proposal
 from railgun.broker.protocol.groups.persisted import Mark, Redriven, unsettle
 from railgun.broker.protocol.groups.ranges import Ranges
@@ -124,7 +124,7 @@ class DeadLetters(State):
         mark = self.redriven.pieces(offset, offset + 1)
         return mark[0][2].number if mark else 0
 
-    def redrive_message(self, offset: int, redrives: int) -> Redrove:
+    def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
         """Deliver a message again that was given up: rule 6. Return the outcome."""
         if not self.first <= offset < self.end:
             return "gone"

@@ -72,7 +72,7 @@ from railgun.broker.protocol.groups.messages import (
     OffsetRangeError,
     Recalled,
     Receipt,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Standing,
 )
@@ -201,7 +201,7 @@ class Group(Members):
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
-    ) -> tuple[list[Redrove], list[Command]]:
+    ) -> tuple[list[RedriveOutcome], list[Command]]:
         """Deliver messages again that were given up.
 
         A letter is an offset, and how often its message had been redriven before it died. Return the outcome of each

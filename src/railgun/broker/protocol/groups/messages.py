@@ -23,7 +23,7 @@ Member: TypeAlias = str
 Rule = Literal["dead_deliveries", "dead_distance", "dead_age"]
 """The dead-letter rules, by a stream's settings; in `GroupConfig`: `max_deliveries`, `distance` and `max_age`."""
 Why = Literal["start", "tracked", "sought"]
-Redrove = Literal["redriven", "already", "busy", "gone"]
+RedriveOutcome = Literal["redriven", "already", "busy", "gone"]
 DAY: Final = 24 * 60 * 60 * 1_000_000  # µs
 LONGEST_DELAY: Final = 366 * DAY
 """The longest delay of a nack, and the longest `ack_wait`, in µs. Groups, nodes and clients enforce it."""

@@ -273,7 +273,7 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
     if not voting and not region["streams"]:
         return  # no node names the region, and no stream is in it
 
-    def called(id: str) -> str:
+    def name_of(id: str) -> str:
         return str(nodes[id]["name"]) if id in nodes else id
 
     stream, able = _scarcest(region, up)
@@ -282,16 +282,16 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
         text = f"region {name}: {_share(voting, up, 'voting replicas')} are up. Writes wait"
         yield _critical("NO_QUORUM", name, text)
     elif unable and 2 * sum(node in able for node in voting) <= len(voting):
-        names = ", ".join(map(called, unable))
+        names = ", ".join(map(name_of, unable))
         text = f"region {name}: {_share(voting, able, 'voting replicas')} can write {stream!r}. Writes wait, "
         yield _critical("NO_QUORUM", name, f"{text}or are refused: {names} cannot write")
     elif master is None:
         yield _critical("NO_MASTER", name, f"region {name} has no master yet")
     elif master not in up:
-        text = f"region {name}: its master {called(master)} is silent, and it has no successor"
+        text = f"region {name}: its master {name_of(master)} is silent, and it has no successor"
         yield _critical("NO_MASTER", name, text)
     elif region.get("idle_for", 0.0) > ALARM_DELAY_S:
-        text = f"region {name}: its master {called(master)} does not serve for {region['idle_for']:.0f} s"
+        text = f"region {name}: its master {name_of(master)} does not serve for {region['idle_for']:.0f} s"
         yield _critical("NO_MASTER", name, text)
     elif not region["active"] and region["inactive_for"] > ALARM_DELAY_S:
         text = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
@@ -305,8 +305,8 @@ def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator
             continue
         if id in up and not lag["caught_up"] and lag["behind_for"] > ALARM_DELAY_S:
             much, long = f"{lag['messages']:,} messages", f"{lag['behind_for']:.0f} s"
-            text = f"{called(id)} is {much} behind in region {name}, for {long}"
-            yield _warning("REPLICA_BEHIND", called(id), text)
+            text = f"{name_of(id)} is {much} behind in region {name}, for {long}"
+            yield _warning("REPLICA_BEHIND", name_of(id), text)
 
 
 def _scarcest(region: Mapping[str, Any], up: set[str]) -> tuple[str, set[str]]:

@@ -40,7 +40,7 @@ class RefusedError(RailgunError):
         return {"error": {"code": self.code, "text": str(self), **self.more}}
 
 
-def bad(text: str) -> RefusedError:
+def invalid(text: str) -> RefusedError:
     """Return the error for an invalid command."""
     return RefusedError("BAD_COMMAND", text)
 
@@ -66,7 +66,7 @@ def take_text(fields: Mapping[str, Any], key: str, most: int = 200) -> str:
     """Return a field that is a printable text of 1 to `most` characters."""
     value = fields.get(key)
     if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
-        raise bad(f"{key} is a text of at most {most} characters, not {quoted(value)}")
+        raise invalid(f"{key} is a text of at most {most} characters, not {quoted(value)}")
     return value
 
 
@@ -78,7 +78,7 @@ def take_name(fields: Mapping[str, Any], key: str) -> str:
 def check_name(value: Any, what: str) -> str:
     """Return `value` if it is a name; `what` describes it in the error."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise bad(
+        raise invalid(
             f"{quoted(value)} cannot be a name ({what}): letters, digits, '_', '.' and '-', at most 200, none of the "
             "last two at the beginning"
         )
@@ -88,7 +88,7 @@ def check_name(value: Any, what: str) -> str:
 def check_region(value: Any) -> str:
     """Return `value` if it is the name of a region."""
     if not isinstance(value, str) or not REGION.fullmatch(value):
-        raise bad(
+        raise invalid(
             f"{quoted(value)} cannot be a region: lower case letters, digits, '_', '.' and '-', at most 100, none of "
             "the last two at the beginning"
         )
@@ -103,7 +103,7 @@ def take_whole(fields: Mapping[str, Any], key: str, most: int = MAX_INTEGER) -> 
 def check_whole(value: Any, what: str, most: int = MAX_INTEGER) -> int:
     """Return `value` if it is an integer from 0 to `most`; `what` describes it in the error."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise bad(f"{what} is a whole number from 0 to {most}, not {quoted(value)}")
+        raise invalid(f"{what} is a whole number from 0 to {most}, not {quoted(value)}")
     return value
 
 
@@ -111,21 +111,21 @@ def take_flag(fields: Mapping[str, Any], key: str) -> bool:
     """Return a field that is a boolean; False if it is absent."""
     value = fields.get(key, False)
     if not isinstance(value, bool):
-        raise bad(f"{key} is true or false, not {quoted(value)}")
+        raise invalid(f"{key} is true or false, not {quoted(value)}")
     return value
 
 
 def check_object(value: Any, what: str) -> dict[str, Any]:
     """Return `value` if it is an object; its values are not checked."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise bad(f"{what} is an object with texts as its keys, not {quoted(value)}")
+        raise invalid(f"{what} is an object with texts as its keys, not {quoted(value)}")
     return value
 
 
 def check_list(value: Any, what: str) -> list[Any]:
     """Return `value` if it is a list; its items are not checked."""
     if not isinstance(value, list):
-        raise bad(f"{what} is a list, not {quoted(value)}")
+        raise invalid(f"{what} is a list, not {quoted(value)}")
     return value
 
 
@@ -133,10 +133,10 @@ def check_scalars(value: Any, what: str) -> dict[str, Scalar]:
     """Return a copy of a flat object, such as settings whose meaning is checked elsewhere."""
     fields = check_object(value, what)
     if len(fields) > MAX_KEYS:
-        raise bad(f"{what} has {len(fields)} keys: {MAX_KEYS} at most")
+        raise invalid(f"{what} has {len(fields)} keys: {MAX_KEYS} at most")
     for key, item in fields.items():
         if len(key) > 100 or not is_scalar(item):
-            raise bad(
+            raise invalid(
                 f"{what}: {quoted(key)} is {quoted(item)}, and must be a text, a number or nothing"
             )
     return dict(fields)

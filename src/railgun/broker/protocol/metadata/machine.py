@@ -32,18 +32,18 @@ from railgun.broker.protocol.metadata import options
 from railgun.broker.protocol.metadata.fields import (
     RefusedError,
     Scalar,
-    bad,
     check_list,
     check_name,
     check_object,
     check_region,
+    invalid,
     quoted,
     take_name,
     take_text,
     take_whole,
 )
 from railgun.broker.protocol.metadata.nodes import MASTER, NodeInfo
-from railgun.broker.protocol.metadata.regions import Region, holds, settle
+from railgun.broker.protocol.metadata.regions import Region, holds, updated_regions
 from railgun.broker.protocol.metadata.streams import Catalogue, StreamInfo
 from railgun.errors import ProtocolError
 
@@ -158,7 +158,7 @@ class Metadata:
         name = command.get("do")
         handler = _HANDLERS.get(name) if isinstance(name, str) else None
         if handler is None:
-            raise bad(
+            raise invalid(
                 f"there is no command {quoted(name)}; there are {', '.join(sorted(_HANDLERS))}"
             )
         if not self.cluster and name != "form":
@@ -176,15 +176,15 @@ class Metadata:
         settings = options.check_options(command.get("settings", {}))
         nodes = [NodeInfo.of(node, index) for node in check_list(command.get("nodes"), "nodes")]
         if not 0 < len(nodes) <= MAX_NODES:
-            raise bad(f"a cluster begins with 1 to {MAX_NODES} nodes, not {len(nodes)}")
+            raise invalid(f"a cluster begins with 1 to {MAX_NODES} nodes, not {len(nodes)}")
         if len({node.id for node in nodes}) < len(nodes):
-            raise bad("two nodes have the same id")
+            raise invalid("two nodes have the same id")
         if len({node.name for node in nodes}) < len(nodes):
             raise RefusedError("NAME_TAKEN", "two nodes have the same name: give each its own")
         self.cluster = cluster
         self.settings |= settings
         self.nodes = {node.id: node for node in nodes}
-        self._settle(index)
+        self._update_regions(index)
         return {"result": "FORMED", "cluster": cluster}
 
     def _node(self, index: int, command: dict[str, Any]) -> Result:
@@ -205,7 +205,7 @@ class Metadata:
         if before is None and len(self.nodes) >= MAX_NODES:
             raise RefusedError("TOO_MANY", f"a cluster has at most {MAX_NODES} nodes")
         self.nodes[node.id] = node
-        self._settle(index)
+        self._update_regions(index)
         change = "UPDATED" if before is None or not node.same_as(before) else "UNCHANGED"
         leaving = [
             region.name
@@ -253,7 +253,7 @@ class Metadata:
         del self.nodes[node]
         self.wanted_gone.discard(node)
         self.removed.add(node)
-        self._settle(index)
+        self._update_regions(index)
         return {"result": "REMOVED"}
 
     def _change_settings(self, index: int, command: dict[str, Any]) -> Result:
@@ -318,7 +318,7 @@ class Metadata:
 
     def _delete(self, index: int, command: dict[str, Any]) -> Result:
         result = self.catalogue.delete(command)
-        self._settle(index)
+        self._update_regions(index)
         return result
 
     def _groups(self, index: int, command: dict[str, Any]) -> Result:
@@ -342,8 +342,8 @@ class Metadata:
             raise RefusedError("NO_REGION", f"there is no region {name!r}")
         return region
 
-    def _settle(self, index: int) -> None:
-        self.regions = settle(self.regions, self.nodes, self.catalogue.used, index)
+    def _update_regions(self, index: int) -> None:
+        self.regions = updated_regions(self.regions, self.nodes, self.catalogue.used, index)
 
     # ------------------------------------------------------------ snapshots
 

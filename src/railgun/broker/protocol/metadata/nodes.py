@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from railgun.broker.protocol.metadata.fields import (
-    bad,
     check_object,
     check_region,
+    invalid,
     quoted,
     take_name,
     take_text,
@@ -87,11 +87,11 @@ def _regions(value: Any) -> dict[str, str]:
         return {GLOBAL: MASTER}
     regions = check_object(value, "regions")
     if len(regions) > MAX_REGIONS:
-        raise bad(f"a node has at most {MAX_REGIONS} regions, not {len(regions)}")
+        raise invalid(f"a node has at most {MAX_REGIONS} regions, not {len(regions)}")
     for name, role in regions.items():
         check_region(name)
         if role not in (MASTER, REPLICA) or not isinstance(role, str):
-            raise bad(
+            raise invalid(
                 f"in a region a node is 'master' or 'replica', not {quoted(role)} (in {name})"
             )
     return {name: regions[name] for name in sorted(regions)}

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railgun.broker.protocol.metadata.fields import RefusedError, Scalar, bad, check_object, quoted
+from railgun.broker.protocol.metadata.fields import (
+    RefusedError,
+    Scalar,
+    check_object,
+    invalid,
+    quoted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ def check_options(value: Any) -> dict[str, Scalar]:
     railgun.broker.protocol.metadata.fields.RefusedError: patience is 0.1 to 3600 seconds, not 'long'
     """
     if value is None:
-        raise bad("settings are an object, not None")
+        raise invalid("settings are an object, not None")
     settings = check_object(value, "settings")
     for key, number in settings.items():
         option = OPTIONS.get(key)

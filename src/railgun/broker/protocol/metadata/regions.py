@@ -153,7 +153,7 @@ def holds(region: Region, node: str, used: Collection[str]) -> bool:
     return region.master is not None
 
 
-def settle(
+def updated_regions(
     regions: Mapping[str, Region], nodes: Mapping[str, NodeInfo], used: Collection[str], index: int
 ) -> dict[str, Region]:
     """Return the regions after nodes or streams have changed: rules 3, 5 and 6."""
@@ -161,21 +161,21 @@ def settle(
     for node in nodes.values():
         for name in node.regions:
             named.setdefault(name, set()).add(node.id)
-    settled = {}
+    updated = {}
     for name in sorted({*named, *used}):
         names = named.get(name, set())
         region = regions.get(name)
         if region is None or (name not in used and _is_abandoned(region, names, nodes)):
-            settled[name] = Region.begin(name, index, names)
+            updated[name] = Region.begin(name, index, names)
         elif region.master is None:
             voting = tuple(sorted(names))
             if not voting and name in used:  # keep the last voters until another node comes
                 voting = tuple(voter for voter in region.voting if voter in nodes)
-            settled[name] = replace(region, voting=voting, active=voting)
+            updated[name] = replace(region, voting=voting, active=voting)
         else:
             learning = tuple(sorted(names - set(region.voting)))
-            settled[name] = replace(region, learning=learning)
-    return settled
+            updated[name] = replace(region, learning=learning)
+    return updated
 
 
 def _is_abandoned(region: Region, names: Collection[str], nodes: Mapping[str, NodeInfo]) -> bool:

@@ -26,7 +26,6 @@ from typing import Any, Final
 from railgun.broker.protocol.metadata.fields import (
     RefusedError,
     Scalar,
-    bad,
     check_list,
     check_name,
     check_object,
@@ -34,6 +33,7 @@ from railgun.broker.protocol.metadata.fields import (
     check_scalars,
     check_whole,
     difference,
+    invalid,
     quoted,
     take_flag,
     take_name,
@@ -118,7 +118,7 @@ class Catalogue:
         region = None if (r := command.get("region")) is None else check_region(r)
         mode = command.get("mode", "warn")
         if not isinstance(mode, str) or mode not in MODES:
-            raise bad(f"mode is one of {', '.join(MODES)}, not {quoted(mode)}")
+            raise invalid(f"mode is one of {', '.join(MODES)}, not {quoted(mode)}")
         stream = self.streams.get(name)
         if stream is None:
             defaults = check_scalars(
@@ -285,7 +285,7 @@ def _id(value: Any) -> int:
 def _pair(value: Any) -> tuple[int, str]:
     pair = check_list(value, "gone")
     if len(pair) != 2:
-        raise bad("gone is a list of pairs of a stream and a group")
+        raise invalid("gone is a list of pairs of a stream and a group")
     return _id(pair[0]), check_name(pair[1], "group")
 
 

@@ -101,7 +101,7 @@ class Log:
         if self.has(index, term):
             self.durable = max(self.durable, index)
 
-    def fits(self, index: int, term: int) -> int:
+    def last_possible_match(self, index: int, term: int) -> int:
         """Return the last index up to `index` whose term is at most `term`: where two logs may agree.
 
         If there is none, return `base - 1`.

@@ -128,7 +128,7 @@ class Replication(State):
             if progress.has(min(answer.index, self.log.last)):
                 self.advance(now)
         elif progress.mode is not Mode.SNAPSHOT and self._is_new_refusal(progress, answer):
-            progress.probe(self.log.fits(answer.hint, answer.hint_term) + 1)
+            progress.probe(self.log.last_possible_match(answer.hint, answer.hint_term) + 1)
         self.handle_round_answer(sender, answer.round, now)
         if sender in self.progress:
             self.feed(sender)
@@ -210,7 +210,7 @@ class Replication(State):
         elif log.has(previous, message.prev_term):
             entries = message.entries
         else:
-            hint = log.fits(previous, message.prev_term)
+            hint = log.last_possible_match(previous, message.prev_term)
             term = log.term(hint) or 0
             self.send_late(sender, Appended(self.term, False, previous, message.round, hint, term))
             return
