@@ -29,7 +29,7 @@ from railgun.broker.protocol.groups import (
     Stale,
 )
 from railgun.broker.protocol.groups.messages import Standing
-from railgun.broker.protocol.groups.parts import FAR
+from railgun.broker.protocol.groups.parts import UNBOUNDED
 from railgun.broker.protocol.groups.persisted import Mark
 
 STEPS = 60
@@ -89,8 +89,8 @@ class Model:
         self.pause = (0, 0)  # until when nothing is delivered, and the delay
         self.redriven: dict[int, Mark] = {}
         self.now: int | None = None
-        self.readable = FAR  # nothing from this offset on can be read
-        self.untold: set[int] = set()
+        self.readable = UNBOUNDED  # nothing from this offset on can be read
+        self.unreported: set[int] = set()
         self.missed: set[int] = set()
 
     def clock(self, now: int) -> None:
@@ -136,7 +136,7 @@ class Model:
     def tell(self) -> set[int]:
         told, self.missed = self.missed, set()
         if not self.credit:
-            self.untold |= told
+            self.unreported |= told
         return told
 
     def back(
@@ -177,7 +177,7 @@ class Model:
                 (meant if fits and offset not in meant else stale).append(offset)
         return meant, stale
 
-    def condemn(self, now: int) -> None:
+    def apply_dead_letter_rules(self, now: int) -> None:
         """Give up what a rule gives up: before anything is delivered, and before letters are told."""
         config = self.config
         for offset, cell in self.cells.items():
@@ -197,10 +197,10 @@ class Model:
         """Return whether there is damage, and nothing before it is still to be delivered."""
         left = {"new", "waiting", "delayed"}
         rest = [o for o, c in self.cells.items() if c.place in left and o < self.readable]
-        return self.readable < FAR and not rest
+        return self.readable < UNBOUNDED and not rest
 
     def restart(self) -> None:
-        self.credit, self.active, self.now, self.readable = {}, "", None, FAR
+        self.credit, self.active, self.now, self.readable = {}, "", None, UNBOUNDED
         for offset, cell in self.cells.items():
             if cell.place == "flight":
                 self.back(offset, None, with_node=True)
@@ -316,12 +316,12 @@ class History:
         assert group.at_damage() == model.at_damage()
         marks = {o: mark for f, e, mark in group.redriven for o in range(f, e)}
         assert marks == model.redriven
-        times = [model.pause[0] or FAR]
+        times = [model.pause[0] or UNBOUNDED]
         times += [c.until for c in model.cells.values() if c.place == "delayed"]
         times += [
             c.expires for c in model.cells.values() if c.place == "flight" and c.expires is not None
         ]
-        self.compare_deadline(min(times, default=FAR))
+        self.compare_deadline(min(times, default=UNBOUNDED))
         if self.random.random() < 0.3:
             self.keep(group.changes())
             assert self.log == group.save()
@@ -335,7 +335,7 @@ class History:
         ages = [c.since + age for c in free if c.since is not None and age is not None]
         deadline = group.deadline()
         exact = min([timers, *ages])
-        if deadline != (None if exact == FAR else exact):
+        if deadline != (None if exact == UNBOUNDED else exact):
             assert deadline is not None, "nobody will look"
             assert deadline < exact, "a deadline that comes too late"
             assert deadline == group.old_at, "a timer that is for nothing"
@@ -381,8 +381,8 @@ class History:
         self.model.clock(self.now)
         self.model.credit[name] = 0
         self.model.hand_over()
-        assert set(offsets(told, Missed)) == self.model.untold
-        self.model.untold = set()
+        assert set(offsets(told, Missed)) == self.model.unreported
+        self.model.unreported = set()
         joined = told[0]
         assert isinstance(joined, Joined)
         assert joined.receives == (self.model.active in {"", name})
@@ -423,7 +423,7 @@ class History:
         before = {name: len(model.flying(name)) for name in model.credit}
         told = self.group.take(self.now)
         model.clock(self.now)
-        model.condemn(self.now)
+        model.apply_dead_letter_rules(self.now)
         wait = self.config.ack_wait
         last: Deliver | None = None
         given: dict[str, int] = {}
@@ -630,7 +630,7 @@ class History:
         most = self.random.choice([1, 3, 1000, 1000])
         told = self.group.letters(self.now, most)
         self.model.clock(self.now)
-        self.model.condemn(self.now)
+        self.model.apply_dead_letter_rules(self.now)
         due = [o for o, c in sorted(self.model.cells.items()) if c.place == "dead"]
         assert [bury.offset for bury in told] == due[:most]
         for bury in told:
@@ -733,7 +733,7 @@ class History:
         """In the end everything is settled: a patient member acks all, and letters are written."""
         for name in [*self.group.members]:
             self.group.leave(name, True, self.now)
-        if self.group.readable < FAR:
+        if self.group.readable < UNBOUNDED:
             self.exhaust()
             assert self.group.at_damage(), "all that can be read is delivered"
             assert self.group.explain(self.now).code == "DAMAGED"

@@ -16,12 +16,12 @@ from railgun.broker.protocol.groups import (
     Paused,
     Receipt,
     Redriven,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Unsettled,
 )
 from railgun.broker.protocol.groups.messages import Bury, Flight, Rule, Standing
-from railgun.broker.protocol.groups.parts import FAR, Party, Proposal
+from railgun.broker.protocol.groups.parts import UNBOUNDED, Party, Proposal
 from railgun.broker.protocol.groups.persisted import Mark
 from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.errors import ProtocolError
@@ -119,24 +119,28 @@ class DeadDoNotCount(Group):
 class EndOfNodeFails(Group):
     """What was in flight when a node ended has failed."""
 
-    def left_alone(self, flight: Flight) -> Standing:
-        return replace(super().left_alone(flight), spared=flight.spared)
+    def standing_without_failure(self, flight: Flight) -> Standing:
+        return replace(super().standing_without_failure(flight), spared=flight.spared)
 
 
 @mutant
 class EndOfNodeIsNotCounted(Group):
     """What was in flight when a node ended is delivered by the same number again."""
 
-    def left_alone(self, flight: Flight) -> Standing:
-        return replace(super().left_alone(flight), count=flight.delivery - 1, spared=flight.spared)
+    def standing_without_failure(self, flight: Flight) -> Standing:
+        return replace(
+            super().standing_without_failure(flight),
+            count=flight.delivery - 1,
+            spared=flight.spared,
+        )
 
 
 @mutant
 class EndOfNodeAges(Group):
     """A delivery that ended with the node begins the age of a message."""
 
-    def left_alone(self, flight: Flight) -> Standing:
-        return replace(super().left_alone(flight), since=flight.since)
+    def standing_without_failure(self, flight: Flight) -> Standing:
+        return replace(super().standing_without_failure(flight), since=flight.since)
 
 
 @mutant
@@ -263,7 +267,7 @@ class NobodyTold(Group):
     """What was missed while nobody was there is told to nobody."""
 
     def join(self, member: str, now: int) -> list[Command]:
-        self.untold.clear()
+        self.unreported.clear()
         return super().join(member, now)
 
 
@@ -272,7 +276,7 @@ class ClockOnlyForward(Group):
     """A clock that goes back is not noticed."""
 
     def look_at_clock(self, now: int) -> None:
-        self.seen = now
+        self.last_time = now
 
 
 @mutant
@@ -350,13 +354,13 @@ class DeathAfterDelivery(Group):
     """Dead letters are looked for after delivery."""
 
     def take(self, now: int) -> list[Deliver]:
-        condemn = self.condemn
+        apply_dead_letter_rules = self.apply_dead_letter_rules
         try:
-            type(self).condemn = lambda self, now: None  # type: ignore[method-assign]
+            type(self).apply_dead_letter_rules = lambda self, now: None  # type: ignore[method-assign]
             told = super().take(now)
         finally:
-            del type(self).condemn
-        condemn(now)
+            del type(self).apply_dead_letter_rules
+        apply_dead_letter_rules(now)
         return told
 
 
@@ -364,11 +368,11 @@ class DeathAfterDelivery(Group):
 class FlightsNeverDie(Group):
     """In-flight messages are never dead: what comes back below the distance is delivered again."""
 
-    def condemn(self, now: int) -> None:
+    def apply_dead_letter_rules(self, now: int) -> None:
         back = [piece for piece in self.waiting if piece[2].count]
         for first, end, _ in back:
             self.waiting.remove(first, end)
-        super().condemn(now)
+        super().apply_dead_letter_rules(now)
         for first, end, standing in back:
             self.waiting.set(first, end, standing)
 
@@ -377,10 +381,10 @@ class FlightsNeverDie(Group):
 class DelayedNeverDie(Group):
     """Delayed messages are never dead."""
 
-    def condemn(self, now: int) -> None:
+    def apply_dead_letter_rules(self, now: int) -> None:
         delayed = self.delayed
         self.delayed = type(delayed)()
-        super().condemn(now)
+        super().apply_dead_letter_rules(now)
         self.delayed = delayed
 
 
@@ -497,8 +501,8 @@ class StaleTimerEndsDelay(Group):
 class RedrivenTwice(Group):
     """A letter is redriven each time it is asked for."""
 
-    def take_back(self, offset: int, redrives: int) -> Redrove:
-        return super().take_back(offset, max(redrives, self.redrives(offset)))
+    def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
+        return super().redrive_message(offset, max(redrives, self.redrives(offset)))
 
 
 @mutant
@@ -507,7 +511,7 @@ class RedriveKeepsEpoch(Group):
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
-    ) -> tuple[list[Redrove], list[Command]]:
+    ) -> tuple[list[RedriveOutcome], list[Command]]:
         epoch = self.epoch
         told = super().redrive(letters, now)
         self.epoch = epoch
@@ -518,8 +522,8 @@ class RedriveKeepsEpoch(Group):
 class RedrivenAreFarBehind(Group):
     """What is redriven is as far behind as before, and dies at once."""
 
-    def take_back(self, offset: int, redrives: int) -> Redrove:
-        how = super().take_back(offset, redrives)
+    def redrive_message(self, offset: int, redrives: int) -> RedriveOutcome:
+        how = super().redrive_message(offset, redrives)
         if how == "redriven":
             self.redriven.set(offset, offset + 1, Mark(redrives + 1, -1))
         return how
@@ -538,7 +542,7 @@ class DamageIsDelivered(Group):
     """What cannot be read is delivered."""
 
     def blocked(self) -> int:
-        readable, self.readable = self.readable, FAR
+        readable, self.readable = self.readable, UNBOUNDED
         below = super().blocked()
         self.readable = readable
         return below
@@ -558,7 +562,7 @@ class DelayedHideDamage(Group):
 
     def at_damage(self) -> bool:
         ready = self.ready_below(self.readable)
-        return self.readable != FAR and not ready
+        return self.readable != UNBOUNDED and not ready
 
 
 @mutant
@@ -599,4 +603,4 @@ class UnsentOutOfOrder(Group):
         for first, end, flight in claims:
             self.give_back(first, end, flight, None)
         self.epoch += bool(claims) and self.config.exclusive
-        return self._tell_missed()
+        return self._report_missed()

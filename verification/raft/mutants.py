@@ -75,10 +75,10 @@ class VotesTwice(Raft):
 
     __slots__ = ()
 
-    def asked_for_vote(self, sender: Id, asked: AskVote, now: float) -> None:
+    def handle_vote_request(self, sender: Id, asked: AskVote, now: float) -> None:
         if not asked.pre:
             self.vote = None
-        super().asked_for_vote(sender, asked, now)
+        super().handle_vote_request(sender, asked, now)
 
 
 @mutant(Case("110"))
@@ -107,9 +107,9 @@ class CountsItselfAtOnce(Raft):
 
     __slots__ = ()
 
-    def _stand(self, now: float, *, transfer: bool = False) -> None:
-        super()._stand(now, transfer=transfer)
-        self.own_vote_is_safe(now)
+    def _start_election(self, now: float, *, transfer: bool = False) -> None:
+        super()._start_election(now, transfer=transfer)
+        self.count_own_vote(now)
 
 
 @mutant(41)
@@ -118,11 +118,11 @@ class CountsLearners(Raft):
 
     __slots__ = ()
 
-    def _count(self, now: float) -> None:
+    def _count_votes(self, now: float) -> None:
         if self.role is Role.CANDIDATE and sum(self.votes.values()) >= self.log.members.majority:
             self.lead(now)
         else:
-            super()._count(now)
+            super()._count_votes(now)
 
 
 @mutant(13)
@@ -134,7 +134,7 @@ class TakesPreVotesForVotes(Raft):
     def voted(self, sender: Id, vote: Vote, now: float) -> None:
         if vote.granted and self.role is Role.CANDIDATE:
             self.votes[sender] = True
-            self._count(now)
+            self._count_votes(now)
         else:
             super().voted(sender, vote, now)
 
@@ -162,7 +162,7 @@ class CommitsEarlierTerms(Raft):
     def advance(self, now: float) -> None:
         has = {node: progress.match for node, progress in self.progress.items()}
         has[self.id] = self.log.durable
-        reached = self.agreed(has)
+        reached = self.majority_value(has)
         if reached > self.commit and self.log.term(reached) != self.term:
             self.commit = reached
         super().advance(now)
@@ -209,11 +209,11 @@ class ThinksItHasMore(Raft):
 
     __slots__ = ()
 
-    def heard_from(self, sender: Id, answer: Appended, now: float) -> None:
+    def handle_appended(self, sender: Id, answer: Appended, now: float) -> None:
         progress = self.progress.get(sender)
         if progress is not None and answer.ok and progress.mode is Mode.STREAM:
             answer = Appended(answer.term, True, progress.next - 1, answer.round)
-        super().heard_from(sender, answer, now)
+        super().handle_appended(sender, answer, now)
 
 
 @mutant(8)
@@ -222,7 +222,7 @@ class CountsLearnersLogs(Raft):
 
     __slots__ = ()
 
-    def agreed(self, values: dict[Id, int]) -> int:
+    def majority_value(self, values: dict[Id, int]) -> int:
         reached = sorted(values.values(), reverse=True)
         majority = self.log.members.majority
         return reached[majority - 1] if len(reached) >= majority else 0
@@ -287,8 +287,8 @@ class KeepsItsLease(Raft):
 
     __slots__ = ()
 
-    def choose(self, to: Id) -> None:
-        super().choose(to)
+    def send_campaign(self, to: Id) -> None:
+        super().send_campaign(to)
         self.leases = True
 
 

@@ -127,7 +127,7 @@ class TrustsTheLost(Master):
 
     __slots__ = ()
 
-    def _told(self) -> dict[Id, Standing]:
+    def _standings(self) -> dict[Id, Standing]:
         told = {n: p.standing for n, p in self.peers.items() if p.standing and p.readable}
         told[self.id] = self.copy.standing()
         return {n: replace(s, label=max(0, s.label)) for n, s in told.items()}
@@ -165,8 +165,8 @@ class BelievesWhatIsLeft(Master):
     __slots__ = ()
 
     def stands(self, node: Id, session: int, standing: Standing) -> list[Command]:
-        if self.phase is Phase.FETCH and node == self._asked:
-            self._until = standing.end
+        if self.phase is Phase.FETCH and node == self._source:
+            self._fetch_end = standing.end
             self.peers[node].standing = standing
             self.peers[node].turn += 1
             self._fetch_more()
@@ -180,9 +180,10 @@ class TakesOldGroups(Master):
 
     __slots__ = ()
 
-    def _told(self) -> dict[Id, Standing]:
+    def _standings(self) -> dict[Id, Standing]:
         return {
-            n: s if n == self.id else replace(s, groups=(0, 0)) for n, s in super()._told().items()
+            n: s if n == self.id else replace(s, groups=(0, 0))
+            for n, s in super()._standings().items()
         }
 
 
@@ -272,10 +273,10 @@ class SafeBeforeTheStart(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
+    def _declare_safe(self) -> list[Command]:
         start, self.start = self.start, 0
         try:
-            return super()._count()
+            return super()._declare_safe()
         finally:
             self.start = start
 
@@ -286,7 +287,7 @@ class AFewAreEnough(Master):
 
     __slots__ = ()
 
-    def _agreed(self, reached: dict[Id, int]) -> int | None:
+    def _majority_value(self, reached: dict[Id, int]) -> int | None:
         there = sorted((reached[n] for n in self.sets[0] if n in reached), reverse=True)
         need = max(0, len(self.sets[0]) // 2 - 1)
         return there[need] if len(there) > need else None
@@ -298,7 +299,7 @@ class CountsLearners(Master):
 
     __slots__ = ()
 
-    def _agreed(self, reached: dict[Id, int]) -> int | None:
+    def _majority_value(self, reached: dict[Id, int]) -> int | None:
         there = sorted(reached.values(), reverse=True)
         need = len(self.sets[0]) // 2
         return there[need] if len(there) > need else None
@@ -333,12 +334,12 @@ class CountsOldGroups(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
+    def _declare_safe(self) -> list[Command]:
         before = {node: peer.groups for node, peer in self.peers.items()}
         for peer in self.peers.values():
             peer.groups = self.epoch, peer.groups[1]
         try:
-            return super()._count()
+            return super()._declare_safe()
         finally:
             for node, groups in before.items():
                 self.peers[node].groups = groups
@@ -419,10 +420,10 @@ class LabelsAtOnce(Replica):
 
     __slots__ = ()
 
-    def _look(self) -> list[Command]:
-        commands = super()._look()
-        if self.start is not None and self.copy.label != self.epoch and not self._asked:
-            self._asked = True
+    def _advance(self) -> list[Command]:
+        commands = super()._advance()
+        if self.start is not None and self.copy.label != self.epoch and not self._label_pending:
+            self._label_pending = True
             commands.append(Label(self.epoch))
         return commands
 
@@ -433,15 +434,15 @@ class ForgetsItsLoss(Replica):
 
     __slots__ = ()
 
-    def _look(self) -> list[Command]:
-        told, has = self._told, self._has_groups
+    def _advance(self) -> list[Command]:
+        told, has = self._master_safe, self._has_groups
         self._has_groups = True
         if self.copy.label == LOST:
-            self._told = min(told, self.start or 0)
+            self._master_safe = min(told, self.start or 0)
         try:
-            return super()._look()
+            return super()._advance()
         finally:
-            self._told, self._has_groups = told, has
+            self._master_safe, self._has_groups = told, has
 
 
 @mutant(LOSS)
@@ -450,10 +451,10 @@ class ForgetsLostGroups(Replica):
 
     __slots__ = ()
 
-    def _look(self) -> list[Command]:
+    def _advance(self) -> list[Command]:
         has, self._has_groups = self._has_groups, True
         try:
-            return super()._look()
+            return super()._advance()
         finally:
             self._has_groups = has
 
@@ -484,10 +485,10 @@ class SaysWhatIsNotOnDisk(Replica):
 
     __slots__ = ()
 
-    def _report(self) -> list[Command]:
+    def _send_report(self) -> list[Command]:
         durable, self.copy.durable = self.copy.durable, self.copy.end
         try:
-            return super()._report()
+            return super()._send_report()
         finally:
             self.copy.durable = durable
 
@@ -500,8 +501,8 @@ class KeepsWhatTheMasterHasNot(Replica):
 
     def pushed(self, push: Push) -> list[Command]:
         if not push.runs and not push.anew and push.base < self.copy.end:
-            self.start, self._told, self._first = push.start, push.safe, push.first
-            return self._look() + self._report()
+            self.start, self._master_safe, self._master_first = push.start, push.safe, push.first
+            return self._advance() + self._send_report()
         return super().pushed(push)
 
 
@@ -511,9 +512,9 @@ class ShowsTooMuch(Replica):
 
     __slots__ = ()
 
-    def _look(self) -> list[Command]:
-        self._told = max(self._told, self.copy.durable)
-        return super()._look()
+    def _advance(self) -> list[Command]:
+        self._master_safe = max(self._master_safe, self.copy.durable)
+        return super()._advance()
 
 
 @mutant(None)
@@ -544,11 +545,11 @@ class TrimsAhead(Replica):
 
     __slots__ = ()
 
-    def _look(self) -> list[Command]:
+    def _advance(self) -> list[Command]:
         durable = self.copy.durable
-        self.copy.durable = max(durable, min(self._first, self.copy.end))
+        self.copy.durable = max(durable, min(self._master_first, self.copy.end))
         try:
-            return super()._look()
+            return super()._advance()
         finally:
             self.copy.durable = durable
 
@@ -562,7 +563,7 @@ class CountsHalves(Master):
 
     __slots__ = ()
 
-    def _without_half(self, end: int | None) -> int | None:
+    def _below_partial_unit(self, end: int | None) -> int | None:
         return end
 
 
@@ -572,8 +573,8 @@ class ForgetsUnits(Master):
 
     __slots__ = ()
 
-    def _count(self) -> list[Command]:
-        found = super()._count()
+    def _declare_safe(self) -> list[Command]:
+        found = super()._declare_safe()
         self._units = []
         return found
 

@@ -21,8 +21,8 @@ from railgun.broker.protocol.groups import (
     Sought,
     Standing,
     Stands,
+    Unreported,
     Unsettled,
-    Untold,
 )
 from railgun.broker.streams.groups import Kept, pack
 from railgun.broker.streams.groups import fold as groups
@@ -76,8 +76,8 @@ def test_a_group_comes_back_from_its_changes_and_from_the_whole(seed: int) -> No
             Settled(first, end),
             Unsettled(first, end, Standing(chance.randint(0, 3), chance.choice(["", "«é»"]))),
             Stands(chance.randint(0, 9), first),
-            Untold(((first, end),)),
-            Untold(()),
+            Unreported(((first, end),)),
+            Unreported(()),
             Cut(first + 3000),
             Sought(first, chance.randint(0, 9)),
         ]

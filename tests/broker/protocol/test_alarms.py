@@ -9,7 +9,7 @@ import pytest
 from rich.text import Text
 
 from railgun.broker.protocol.metadata.alarms import (
-    LONG,
+    ALARM_DELAY_S,
     TODO,
     Alarm,
     derive,
@@ -136,7 +136,7 @@ def test_a_replica_that_cannot_write_is_no_copy_to_count_on(down: bool) -> None:
 
 
 def test_one_replica_of_three_that_cannot_write_leaves_nothing_to_spare() -> None:
-    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": LONG + 1}}
+    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": ALARM_DELAY_S + 1}}
     nodes = [node("a"), node("b", unwritable={"orders": "no room"}), node("c")]
     told = codes(status(nodes=nodes, regions=[region(unwritable={"orders": ["b"]}, lag=lag)]))
     assert told == [("NODE_TROUBLE", "warning"), ("NO_QUORUM_SPARE", "warning")]
@@ -168,7 +168,7 @@ def test_a_region_without_a_quorum_is_critical_though_there_is_a_leader() -> Non
     ("more", "words"),
     [
         ({"master": None}, "has no master yet"),
-        ({"idle_for": LONG + 1}, "name-a does not serve for 11 s"),
+        ({"idle_for": ALARM_DELAY_S + 1}, "name-a does not serve for 11 s"),
     ],
 )
 def test_a_region_without_a_master(more: Told, words: str) -> None:
@@ -189,18 +189,18 @@ def test_a_region_that_nobody_has_is_no_alarm() -> None:
 
 
 def test_an_epoch_that_is_not_active_for_long() -> None:
-    short = region(active=False, inactive_for=LONG)
+    short = region(active=False, inactive_for=ALARM_DELAY_S)
     assert derive(status(regions=[short])) == []
-    alarm = only(status(regions=[region(active=False, inactive_for=LONG + 0.1)]))
+    alarm = only(status(regions=[region(active=False, inactive_for=ALARM_DELAY_S + 0.1)]))
     assert (alarm.code, alarm.severity) == ("NOT_ACTIVE", "warning")
 
 
 def test_a_replica_that_is_behind_for_long_unless_it_is_silent() -> None:
-    lag = {"c": {"messages": 1200, "caught_up": False, "behind_for": LONG + 1}}
+    lag = {"c": {"messages": 1200, "caught_up": False, "behind_for": ALARM_DELAY_S + 1}}
     alarm = only(status(regions=[region(lag=lag)]))
     assert (alarm.code, alarm.about) == ("REPLICA_BEHIND", "name-c")
     assert "1,200 messages" in alarm.text
-    close = {"c": {"messages": 9, "caught_up": False, "behind_for": LONG - 1}}
+    close = {"c": {"messages": 9, "caught_up": False, "behind_for": ALARM_DELAY_S - 1}}
     assert derive(status(regions=[region(lag=close)])) == []
     silent = status(regions=[region(lag=lag)], nodes=[node("a"), node("b"), node("c", up=False)])
     assert "REPLICA_BEHIND" not in {code for code, _ in codes(silent)}
@@ -294,7 +294,7 @@ def test_whatever_nodes_say_the_texts_of_alarms_are_sentences(code: str) -> None
         "clock_at_start": -99.0,
         "time_ahead": {"orders": 99.0},
     }
-    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": LONG + 1}}
+    lag = {"b": {"messages": 5, "caught_up": False, "behind_for": ALARM_DELAY_S + 1}}
     said = [
         node("a", trouble=SAID, damaged={"orders": SAID}, **full, **clock),
         node("b"),
@@ -311,7 +311,7 @@ def test_whatever_nodes_say_the_texts_of_alarms_are_sentences(code: str) -> None
         status(
             nodes=said, regions=[region(voting=["a", "b", "e"], unwritable={"orders": ["a", "e"]})]
         ),
-        status(regions=[region(active=False, inactive_for=LONG + 1)]),
+        status(regions=[region(active=False, inactive_for=ALARM_DELAY_S + 1)]),
     ]
     found = [one for told in statuses for one in derive(told) if one.code == code]
     found += [

@@ -125,7 +125,7 @@ def test_ps_9_past_its_most_a_pool_is_full_and_forgets_nothing() -> None:
     assert FULL.code == "ID_POOL_FULL"
     assert box.begin([b"c"], 1) == ()
     assert box.check([b"d"], 10) == [FULL]  # what is being written counts
-    assert box.relief(10) == 100
+    assert box.next_expiry(10) == 100
     box.failed(1)
     assert box.check([b"d"], 10) == [FRESH]
     box.check([b"c"], 10)
@@ -399,7 +399,7 @@ def test_ps_9_restored_is_the_same_as_lived_through(seed: int) -> None:
         for now in (-500, play.clock - 80, play.clock, play.clock + 60, play.clock + 500):
             assert restored.check(names, now) == play.box.check(names, now)
             assert restored.known(now) == play.box.known(now)
-            assert restored.relief(now) == play.box.relief(now)
+            assert restored.next_expiry(now) == play.box.next_expiry(now)
 
 
 # --- Mutants: every rule is guarded ---------------------------------------------------------------
@@ -408,14 +408,14 @@ def test_ps_9_restored_is_the_same_as_lived_through(seed: int) -> None:
 class Longer(IdBox):
     """A box lasts a moment too long."""
 
-    def _over(self, time: int) -> bool:
+    def _is_expired(self, time: int) -> bool:
         return time + self.box < self._time
 
 
 class Timeless(IdBox):
     """What is known is a duplicate, whatever the time."""
 
-    def _over(self, time: int) -> bool:
+    def _is_expired(self, time: int) -> bool:
         return False
 
 
@@ -424,7 +424,7 @@ class Hasty(IdBox):
 
     def check(self, ids: Sequence[Id], now: int) -> list[Verdict]:
         last, self._last = self._last, max(now, self._last)
-        self._let_go()
+        self._forget_expired()
         self._last = last
         return super().check(ids, now)
 
@@ -432,8 +432,8 @@ class Hasty(IdBox):
 class Roomy(IdBox):
     """What is being written does not count."""
 
-    def _room(self) -> int:
-        return super()._room() + len(self._written)
+    def _free_places(self) -> int:
+        return super()._free_places() + len(self._written)
 
 
 class Optimist(IdBox):
@@ -465,15 +465,15 @@ class Sleepy(IdBox):
 class Twinless(IdBox):
     """Does not look at what is being written."""
 
-    def _each(self, ids: Sequence[Id]) -> list[Verdict]:
-        return [FRESH if isinstance(v, Twin) else v for v in super()._each(ids)]
+    def _verdicts(self, ids: Sequence[Id]) -> list[Verdict]:
+        return [FRESH if isinstance(v, Twin) else v for v in super()._verdicts(ids)]
 
 
 class Amnesiac(IdBox):
     """Forgets the oldest when the pool is full."""
 
-    def _room(self) -> int:
-        return max(1, super()._room())
+    def _free_places(self) -> int:
+        return max(1, super()._free_places())
 
 
 @pytest.mark.parametrize(

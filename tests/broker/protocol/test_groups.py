@@ -602,7 +602,7 @@ def test_ps_11_other_rules_hold_for_what_was_delivered_before() -> None:
     group = a_group(3)
     group.take(0)
     group.nack("ann", [Receipt(0, 1, 1, 0)], 0, "no", 0)
-    with pytest.raises(DeliveryError, match="the rules stay"):
+    with pytest.raises(DeliveryError, match="settings change only without members"):
         group.configure(GroupConfig(max_deliveries=1), 0)
     group.leave("ann", graceful=True, now=0)
     group.configure(GroupConfig(max_deliveries=1), 0)
@@ -840,7 +840,7 @@ def test_ps_18_what_was_missed_with_nobody_there_is_told_after_a_restart() -> No
     assert told == [Joined("ann", 4, "tracked", True), Missed(0, 4)]
     for change in group.changes():
         log.apply(change)
-    assert not log.untold
+    assert not log.unreported
 
 
 # --- Why a group receives nothing -----------------------------------------------------------------

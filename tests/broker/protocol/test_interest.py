@@ -11,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railgun.broker.protocol.exchange import Exchange
-from railgun.broker.protocol.interest import Known, Neighbour, News, Remote, Told
+from railgun.broker.protocol.interest import Neighbour, News, ReceivedInterest, Remote, SentInterest
 from railgun.broker.protocol.response_names import Names, keeper_of
 
 # --- What is known of others ----------------------------------------------------------------------
 
 
-def known(**streams: Exchange[Any, Any]) -> Known:
-    return Known("b", streams.get)
+def known(**streams: Exchange[Any, Any]) -> ReceivedInterest:
+    return ReceivedInterest("b", streams.get)
 
 
-def told(known: Known, *news: News, gone: tuple[int, ...] = (), whole: bool = False) -> None:
+def told(
+    known: ReceivedInterest, *news: News, gone: tuple[int, ...] = (), whole: bool = False
+) -> None:
     known.tell(news, gone, whole, more=False)
     known.validate()
 
@@ -40,7 +42,7 @@ def test_a_listener_of_another_node_is_a_member_like_others() -> None:
 
 def test_one_whose_stream_is_not_known_yet_is_kept_until_it_appears() -> None:
     streams: dict[str, Exchange[Any, str]] = {}
-    there = Known("b", streams.get)
+    there = ReceivedInterest("b", streams.get)
     told(there, News(1, "s", "#", None, 5))
     streams["s"] = s = Exchange[Any, str]()
     there.appeared("s", s)
@@ -103,14 +105,14 @@ def test_a_matcher_that_cannot_be_gets_nothing_and_harms_nobody() -> None:
     ],
 )
 def test_news_are_told_when_they_are_worth_it(believed: int, credit: int, worth: bool) -> None:
-    other = Told()
+    other = SentInterest()
     assert other.news(1, believed) == believed
     assert other.news(1, credit) == (credit if worth else None)
     assert other.news(1, credit, always=True) == credit
 
 
 def test_a_client_that_grants_half_its_window_is_told_of_in_time() -> None:
-    other, window = Told(), 1000
+    other, window = SentInterest(), 1000
     other.news(1, window)
     for taken in range(window // 2, window):  # so many came until it granted half of them
         other.clear()
@@ -339,13 +341,15 @@ def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             self.known.tell(*rest[1:])
         return new
 
-    def absolute(self: Told, number: int, count: int) -> None:  # credit, whatever is on its way
+    def absolute(
+        self: SentInterest, number: int, count: int
+    ) -> None:  # credit, whatever is on its way
         pass
 
-    def stubborn(self: Told) -> None:  # what was told once is known for ever
+    def stubborn(self: SentInterest) -> None:  # what was told once is known for ever
         pass
 
-    def lazy(self: Told, number: int, credit: int, always: bool = False) -> int | None:
+    def lazy(self: SentInterest, number: int, credit: int, always: bool = False) -> int | None:
         if number in self._limits and not always:
             return None
         limit = self._limits[number] = self._taken.get(number, 0) + credit
@@ -353,9 +357,9 @@ def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for kind, name, instead in (
         (Neighbour, "hear", forgetful),
-        (Told, "took", absolute),
-        (Told, "clear", stubborn),
-        (Told, "news", lazy),
+        (SentInterest, "took", absolute),
+        (SentInterest, "clear", stubborn),
+        (SentInterest, "news", lazy),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, instead)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.broker.protocol.cluster_play import Play, node
 
 from railgun.broker.protocol.metadata.fields import RefusedError
-from railgun.broker.protocol.metadata.machine import MOST_REQUESTS, Metadata
+from railgun.broker.protocol.metadata.machine import MAX_REQUESTS, Metadata
 from railgun.broker.protocol.metadata.options import check_asked
 from railgun.broker.protocol.metadata.streams import DEAD
 from railgun.errors import ProtocolError
@@ -473,12 +473,12 @@ def test_a_result_that_somebody_changes_is_still_what_it_was() -> None:
 def test_the_last_requests_are_remembered_and_not_more() -> None:
     play = Play("a")
     play.do("ensure", name="s", request="first")
-    for number in range(MOST_REQUESTS - 1):
+    for number in range(MAX_REQUESTS - 1):
         play.do("stay", node="a", request=str(number))
     assert play.do("ensure", name="s", request="first")["result"] == "CREATED"
     play.do("stay", node="a", request="more")
     assert play.do("ensure", name="s", request="first")["result"] == "UNCHANGED"
-    assert len(play.metadata.dump()["requests"]) == MOST_REQUESTS
+    assert len(play.metadata.dump()["requests"]) == MAX_REQUESTS
 
 
 def test_requests_survive_a_snapshot() -> None:

@@ -446,7 +446,7 @@ def test_nothing_is_applied_before_it_is_on_disk() -> None:
 def test_a_committed_entry_is_never_cut() -> None:
     node = Play(log="11", term=1)
     node.hear("b", append(1, 2, 1, "", commit=2))
-    with pytest.raises(ProtocolError, match="is to forget entry 2"):
+    with pytest.raises(ProtocolError, match="would cut entry 2"):
         node.raft._take((Entry(2, 2),))
     assert node.log == "11"
 
@@ -681,7 +681,7 @@ def test_the_lead_is_handed_over_when_the_other_has_everything() -> None:
     assert of(Campaign, node.do()) == []
     sent = node.hear("b", Appended(1, True, 2, 1))
     assert of(Campaign, sent, "b") == [Campaign(1)]
-    with pytest.raises(NotLeaderError, match="b is to lead"):
+    with pytest.raises(NotLeaderError, match="it hands over to b"):
         node.raft.propose([b"y"], 0.0)
 
 
@@ -720,7 +720,7 @@ def test_a_leader_that_has_told_another_goes_on_in_a_new_term_if_it_needs_leases
 
 def test_only_voters_are_handed_the_lead() -> None:
     node = leading(Members(("a", "b"), ("c",)))
-    with pytest.raises(ChangeError, match="c is no voter"):
+    with pytest.raises(ChangeError, match="c is not a voter"):
         node.raft.transfer("c", 0.0)
     node.raft.transfer("a", 0.0)  # it leads
     node.raft.propose([b"x"], 0.0)
@@ -837,12 +837,12 @@ def test_one_thing_after_the_other() -> None:
     node = Play()
     node.raft.campaign(0.0)
     node.raft.ready()
-    with pytest.raises(ProtocolError, match="persisted comes first"):
+    with pytest.raises(ProtocolError, match="call persisted"):
         node.raft.ready()
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ProtocolError, match="a heartbeat"):
+    with pytest.raises(ProtocolError, match="heartbeat interval"):
         Settings(heartbeat=2.0)
     with pytest.raises(ProtocolError, match="a lease"):
         Settings(lease=1.0)

@@ -20,7 +20,7 @@ def cells(ranges: Ranges[int]) -> dict[int, int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranges_are_as_a_dictionary_of_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges_module, "LOAD", 3)  # many chunks
+    monkeypatch.setattr(ranges_module, "CHUNK_RANGES", 3)  # many chunks
     chance = Random(seed)
     ranges: Ranges[int] = Ranges()
     naive: dict[int, int] = {}

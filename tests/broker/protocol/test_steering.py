@@ -14,7 +14,7 @@ from tests.broker.protocol.cluster_play import Play, node
 from railgun.broker.protocol.metadata.options import OPTIONS
 from railgun.broker.protocol.metadata.reports import Report
 from railgun.broker.protocol.metadata.steering import (
-    MOST_VOTERS,
+    MAX_VOTERS,
     ChangeMembers,
     Decision,
     Propose,
@@ -555,7 +555,7 @@ def test_a_new_node_becomes_a_learner_and_then_a_voter() -> None:
 
 
 def test_there_are_seven_voters_at_most() -> None:
-    ids = [f"n{number}" for number in range(MOST_VOTERS)]
+    ids = [f"n{number}" for number in range(MAX_VOTERS)]
     led = Led("a", *ids, crowned="a")
     led.members = Members(tuple(sorted(["a", *ids[1:]])), (ids[0],))
     led.pass_time()

@@ -13,8 +13,8 @@ from railgun.broker.protocol.stored_time import (
     SLEW,
     PacedClock,
     StreamTime,
-    least_passed,
-    most_advance,
+    max_advance,
+    min_elapsed,
 )
 
 BOX = 10_000
@@ -176,7 +176,7 @@ class CountsEverything(Lookback):
 
     def oldest(self, last: int) -> int:
         self._newest = last if self._newest is None else self._newest
-        return self._newest - most_advance(BOX)
+        return self._newest - max_advance(BOX)
 
 
 class TooOld(Lookback):
@@ -200,6 +200,6 @@ def test_mutants_forget_early(mutant: type[Lookback]) -> None:
 
 def test_the_bounds_of_stored_time_are_each_others_inverse() -> None:
     for passed in (0, 1, 9, 10, 11, 12345, 10**12):
-        assert passed <= most_advance(passed) <= passed + passed // SLEW + 1
-        assert least_passed(most_advance(passed)) <= passed + 1
-        assert least_passed(passed + passed // SLEW) <= passed
+        assert passed <= max_advance(passed) <= passed + passed // SLEW + 1
+        assert min_elapsed(max_advance(passed)) <= passed + 1
+        assert min_elapsed(passed + passed // SLEW) <= passed

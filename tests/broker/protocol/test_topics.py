@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from railgun.broker.protocol import topics
 from railgun.broker.protocol.topics import (
     ALL,
-    MOST_BYTES,
+    MAX_BYTES,
     MatcherError,
     Matchers,
     TopicError,
@@ -224,7 +224,7 @@ def test_es_any_text_is_words_or_a_typed_error(text: str) -> None:
         else:
             assert ".".join(found) == (collapsed(text) if check is check_matcher else text)
             assert all(found)
-            assert len(text.encode()) <= MOST_BYTES
+            assert len(text.encode()) <= MAX_BYTES
 
 
 # --- Many matchers --------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_es_a_topic_is_searched_once_until_matchers_change() -> None:
 
 
 def test_es_memory_of_topics_is_bounded() -> None:
-    matchers = Matchers[int](topics=10, found=25)
+    matchers = Matchers[int](topics=10, entities=25)
     for entity in range(4):
         matchers.add("#", entity)
     for number in range(100):
@@ -418,7 +418,7 @@ def hunt(make: Callable[[], Matchers[int]]) -> None:
 class Forgetless(Matchers[int]):
     """Remembers what it found when matchers change."""
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         pass
 
 

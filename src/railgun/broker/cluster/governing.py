@@ -316,7 +316,7 @@ class Governing:
                 continue
             now = time.monotonic()
             given = (member.metadata, consensus.members, member.me, name, now)
-            to = member.leasing.steering.heir(*given)
+            to = member.leasing.steering.next_master(*given)
             if to is None:
                 kept.append(name)
                 continue

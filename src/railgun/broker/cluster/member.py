@@ -394,7 +394,7 @@ class Member:
         mine = self.metadata.nodes.get(self.me)
         if self.failed is not None or (mine is None and self.metadata.cluster):
             return  # it takes no part, or was removed
-        if mine is None or not mine.is_as(NodeInfo.of(self.info, mine.index)):
+        if mine is None or not mine.same_as(NodeInfo.of(self.info, mine.index)):
             try:
                 await self.propose({"do": "node", "node": self.info}, timeout=2.0)
             except ClusterError as error:

@@ -28,7 +28,7 @@ from railgun.broker.cluster.errors import RemovedError
 from railgun.broker.cluster.links import PeerError
 from railgun.broker.cluster.regions import Region
 from railgun.broker.errors import NoMasterError
-from railgun.broker.protocol.metadata.alarms import LONG, derive, is_settled
+from railgun.broker.protocol.metadata.alarms import ALARM_DELAY_S, derive, is_settled
 from railgun.broker.protocol.metadata.nodes import NodeInfo
 from railgun.broker.settings import SECOND, STAGING
 from railgun.broker.streams.node import Stream
@@ -428,7 +428,7 @@ class Overview:
             return {code: str(member.failed)}
         if member.consensus is None:
             return {"NO_CLUSTER": f"not a member of a cluster yet: {member.joining.told}"}
-        if self.leaderless_for > LONG:
+        if self.leaderless_for > ALARM_DELAY_S:
             told = f"it has known no leader for {self.leaderless_for:.0f} s"
             return {"NO_LEADER": told}
         return {}

@@ -1,30 +1,30 @@
-"""Who gets the messages of an ephemeral stream, and who is waiting for a response.
+"""Routing of messages on ephemeral streams, and the responses that requesters await.
 
-**An ephemeral stream** stores nothing: a message goes to those who listen now. Rules of an `Exchange`:
+**An ephemeral stream** stores nothing: a message goes to its current listeners. Rules of an `Exchange`:
 
-1. A message goes once to every *entity* with a matcher that fits its topic: a consumer of its own, or a group. The
-   receipt tells how many those are; if there are none, the message is dropped.
-2. In a group it goes to one of the members whose matchers fit and that have credit: the one with the most, and among
-   equals the one that was served the longest ago. Who has no credit is not asked: a slow or stuck member costs nothing.
-3. Credit is how many messages a member is ready to take. Whoever has too little for a publish gets the beginning of
-   it and loses the newest, which are counted and told; the publisher is never held up. A group loses only what none
-   of its members can take, and that counts for the group.
+1. A message goes once to every *entity* with a matcher that matches its topic: a consumer of its own, or a group. The
+   receipt says how many entities those are; if there are none, the message is dropped.
+2. In a group it goes to one of the members whose matchers match and that have credit: the one with the most, and among
+   equals the one that was served the longest ago. A member without credit is skipped: a slow or stuck member costs
+   nothing.
+3. Credit is how many messages a member is ready to take. A member with too little credit for a publish gets the
+   beginning of it and loses the newest messages, which are counted and reported; the publisher is never held up. A
+   group loses only what none of its members can take, and that counts for the group.
 4. A publish of many messages is one decision, with the same outcome as if they had come one by one: as many for each
    member and the same turns afterwards. Each member of a group gets one range of it, so the messages of a publisher
-   reach each subscriber in the order in which they were published, if the driver sends what it is told in
-   the order in which it is told.
+   reach each subscriber in the order in which they were published, if the driver sends in the order of the results.
 5. There is nothing to acknowledge: ack and nack are errors.
 
 **A response stream** is a name under which one message is awaited. Rules of `Responses`:
 
 1. A request opens it, with a deadline; a name that is open cannot be opened again.
-2. The first message wins and removes it; all later ones find it gone. So there is one outcome: an answer, a timeout
-   told by the node, nobody who could answer, or a requester that went away. An answer that comes after the deadline
-   but before the timeout was told still wins.
-3. Nobody can subscribe to it: the requester is its one subscriber, and what it awaits ends with it.
+2. The first message wins and removes the name; all later ones find it gone. So there is one outcome: an answer, a
+   timeout reported by the node, no consumer that could answer, or a requester that went away. An answer that comes
+   after the deadline but before the timeout was reported still wins.
+3. No consumer can subscribe to it: the requester is its one subscriber, and its responses end with it.
 
-The driver of both opens the response before it routes the request; if `matched` is 0 it closes it and
-answers NO_CONSUMERS.
+The driver opens the response before it routes the request; if `matched` is 0 it closes the response and answers
+NO_CONSUMERS.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from typing import ClassVar, Final, Generic, NoReturn, TypeVar
 from railgun.broker.protocol.topics import ALL, Matchers
 from railgun.errors import ProtocolError, RailgunError
 
-M = TypeVar("M", bound=Hashable)  # what a driver calls a member
-P = TypeVar("P", bound=Hashable)  # what a driver calls a publisher
+M = TypeVar("M", bound=Hashable)  # the driver's key of a member
+P = TypeVar("P", bound=Hashable)  # the driver's key of a publisher
 
-_SPARE: Final = 64  # deadlines of what has ended, kept before it is worth while to look for them
+_SPARE_DEADLINES: Final = 64  # deadlines of ended responses that are kept before a clean-up pays
 
 
 class NotMemberError(RailgunError, LookupError):
-    """It does not listen to this stream: it never subscribed, or it left."""
+    """The member does not listen to this stream: it never subscribed, or it left."""
 
     code: ClassVar[str] = "NOT_MEMBER"
 
 
 class AlreadyMemberError(RailgunError):
-    """It listens to this stream already; to change its matcher or group, it leaves first."""
+    """The member listens to this stream already; to change its matcher or group, it leaves first."""
 
     code: ClassVar[str] = "ALREADY_MEMBER"
 
 
 class NoAcksError(RailgunError):
-    """An ack or nack on an ephemeral stream, where a message is gone once it is sent."""
+    """An ack or nack on an ephemeral stream, where a sent message cannot be sent again."""
 
     code: ClassVar[str] = "NO_ACKS"
 
 
 class RsExistsError(RailgunError):
-    """A response is awaited under this name already."""
+    """A response is already awaited under this name."""
 
     code: ClassVar[str] = "RS_EXISTS"
 
@@ -75,7 +75,7 @@ class RsGoneError(RailgunError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Send(Generic[M]):
-    """Messages [first, end) of the publish go to this member."""
+    """Send messages [first, end) of the publish to this member."""
 
     member: M
     first: int
@@ -84,7 +84,7 @@ class Send(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Loss(Generic[M]):
-    """The newest messages of the publish are lost to this entity; these are to be told."""
+    """This entity loses the newest `count` messages of the publish; report the loss to `members`."""
 
     members: tuple[M, ...]  # a consumer of its own, or the members of a group whose matchers fit
     group: str | None
@@ -93,22 +93,22 @@ class Loss(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Routing(Generic[M, P]):
-    """What becomes of a publish; `matched` is for its receipt."""
+    """The outcome of a publish; `matched` is for its receipt."""
 
     publisher: P
     count: int
-    matched: int  # entities
+    matched: int  # entities with a matching matcher
     sends: tuple[Send[M], ...] = ()
     losses: tuple[Loss[M], ...] = ()
 
     @property
     def sent(self) -> int:
-        """Copies of messages in all."""
+        """Return how many copies of messages are sent in all."""
         return sum(send.end - send.first for send in self.sends)
 
 
 class _Seat(Generic[M]):
-    """A member and what it is ready for. Seats are compared by identity, which makes looking them up cheap."""
+    """A member and its credit. Seats are compared by identity, which makes lookups cheap."""
 
     __slots__ = ("credit", "lost", "matcher", "member", "served", "team")
 
@@ -117,12 +117,12 @@ class _Seat(Generic[M]):
         self.matcher = matcher
         self.team = team
         self.credit = 0
-        self.served = served  # its turn: the lowest was served the longest ago
+        self.served = served  # turn of the last send: the lowest was served the longest ago
         self.lost = 0
 
 
 class _Team(Generic[M]):
-    """A group."""
+    """A group: its members, and how many messages it has lost."""
 
     __slots__ = ("lost", "name", "seats")
 
@@ -163,14 +163,17 @@ class Exchange(Generic[M, P]):
         return len(self._seats)
 
     def subscribe(self, member: M, matcher: str = ALL, group: str | None = None) -> None:
-        """It listens, without credit at first; in a group its turn comes after those who are there."""
+        """Add a listener, without credit. In a group, its turn comes after those of the present members.
+
+        Raises `AlreadyMemberError` if the member listens already, and `MatcherError` for an invalid matcher.
+        """
         if member in self._seats:
             raise AlreadyMemberError(
                 f"{member!r} listens to this stream already: let it leave first"
             )
         team = None if group is None else self._teams.get(group) or _Team(group)
         seat = _Seat(member, matcher, team, self._turns)
-        self._matchers.add(matcher, seat)  # or it is a bad one, and nothing changed
+        self._matchers.add(matcher, seat)  # raises before anything has changed
         self._turns += 1
         self._seats[member] = seat
         if team is not None:
@@ -178,7 +181,7 @@ class Exchange(Generic[M, P]):
             team.seats[member] = seat
 
     def leave(self, member: M) -> None:
-        """It no longer listens; what was sent to it and not received is lost, as ever."""
+        """Remove a listener; messages sent to it and not received are lost."""
         seat = self._seat(member)
         del self._seats[member]
         self._matchers.remove(seat.matcher, seat)
@@ -188,7 +191,7 @@ class Exchange(Generic[M, P]):
                 del self._teams[seat.team.name]
 
     def grant(self, member: M, n: int) -> None:
-        """It is ready for so many more."""
+        """Add `n` to the credit of a member."""
         if n < 0:
             raise ProtocolError(
                 f"{member!r} grants {n} messages: credit is given, never taken back"
@@ -196,15 +199,18 @@ class Exchange(Generic[M, P]):
         self._seat(member).credit += n
 
     def credit(self, member: M) -> int:
-        """For how many messages it is ready."""
+        """Return for how many messages a member is ready."""
         return self._seat(member).credit
 
     def set_credit(self, member: M, credit: int) -> None:
-        """For so many it is ready, as others say who know it better."""
+        """Set the credit of a member, by the word of the node that owns it."""
         self._seat(member).credit = credit
 
     def take(self, member: M, count: int) -> int:
-        """Others have chosen it for so many: how many it has credit for. The rest is lost to its entity."""
+        """Use the credit of a member for `count` messages that another node sent it. Return for how many it has credit.
+
+        The rest is lost to the member, or to its group.
+        """
         seat = self._seat(member)
         taken = min(seat.credit, count)
         if taken:
@@ -215,22 +221,22 @@ class Exchange(Generic[M, P]):
         return taken
 
     def lost(self, member: M) -> int:
-        """How many its entity has lost: itself, or its group as long as that has had members."""
+        """Return how many messages a member has lost, or its group since the group has had members."""
         seat = self._seat(member)
         return seat.lost if seat.team is None else seat.team.lost
 
     def members(self, group: str | None = None) -> tuple[M, ...]:
-        """Who listens, or listens in this group, in the order in which they came."""
+        """Return the listeners, or those of one group, in the order in which they subscribed."""
         if group is None:
             return tuple(self._seats)
         return tuple(self._teams[group].seats) if group in self._teams else ()
 
     def ack(self, member: M) -> NoReturn:
-        """Refused, and so is a nack: there is nothing that could be sent again."""
+        """Refuse an ack or nack: a message of an ephemeral stream cannot be sent again."""
         raise NoAcksError(f"{member!r} acks or nacks on an ephemeral stream: leave it out")
 
     def publish(self, publisher: P, topic: str = "", count: int = 1) -> Routing[M, P]:
-        """Where so many messages of one topic go; the work is one step for each member that fits."""
+        """Route `count` messages of one topic. The work is one step for each matching member."""
         if count < 1:
             raise ProtocolError(f"{publisher!r} publishes {count} messages")
         sends: list[Send[M]] = []
@@ -257,12 +263,12 @@ class Exchange(Generic[M, P]):
                 first += taken
             if first < count:
                 team.lost += count - first
-                told = tuple(seat.member for seat in seats)
-                losses.append(Loss(told, team.name, count - first))
+                members = tuple(seat.member for seat in seats)
+                losses.append(Loss(members, team.name, count - first))
         return Routing(publisher, count, matched, tuple(sends), tuple(losses))
 
     def _share(self, seats: Sequence[_Seat[M]], count: int) -> list[tuple[_Seat[M], int]]:
-        """How many of these messages each takes, as if they had come one by one; most free credit first."""
+        """Return how many of `count` messages each member takes, as if they came one by one; most free credit first."""
         free = [seat for seat in seats if seat.credit]
         count = min(count, sum(seat.credit for seat in free))
         if not count:
@@ -276,8 +282,9 @@ class Exchange(Generic[M, P]):
         free.sort(key=_most_free)
         level, over, takers = _level([seat.credit for seat in free], count)
         del free[takers:]
-        # One by one, a round brings all who have more than some level down to it. Who joins in a round comes first in
-        # it, as nobody else was served that long ago; so the last round goes from the least credit up.
+        # One by one, a round brings all members above a level down to it. A member that takes part for the first time
+        # comes first in its round, as no other was served that long ago; so the last round goes from the least credit
+        # up.
         last_round = sorted(free, key=_least_free)
         shares = {seat: seat.credit - level for seat in free}
         for seat in last_round[:over]:
@@ -296,7 +303,7 @@ class Exchange(Generic[M, P]):
         return seat
 
     def validate(self) -> None:
-        """The tables agree with each other."""
+        """Assert that the tables agree with each other."""
         self._matchers.validate()
         assert len(self._matchers) == len(self._seats)
         turns = [seat.served for seat in self._seats.values()]
@@ -320,19 +327,19 @@ def _least_free(seat: _Seat[M]) -> tuple[int, int]:
 
 
 def _level(credits: Sequence[int], count: int) -> tuple[int, int, int]:
-    """To which level the highest come down when `count` is taken, each time one from the highest.
+    """Return the level to which the highest credits fall when `count` is taken, each time one from the highest.
 
-    `credits` are positive and sorted, highest first, and `count` is not more than their sum. The answer is the
-    level, how many of those on it give one more, and how many there are on it.
+    `credits` are positive and sorted, highest first, and `count` is not more than their sum. Return the level, how many
+    of those on it give one more, and how many there are on it.
 
     >>> _level([10, 7], 5)
     (6, 0, 2)
     >>> _level([10, 7, 1], 6)
     (6, 1, 2)
     """
-    takers, above = 1, 0  # what those have above the last of them
-    for one in credits[1:]:
-        more = takers * (credits[takers - 1] - one)
+    takers, above = 1, 0  # `above`: credit of the takers above that of the last one
+    for credit in credits[1:]:
+        more = takers * (credits[takers - 1] - credit)
         if above + more > count:
             break
         above += more
@@ -359,9 +366,9 @@ class Responses(Generic[P]):
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[P, int, int]] = {}  # for whom, until when, which one it is
+        self._open: dict[str, tuple[P, int, int]] = {}  # requester, deadline, number of the request
         self._of: dict[P, dict[str, None]] = {}
-        self._deadlines: list[tuple[int, int, str]] = []  # a heap; of what has ended, too
+        self._deadlines: list[tuple[int, int, str]] = []  # a heap; includes ended responses
         self._next = 0
 
     def __len__(self) -> int:
@@ -371,11 +378,11 @@ class Responses(Generic[P]):
         return name in self._open
 
     def whose(self, name: str) -> P | None:
-        """Who awaits it, if anybody does."""
+        """Return the requester that awaits this response, or None."""
         return self._open[name][0] if name in self._open else None
 
     def open(self, name: str, publisher: P, deadline: int) -> None:
-        """A response is awaited under this name."""
+        """Await a response under a name until `deadline`. Raises `RsExistsError` if the name is open."""
         if name in self._open:
             raise RsExistsError(
                 f"a response is awaited as {name!r} already: use a name of your own"
@@ -386,36 +393,36 @@ class Responses(Generic[P]):
         self._next += 1
 
     def answer(self, name: str) -> P:
-        """The first message under this name: to whom it goes."""
+        """Take the first answer to a response; return its requester. Raises `RsGoneError`."""
         return self._remove(name)
 
     def close(self, name: str) -> P:
-        """Nobody can answer: to whom that is told."""
+        """Close a response that no consumer can answer; return its requester. Raises `RsGoneError`."""
         return self._remove(name)
 
     def gone(self, publisher: P) -> tuple[str, ...]:
-        """The requester went away, and so do all it awaited."""
+        """Close all responses of a requester that went away; return their names."""
         names = tuple(self._of.get(publisher, ()))
         for name in names:
             self._remove(name)
         return names
 
     def expired(self, now: int) -> list[tuple[str, P]]:
-        """Those whose time is over are removed, and it is for the node to tell; first the earliest."""
-        found = []
+        """Close the responses whose deadline is over; return them, the earliest first, for the node to report."""
+        closed = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             name = self._deadlines[0][2]
-            found.append((name, self._remove(name)))
-        return found
+            closed.append((name, self._remove(name)))
+        return closed
 
     def deadline(self) -> int | None:
-        """When `expired` has something to tell."""
+        """Return when `expired` is due next, or None."""
         while self._deadlines and not self._awaited(*self._deadlines[0]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def _awaited(self, deadline: int, number: int, name: str) -> bool:
-        """Whether this deadline is of something open: the name may be in use for another one by now."""
+        """Return whether a deadline belongs to an open response: its name may have been used again since."""
         return name in self._open and self._open[name][2] == number
 
     def _remove(self, name: str) -> P:
@@ -428,17 +435,19 @@ class Responses(Generic[P]):
         del names[name]
         if not names:
             del self._of[publisher]
-        if len(self._deadlines) > 2 * len(self._open) + _SPARE:
-            self._deadlines = [one for one in self._deadlines if self._awaited(*one)]
+        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if self._awaited(*entry)]
             heapify(self._deadlines)
         return publisher
 
     def validate(self) -> None:
-        """The tables agree with each other."""
+        """Assert that the tables agree with each other."""
         assert {(name, p) for p, names in self._of.items() for name in names} == {
             (name, publisher) for name, (publisher, _, _) in self._open.items()
         }
         assert all(self._of.values()), "a requester that awaits nothing"
-        awaited = [one for one in self._deadlines if self._awaited(*one)]
+        awaited = [entry for entry in self._deadlines if self._awaited(*entry)]
         assert sorted(awaited) == sorted((d, n, name) for name, (_, d, n) in self._open.items())
-        assert len(self._deadlines) <= 2 * len(self._open) + _SPARE + 1, "deadlines pile up"
+        assert len(self._deadlines) <= 2 * len(self._open) + _SPARE_DEADLINES + 1, (
+            "deadlines pile up"
+        )

@@ -1,21 +1,22 @@
-"""What nodes know of each other's listeners, so that the node of a publisher can decide for all of them.
+"""Interest: what nodes know of each other's listeners, so that a publisher's node can route to all of them.
 
-A node tells every other one who listens at its own place: `News`. There each of them is a `Remote`, a member of the
-stream's `Exchange` like those of its own, so that a publish is one decision. Rules:
+Each node sends every other node the listeners it owns, as `News`. The receiver represents each as a `Remote`, a member
+of the stream's `Exchange` like its own listeners, so that a publish is one decision. Rules:
 
-1. Two nodes talk over two connections, one for each direction, and what was sent on one is lost with it. Each numbers
-   its connections. Interest names the one it comes on (`line`) and the last one that was heard of from the other
-   side (`seen`). What does not name the present one is of another time and passed over: once the other side hears
-   of a new connection it tells all anew.
-2. Credit is told as a *limit*: so many messages may be sent to a listener in all, on that connection. The owner
-   says how many have come plus how many it is ready for; the sender counts what it has sent. So news cross
-   messages on their way and nothing is counted twice: a single sender never sends more than there is room for.
-3. Who owns the listener is the judge. Several senders may have been told of the same room, and it may have shrunk: what
-   comes without credit is lost there, and told.
-4. A limit is told anew when what the other side believes is wrong by half, and always when it is wrong about whether
-   there is room at all. A client that grants half a window at a time is thus told of in time, and a message costs no
+1. Two nodes talk over two connections, one for each direction, and what was sent on one is lost with it. Each node
+   numbers its connections. Interest names the connection it comes on (`line`) and the last connection its sender has
+   heard of from the other side (`seen`). Interest that does not name the present connection is outdated and ignored:
+   once the other side hears of a new connection, it sends all its interest again.
+2. Credit is sent as a *limit*: the total number of messages that may be sent to a listener on that connection. The
+   owner sends how many have arrived plus how many it is ready for; the sender counts what it has sent. So news and
+   messages may cross on their way and nothing is counted twice: a single sender never sends more than there is room
+   for.
+3. The owner of the listener decides. Several senders may each have a limit for the same room, and the room may
+   have shrunk: messages that arrive without credit are lost there, and reported.
+4. A limit is sent again when the other side's view of the credit is wrong by half, and always when it is wrong about
+   whether there is any. So a client that grants half a window at a time is announced in time, and a message costs no
    news.
-5. A listener of a stream that is not known here (yet) is kept, and takes its place when the stream appears.
+5. A listener of a stream that is not known here (yet) is kept, and gets its place when the stream appears.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Listening = Exchange[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A listener, as its node tells of it."""
+    """A listener, as announced by the node that owns it."""
 
     number: int
     stream: str
@@ -43,7 +44,7 @@ class News:
 
 
 class Remote:
-    """A listener of another node, among the members of a stream of this one. Compared by identity."""
+    """A listener of another node, among the members of a stream of this node. Compared by identity."""
 
     __slots__ = ("exchange", "group", "limit", "matcher", "node", "number", "sent", "stream")
 
@@ -55,26 +56,26 @@ class Remote:
         self.group = news.group
         self.limit = news.limit
         self.sent = 0
-        self.exchange: Listening | None = None  # where it has a place
+        self.exchange: Listening | None = None  # the exchange in which it is a member
 
     @property
     def credit(self) -> int:
-        """How many may be sent to it."""
+        """Return how many more messages may be sent to the listener."""
         return max(0, self.limit - self.sent)
 
     def __repr__(self) -> str:
         return f"Remote({self.node!r}, {self.number})"
 
 
-class Told:
-    """What another node was told of the listeners of this one, and what it has sent to them.
+class SentInterest:
+    """The interest sent to another node, and how many messages have come from it for each listener.
 
-    >>> told = Told()
-    >>> told.news(7, credit=100)  # it has not heard of that one
+    >>> sent = SentInterest()
+    >>> sent.news(7, credit=100)  # listener 7 is new to it
     100
-    >>> told.took(7, 40)
-    >>> told.news(7, credit=60)  # which is what it believes
-    >>> told.news(7, credit=160)
+    >>> sent.took(7, 40)
+    >>> sent.news(7, credit=60)  # equals the other node's view
+    >>> sent.news(7, credit=160)
     200
     """
 
@@ -83,70 +84,73 @@ class Told:
         self._limits: dict[int, int] = {}
 
     def believed(self, number: int) -> int:
-        """How much room there is for all it knows, when all it has sent has come."""
+        """Return the credit as the other node sees it, once all it has sent has arrived."""
         return max(0, self._limits[number] - self._taken.get(number, 0))
 
     def news(self, number: int, credit: int, always: bool = False) -> int | None:
-        """The limit to tell it, if that is worth while."""
+        """Return the limit to send for a listener, or None if the other node's view is good enough (rule 4)."""
         if number in self._limits and not always:
             believed = self.believed(number)
-            some = bool(believed), bool(credit)
-            if some == (False, False) or (
-                some == (True, True) and believed < 2 * credit and credit < 2 * believed
-            ):
+            if not believed and not credit:
+                return None
+            if believed and credit and believed < 2 * credit and credit < 2 * believed:
                 return None
         limit = self._limits[number] = self._taken.get(number, 0) + credit
         return limit
 
     def took(self, number: int, count: int) -> None:
-        """So many have come from it."""
+        """Count messages that have come from the other node for a listener."""
         self._taken[number] = self._taken.get(number, 0) + count
 
     def forget(self, number: int) -> bool:
-        """That one has left: whether it has to be told."""
+        """Remove a listener that has left. Return whether the other node knows of it."""
         self._taken.pop(number, None)
         return self._limits.pop(number, None) is not None
 
     def clear(self) -> None:
-        """It has a new connection, and knows nothing."""
+        """Forget everything: the other node has a new connection, and knows nothing."""
         self._taken.clear()
         self._limits.clear()
 
 
-class Known:
-    """The listeners of another node, as far as it has told."""
+class ReceivedInterest:
+    """The listeners of another node, as far as it has announced them."""
 
     def __init__(self, node: str, exchange_of: Callable[[str], Listening | None]) -> None:
         self.node = node
         self.held = False
-        """Whether nothing is to be sent there for the time being."""
+        """Whether sending to the other node is suspended."""
         self._exchange_of = exchange_of
         self._remotes: dict[int, Remote] = {}
         self._streams: dict[str, dict[int, Remote]] = {}
-        self._unnamed: set[int] = set()  # while all of it is being told: who was not named yet
+        self._unnamed: set[int] = set()  # during a full announcement: listeners not named so far
 
     def __len__(self) -> int:
         return len(self._remotes)
 
     def get(self, number: int) -> Remote | None:
-        """A listener by its number."""
+        """Return the listener of this number, or None."""
         return self._remotes.get(number)
 
     def tell(self, news: Iterable[News], gone: Iterable[int], whole: bool, more: bool) -> None:
-        """What has changed; or all there is (`whole`), which goes on with what comes next (`more`)."""
+        """Apply changes to the listeners.
+
+        `whole`: the news are a full announcement, which continues with the next call if `more`; `gone`: listeners that
+        left.
+        """
         if whole:
             self._unnamed = set(self._remotes)
-        for one in news:
-            self._unnamed.discard(one.number)
-            remote = self._remotes.get(one.number)
+        for item in news:
+            self._unnamed.discard(item.number)
+            remote = self._remotes.get(item.number)
             if remote is None:
-                remote = self._remotes[one.number] = Remote(self.node, one)
-                self._streams.setdefault(one.stream, {})[one.number] = remote
-                exchange = self._exchange_of(one.stream)
+                remote = self._remotes[item.number] = Remote(self.node, item)
+                self._streams.setdefault(item.stream, {})[item.number] = remote
+                exchange = self._exchange_of(item.stream)
                 if exchange is not None:
                     self._place(remote, exchange)
             else:
-                remote.limit = one.limit
+                remote.limit = item.limit
                 self._set_credit(remote)
         for number in gone:
             self._forget(number)
@@ -156,30 +160,30 @@ class Known:
             self._unnamed = set()
 
     def appeared(self, stream: str, exchange: Listening) -> None:
-        """There is such a stream now."""
+        """Make the listeners of a stream that was created members of its exchange."""
         for remote in self._streams.get(stream, {}).values():
             if remote.exchange is None:
                 self._place(remote, exchange)
 
     def vanished(self, stream: str) -> None:
-        """There is no such stream any more; one of that name may come."""
+        """Remove the listeners of a deleted stream from its exchange, but keep them: the stream may come back."""
         for remote in self._streams.get(stream, {}).values():
             self._displace(remote)
 
     def hold(self) -> None:
-        """Too much waits on the way there: nobody gets anything more."""
+        """Suspend sending: too much is queued for the other node."""
         self.held = True
         for remote in self._remotes.values():
             self._set_credit(remote)
 
     def free(self) -> None:
-        """There is room again."""
+        """Resume sending: the queue has room again."""
         self.held = False
         for remote in self._remotes.values():
             self._set_credit(remote)
 
     def clear(self) -> None:
-        """The connection is lost: nobody can be reached."""
+        """Remove all listeners: the connection is lost, and none can be reached."""
         for remote in self._remotes.values():
             self._displace(remote)
         self._remotes.clear()
@@ -188,7 +192,8 @@ class Known:
         self.held = False
 
     def _place(self, remote: Remote, exchange: Listening) -> None:
-        with contextlib.suppress(RailgunError):  # a matcher of a later version: it gets nothing
+        # A matcher of a later version may be refused: then the listener gets nothing.
+        with contextlib.suppress(RailgunError):
             exchange.subscribe(remote, remote.matcher, remote.group)
             remote.exchange = exchange
             self._set_credit(remote)
@@ -207,14 +212,15 @@ class Known:
         if remote is None:
             return
         self._displace(remote)
-        of = self._streams[remote.stream]
-        del of[number]
-        if not of:
+        listeners = self._streams[remote.stream]
+        del listeners[number]
+        if not listeners:
             del self._streams[remote.stream]
 
     def validate(self) -> None:
-        """The tables agree with each other."""
-        assert self._remotes == {n: r for of in self._streams.values() for n, r in of.items()}
+        """Assert that the tables agree with each other."""
+        placed = [pair for remotes in self._streams.values() for pair in remotes.items()]
+        assert self._remotes == dict(placed)
         assert all(self._streams.values())
         for remote in self._remotes.values():
             if remote.exchange is not None:
@@ -223,23 +229,23 @@ class Known:
 
 
 class Neighbour:
-    """Another node: the connections both ways, what it was told, and what it has told."""
+    """Another node: the connections in both directions, and the interest sent and received."""
 
     def __init__(self, node: str, exchange_of: Callable[[str], Listening | None]) -> None:
         self.node = node
         self.line = 0
-        """The connection to it; 0: there is none."""
+        """The number of the connection to it; 0: not connected."""
         self.heard = 0
-        """The last one from it."""
-        self.told = Told()
-        self.known = Known(node, exchange_of)
+        """The number of the last connection from it."""
+        self.told = SentInterest()
+        self.known = ReceivedInterest(node, exchange_of)
 
     def up(self, line: int) -> None:
-        """There is a connection to it, and it has to be told everything."""
+        """Record a new connection to the node, on which everything has to be announced."""
         self.line = line
 
     def down(self) -> None:
-        """There is none any more."""
+        """Record that the connection to the node is lost."""
         self.line = 0
         self.known.clear()
 
@@ -252,7 +258,7 @@ class Neighbour:
         whole: bool = False,
         more: bool = False,
     ) -> bool:
-        """Its interest has come. Whether that was on a new connection: then it has to be told everything."""
+        """Handle interest from the node. Return whether it came on a new connection: then announce everything again."""
         new = line != self.heard
         if new:
             self.heard = line

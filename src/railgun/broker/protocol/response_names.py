@@ -1,14 +1,14 @@
-"""Which node keeps the name of a response, and the names a node keeps for others.
+"""Reservation of response names: which node keeps a name, and the names that a node keeps for others.
 
-The name of a response is unique in a cluster: before a request goes out, the node of who asks reserves it. Rules:
+The name of a response is unique in a cluster: before a request goes out, the requester's node reserves it. Rules:
 
-1. One node keeps a name: the one with the highest hash of both, among all that are up. Every node works that out alone,
-   and a node that comes or goes moves only the names that are its own.
-2. A name that is reserved is refused to other nodes. To the node that has it, it is given again: that one knows by
-   itself what is awaited there.
-3. It is forgotten when it is released, when its time is over, or when the node that has it is gone.
-4. Nodes that see different others may choose different keepers, as in a partition; then a name may be used twice,
-   and each answer still goes to the node the request came from.
+1. One node keeps a name: of all nodes that are up, the one with the highest hash of node and name. Every node computes
+   that alone, and a node that comes or goes moves only the names that it keeps.
+2. A reserved name is refused to other nodes. The node that has it gets it again: that node knows by itself which
+   responses are awaited there.
+3. A name is forgotten when it is released, when its deadline is over, or when the node that has it is gone.
+4. Nodes that see different sets of nodes may choose different keepers, as in a partition; then a name may be used
+   twice, and each answer still goes to the node from which the request came.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from railgun.hashing import key_hash
 
 
 def keeper_of(name: str, nodes: Iterable[str]) -> str:
-    """The node that keeps a name, of those that are up.
+    """Return the node that keeps a name. `nodes`: those that are up.
 
     >>> keeper_of("r-1", ["a", "b", "c"])
     'b'
@@ -33,7 +33,7 @@ def keeper_of(name: str, nodes: Iterable[str]) -> str:
 
 
 class Names:
-    """The names a node keeps for others.
+    """The response names that a node keeps for others.
 
     >>> names = Names()
     >>> names.reserve("r-1", "a", deadline=100, now=0)
@@ -53,25 +53,25 @@ class Names:
         return len(self._names)
 
     def reserve(self, name: str, node: str, deadline: int, now: int) -> bool:
-        """A node wants it; whether it may have it."""
+        """Reserve a name for a node until `deadline`. Return False if another node has it."""
         self._names.expired(now)
-        home = self._names.whose(name)
-        if home is not None:
-            if home != node:
+        holder = self._names.whose(name)
+        if holder is not None:
+            if holder != node:
                 return False
             self._names.close(name)
         self._names.open(name, node, deadline)
         return True
 
     def release(self, name: str, node: str) -> None:
-        """That node does not need it any more."""
+        """Free a name that its node no longer needs."""
         if self._names.whose(name) == node:
             self._names.close(name)
 
     def home(self, name: str) -> str | None:
-        """Which node has it."""
+        """Return the node that has reserved a name, or None."""
         return self._names.whose(name)
 
     def gone(self, node: str) -> None:
-        """That node is gone, with all it had."""
+        """Free all names of a node that is gone."""
         self._names.gone(node)

@@ -1,16 +1,16 @@
-"""The time that is stored with messages: the time of day, held to a steady clock.
+"""Stored time of messages: the time of day, smoothed by a steady clock.
 
 The time of day of a machine may be wrong, and may jump. A steady clock never does, but means nothing by itself, and
 ends with the machine. Rules:
 
-1. A node takes the time of day when it starts. From then on its *paced time* follows the steady clock, and meets the
-   time of day by gaining or losing at most one part in `SLEW`. So within the life of a node it never leaps and never
-   steps back, whatever the time of day does. A restart takes the time of day anew.
-2. Stored time of a stream is paced time, but never before the last batch of the stream. If that lies ahead (it was
-   stored by a clock that was wrong), stored time moves on from it at half the speed of the steady clock until paced
-   time has caught up: it is not pinned.
-3. So between two batches of one epoch (one life of one master), stored time advances by at most
-   `1 + 1/SLEW` of the time that has passed. Between two epochs it may advance by anything.
+1. A node takes the time of day when it starts. From then on its *paced time* follows the steady clock, and approaches
+   the time of day by gaining or losing at most one part in `SLEW`. So within the life of a node it never leaps and
+   never steps back, whatever the time of day does. A restart takes the time of day anew.
+2. Stored time of a stream is paced time, but never before the last batch of the stream. If that batch lies ahead (it
+   was stored by a clock that was wrong), stored time moves on from it at half the speed of the steady clock until paced
+   time has caught up: it never stands still.
+3. So between two batches of one epoch (one life of one master), stored time advances by at most `1 + 1/SLEW` of the
+   time that has passed. Between two epochs it may advance by anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PacedClock:
         self._time: int | None = None
         self._steady = 0
         self.stepped = 0
-        """How far the time of day was ahead of paced time when it was read last; below 0: behind."""
+        """µs by which the time of day was ahead of paced time at the last reading; negative: behind."""
 
     def read(self, wall: int, steady: int) -> int:
         """Return the paced time, given the time of day and the steady clock."""
@@ -54,7 +54,7 @@ class PacedClock:
 
 
 class StreamTime:
-    """The time to store with the next batch of one stream.
+    """The clock from which one stream takes its stored time.
 
     >>> time = StreamTime()
     >>> time.at(paced=1000, last=500, steady=0)
@@ -66,10 +66,11 @@ class StreamTime:
     __slots__ = ("_ahead",)
 
     def __init__(self) -> None:
-        self._ahead: tuple[int, int] | None = None  # a last batch that lies ahead, and when it did
+        self._ahead: tuple[int, int] | None = None
+        """The stored time of a last batch that lies ahead, and the steady time when that was noticed."""
 
     def at(self, paced: int, last: int, steady: int) -> int:
-        """Return it, given the paced time of the node and the stored time of the last batch."""
+        """Return the stored time for the next batch, given the node's paced time and the last batch's stored time."""
         if last <= paced:
             self._ahead = None
             return paced
@@ -79,11 +80,11 @@ class StreamTime:
         return max(last, time + max(0, steady - since) // 2)
 
 
-def least_passed(advance: int) -> int:
-    """Return how much time has passed at least while stored time of one epoch advanced by this."""
+def min_elapsed(advance: int) -> int:
+    """Return the least time that has passed while stored time of one epoch advanced by `advance`."""
     return advance * SLEW // (SLEW + 1)
 
 
-def most_advance(passed: int) -> int:
-    """Return how far stored time of one epoch may have advanced while this time has passed."""
+def max_advance(passed: int) -> int:
+    """Return the most by which stored time of one epoch may have advanced while `passed` has passed."""
     return passed + -(-passed // SLEW)

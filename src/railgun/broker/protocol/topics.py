@@ -1,23 +1,23 @@
 """Topics of messages on ephemeral streams, and the matchers by which consumers choose among them.
 
 A topic is words joined by dots: `orders.eu.paid`. A matcher looks the same, but a word of it may be `*`, which stands
-for any one word, or `#`, which stands for any number of words, none included. Rules:
+for exactly one word, or `#`, which stands for any number of words, including none. Rules:
 
-1. The empty topic has no words; it is what a message without a topic has. The empty matcher fits that one only; a
-   consumer that names no matcher has `#`, which fits all.
-2. Words are not empty, and have no spaces and no control characters. They are compared as they are: `A` is not `a`,
-   and of two spellings of one accented letter neither is the other.
+1. The empty topic has no words; a message without a topic has it. The empty matcher matches only that topic; a consumer
+   that names no matcher has `#`, which matches all.
+2. Words are not empty, and have no spaces and no control characters. They are compared exactly: `A` is not `a`, and two
+   different encodings of one accented letter are different.
 3. `*` and `#` are whole words of matchers. Beside other characters, or in a topic, they are errors: a matcher `a*`
-   could never fit anything, and its author would wait for ever.
-4. In a run of wildcards, all `#` are one: `#.#` and `##` are `#`, and `#.*.#` is `*.#`, which is what `#.*` is.
+   could never match, and its author would wait for ever.
+4. In a run of wildcards, all `#` are one: `#.#` and `##` are `#`, and `#.*.#` is `*.#`, which equals `#.*`.
 5. A topic or matcher has at most 255 bytes as UTF-8, and a matcher at most two runs with `#`.
-6. What is wrong is told by a typed error that says where.
+6. An invalid topic or matcher is reported by a typed error that names the position.
 
-Thousands of matchers are looked up together. `Matchers` is a trie of their words, walked with the set of all places a
-topic may have led to: a place is in it once, by however many ways it was reached. So a topic costs at most
-its words times the places of the trie, whatever `*` and `#` are in it; there is no backtracking. A place behind a last
-`#` has been reached for good and is not carried on, so the many who listen to `orders.#` cost a lookup once.
-What was found is remembered for a bounded number of topics, until a matcher comes or goes.
+Thousands of matchers are looked up together. `Matchers` is a trie of their words, walked with the set of all nodes that
+a topic may have led to: a node is in it once, however many paths lead to it. So a topic costs at most its words times
+the nodes of the trie, whatever `*` and `#` are in it; there is no backtracking. A node behind a last `#` matches
+whatever follows and is not carried on, so many listeners to `orders.#` cost one lookup. Results are cached for a
+bounded number of topics, until a matcher is added or removed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from railgun.errors import RailgunError
 T = TypeVar("T", bound=Hashable)
 
 ALL: Final = "#"
-"""The matcher that fits every topic: what a consumer has that names none."""
-MOST_BYTES: Final = 255
-MOST_HASHES: Final = 2
-MOST_TOPICS: Final = 10_000  # remembered
-MOST_FOUND: Final = 1_000_000  # entities remembered for all of them: 8 MB
+"""The matcher that matches every topic: the default of a consumer."""
+MAX_BYTES: Final = 255
+MAX_HASHES: Final = 2
+MAX_CACHED_TOPICS: Final = 10_000
+MAX_CACHED_ENTITIES: Final = 1_000_000  # for all cached topics together: 8 MB
 
 # Spelled out, because what Python calls printable differs from version to version, and nodes must agree.
 _NOT_IN_WORDS: Final = re.compile(
@@ -45,7 +45,7 @@ _WILD: Final = re.compile(r"[*#]")
 
 
 class TopicError(RailgunError, ValueError):
-    """A topic that cannot be; `at` is the character of it that is wrong."""
+    """An invalid topic; `at` is the index of the invalid character."""
 
     code: ClassVar[str] = "BAD_TOPIC"
 
@@ -55,7 +55,7 @@ class TopicError(RailgunError, ValueError):
 
 
 class MatcherError(RailgunError, ValueError):
-    """A matcher that cannot be; `at` is the character of it that is wrong."""
+    """An invalid matcher; `at` is the index of the invalid character."""
 
     code: ClassVar[str] = "BAD_MATCHER"
 
@@ -65,7 +65,7 @@ class MatcherError(RailgunError, ValueError):
 
 
 def check_topic(text: str) -> tuple[str, ...]:
-    """The words of a topic.
+    """Return the words of a topic. Raises `TopicError`.
 
     >>> check_topic("orders.eu.paid")
     ('orders', 'eu', 'paid')
@@ -78,13 +78,13 @@ def check_topic(text: str) -> tuple[str, ...]:
     words = _words(text, "topic", TopicError)
     wild = _WILD.search(text)
     if wild is not None:
-        what = f"{wild.group()!r} is for matchers; a topic names its words"
-        raise TopicError(_told("topic", text, wild.start(), what), wild.start())
+        problem = f"{wild.group()!r} is for matchers; a topic names its words"
+        raise TopicError(_error_text("topic", text, wild.start(), problem), wild.start())
     return words
 
 
 def check_matcher(text: str) -> tuple[str, ...]:
-    """The words of a matcher.
+    """Return the words of a matcher in normal form (rule 4). Raises `MatcherError`.
 
     >>> check_matcher("orders.*.#"), check_matcher("#.##"), check_matcher("a.#.*.#.b")
     (('orders', '*', '#'), ('#',), ('a', '*', '#', 'b'))
@@ -94,33 +94,33 @@ def check_matcher(text: str) -> tuple[str, ...]:
     """
     words = _words(text, "matcher", MatcherError)
     at = hashes = 0
-    in_hashes = False  # whether the `#` of this run of wildcards was seen
-    found: list[str] = []
+    in_hashes = False  # whether this run of wildcards already has its `#`
+    normal: list[str] = []
     for written in words:
         word = written if written.strip("#") else "#"
         wild = _WILD.search(word) if len(word) > 1 else None
         if wild is not None:
             at += wild.start()
-            what = f"{wild.group()!r} must be a word of its own"
-            raise MatcherError(_told("matcher", text, at, what), at)
+            problem = f"{wild.group()!r} must be a word of its own"
+            raise MatcherError(_error_text("matcher", text, at, problem), at)
         if word == "#" and not in_hashes:
             in_hashes = True
             hashes += 1
-            found.append(word)
+            normal.append(word)
         elif word == "*" and in_hashes:
-            found.insert(-1, word)  # `#.*` is what `*.#` is
+            normal.insert(-1, word)  # `#.*` equals `*.#`
         elif word != "#":
             in_hashes = False
-            found.append(word)
-        if hashes > MOST_HASHES:
-            what = f"more than {MOST_HASHES} '#' with other words between them"
-            raise MatcherError(_told("matcher", text, at, what), at)
+            normal.append(word)
+        if hashes > MAX_HASHES:
+            problem = f"more than {MAX_HASHES} '#' with other words between them"
+            raise MatcherError(_error_text("matcher", text, at, problem), at)
         at += len(written) + 1
-    return tuple(found)
+    return tuple(normal)
 
 
 def matches(matcher: str, topic: str) -> bool:
-    """Whether a matcher fits a topic.
+    """Return whether a matcher matches a topic.
 
     >>> matches("orders.*.paid", "orders.eu.paid")
     True
@@ -128,7 +128,7 @@ def matches(matcher: str, topic: str) -> bool:
     (True, False)
     """
     pattern, words = check_matcher(matcher), check_topic(topic)
-    # Bit i of `reached`: the first i words of the matcher can stand for the words of the topic so far.
+    # Bit i of `reached`: the first i words of the matcher can match the words of the topic so far.
     named: dict[str, int] = {}
     for i, word in enumerate(pattern):
         named[word] = named.get(word, 0) | 1 << i
@@ -142,44 +142,44 @@ def matches(matcher: str, topic: str) -> bool:
 
 
 def _past_hashes(reached: int, hashes: int) -> int:
-    """A `#` may stand for no word: who is before one is also behind it. No two follow each other."""
+    """Return `reached` with the positions behind each `#`, which may match no word. No two `#` follow each other."""
     return reached | (reached & hashes) << 1
 
 
 def _words(text: str, kind: str, error: type[TopicError] | type[MatcherError]) -> tuple[str, ...]:
-    """What topics and matchers have in common."""
+    """Check the rules that topics and matchers share; return the words of `text`."""
     data = text.encode("utf-8", "surrogatepass")
-    if len(data) > MOST_BYTES:
-        at = len(data[:MOST_BYTES].decode("utf-8", "ignore"))
-        what = f"it has {len(data)} bytes, and at most {MOST_BYTES} are allowed"
-        raise error(_told(kind, text, at, what), at)
+    if len(data) > MAX_BYTES:
+        at = len(data[:MAX_BYTES].decode("utf-8", "ignore"))
+        problem = f"it has {len(data)} bytes, and at most {MAX_BYTES} are allowed"
+        raise error(_error_text(kind, text, at, problem), at)
     bad = _NOT_IN_WORDS.search(text)
     if bad is not None:
-        what = f"{bad.group()!a} is a space or control character"
-        raise error(_told(kind, text, bad.start(), what), bad.start())
+        problem = f"{bad.group()!a} is a space or control character"
+        raise error(_error_text(kind, text, bad.start(), problem), bad.start())
     if not text:
         return ()
     words = tuple(text.split("."))
     if "" in words:
         at = sum(len(word) + 1 for word in words[: words.index("")])
-        raise error(_told(kind, text, at, "an empty word; join words by single dots"), at)
+        raise error(_error_text(kind, text, at, "an empty word; join words by single dots"), at)
     return words
 
 
-def _told(kind: str, text: str, at: int, what: str) -> str:
+def _error_text(kind: str, text: str, at: int, problem: str) -> str:
     shown = text if len(text) <= 80 else f"{text[:80]}…"
-    return f"{kind} {shown!r}, character {at}: {what}"
+    return f"{kind} {shown!r}, character {at}: {problem}"
 
 
 class _Place(Generic[T]):
-    """A place in the trie: the beginnings of matchers that have these words in common."""
+    """A node of the trie: the matchers that begin with the same words."""
 
     __slots__ = ("after", "entities", "loops")
 
     def __init__(self, word: str) -> None:
-        self.loops = word == "#"  # any word leads from here to here
+        self.loops = word == "#"  # any word leads from this node to itself
         self.after: dict[str, _Place[T]] = {}
-        self.entities: dict[T, None] = {}  # whose matcher ends here
+        self.entities: dict[T, None] = {}  # those with a matcher that ends here
 
 
 class Matchers(Generic[T]):
@@ -196,23 +196,25 @@ class Matchers(Generic[T]):
     ('ann',)
     """
 
-    def __init__(self, topics: int = MOST_TOPICS, found: int = MOST_FOUND) -> None:
+    def __init__(
+        self, topics: int = MAX_CACHED_TOPICS, entities: int = MAX_CACHED_ENTITIES
+    ) -> None:
         self._root: _Place[T] = _Place("")
-        self._order: dict[T, tuple[int, int]] = {}  # its turn, and how many matchers it has
+        self._order: dict[T, tuple[int, int]] = {}  # position, and number of matchers
         self._next = 0
-        self._most_topics = topics
-        self._most_found = found
-        self._memo: dict[str, tuple[T, ...]] = {}
-        self._remembered = 0  # entities in all of `_memo`
+        self._max_cached_topics = topics
+        self._max_cached_entities = entities
+        self._cache: dict[str, tuple[T, ...]] = {}
+        self._cached_entities = 0  # in all entries of `_cache`
         self.work = 0
-        """Places looked at by all searches so far: what bounds of the work are shown with."""
+        """Trie nodes visited by all searches so far: tests check the bounds of the work with it."""
 
     def __len__(self) -> int:
-        """How many pairs of matcher and entity there are."""
+        """Return the number of pairs of matcher and entity."""
         return sum(count for _, count in self._order.values())
 
     def add(self, matcher: str, entity: T) -> bool:
-        """From now on it is found by this matcher; False if it was already."""
+        """Add a matcher of an entity. Return False if the entity had it already."""
         place = self._root
         for word in check_matcher(matcher):
             following = place.after.get(word)
@@ -225,11 +227,11 @@ class Matchers(Generic[T]):
         turn, count = self._order.get(entity, (self._next, 0))
         self._order[entity] = turn, count + 1
         self._next += count == 0
-        self._forget()
+        self._clear_cache()
         return True
 
     def remove(self, matcher: str, entity: T) -> bool:
-        """It is no longer found by this matcher; False if it was not before."""
+        """Remove a matcher of an entity. Return False if the entity did not have it."""
         words = check_matcher(matcher)
         path = [self._root]
         for word in words:
@@ -248,19 +250,19 @@ class Matchers(Generic[T]):
             if place.after or place.entities:
                 break
             del before.after[word]
-        self._forget()
+        self._clear_cache()
         return True
 
     def find(self, topic: str) -> tuple[T, ...]:
-        """Who has a matcher that fits, each once, in the order in which they were added."""
-        found = self._memo.get(topic)
-        if found is None:
-            found = self._search(check_topic(topic))
-            self._remember(topic, found)
-        return found
+        """Return the entities with a matcher for this topic, each once, in the order in which they were added."""
+        entities = self._cache.get(topic)
+        if entities is None:
+            entities = self._search(check_topic(topic))
+            self._store(topic, entities)
+        return entities
 
     def _search(self, words: tuple[str, ...]) -> tuple[T, ...]:
-        ended: dict[_Place[T], None] = {}  # behind a last `#`: they fit whatever follows
+        ended: dict[_Place[T], None] = {}  # behind a last `#`: matches whatever follows
         here: dict[_Place[T], None] = {}
         _reach(self._root, here, ended)
         for word in words:
@@ -281,23 +283,24 @@ class Matchers(Generic[T]):
     def _turn(self, entity: T) -> int:
         return self._order[entity][0]
 
-    def _remember(self, topic: str, found: tuple[T, ...]) -> None:
-        """The oldest are forgotten for it: a topic in use comes back with its next message."""
-        if len(found) > self._most_found or not self._most_topics:
+    def _store(self, topic: str, entities: tuple[T, ...]) -> None:
+        """Cache the result for a topic; the oldest results make room, as a topic in use is soon cached again."""
+        if len(entities) > self._max_cached_entities or not self._max_cached_topics:
             return
         while (
-            len(self._memo) >= self._most_topics or self._remembered + len(found) > self._most_found
+            len(self._cache) >= self._max_cached_topics
+            or self._cached_entities + len(entities) > self._max_cached_entities
         ):
-            self._remembered -= len(self._memo.pop(next(iter(self._memo))))
-        self._memo[topic] = found
-        self._remembered += len(found)
+            self._cached_entities -= len(self._cache.pop(next(iter(self._cache))))
+        self._cache[topic] = entities
+        self._cached_entities += len(entities)
 
-    def _forget(self) -> None:
-        self._memo.clear()
-        self._remembered = 0
+    def _clear_cache(self) -> None:
+        self._cache.clear()
+        self._cached_entities = 0
 
     def places(self) -> int:
-        """How large the trie is."""
+        """Return the number of nodes in the trie."""
         return len(self._places())
 
     def _places(self) -> list[_Place[T]]:
@@ -307,7 +310,7 @@ class Matchers(Generic[T]):
         return places
 
     def validate(self) -> None:
-        """Nothing useless is kept, and what is remembered is what would be found."""
+        """Assert that the trie has no useless node, and that the cache is right."""
         counts: dict[T, int] = {}
         for place in self._places():
             assert place is self._root or place.after or place.entities, "a place leads nowhere"
@@ -316,16 +319,20 @@ class Matchers(Generic[T]):
         assert counts == {entity: count for entity, (_, count) in self._order.items()}
         turns = [turn for turn, _ in self._order.values()]
         assert len(set(turns)) == len(turns), "two entities have one turn"
-        assert len(self._memo) <= self._most_topics, "too many topics are remembered"
-        assert self._remembered == sum(map(len, self._memo.values())) <= self._most_found
+        assert len(self._cache) <= self._max_cached_topics, "too many topics are cached"
+        assert (
+            self._cached_entities
+            == sum(map(len, self._cache.values()))
+            <= self._max_cached_entities
+        )
         work = self.work
-        for topic, found in self._memo.items():
-            assert found == self._search(check_topic(topic)), f"{topic!r} is remembered wrongly"
+        for topic, entities in self._cache.items():
+            assert entities == self._search(check_topic(topic)), f"the cache is wrong for {topic!r}"
         self.work = work
 
 
 def _reach(place: _Place[T], here: dict[_Place[T], None], ended: dict[_Place[T], None]) -> None:
-    """This place is reached, and what lies behind a `#` that stands for no word."""
+    """Add a node to those reached, and the nodes behind it that a `#` for no word leads to."""
     following: _Place[T] | None = place
     while following is not None and following not in here:
         if following.loops and not following.after:

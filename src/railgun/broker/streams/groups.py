@@ -45,15 +45,15 @@ from railgun.broker.protocol.groups import (
     Paused,
     Receipt,
     Redriven,
-    Redrove,
+    RedriveOutcome,
     Saved,
     Settled,
     Sought,
     Stale,
     Standing,
     Stands,
+    Unreported,
     Unsettled,
-    Untold,
 )
 from railgun.broker.protocol.groups.persisted import Mark
 from railgun.broker.protocol.groups.ranges import Ranges
@@ -244,7 +244,7 @@ class GroupDriver:
         self._tell(self.group.seek(offset, self.stream.now()))
         self.look()
 
-    def redrive(self, letters: Sequence[tuple[int, int]]) -> list[Redrove]:
+    def redrive(self, letters: Sequence[tuple[int, int]]) -> list[RedriveOutcome]:
         """Deliver dead letters again, by their offset in the stream and how often they were redriven before."""
         became, commands = self.group.redrive(letters, self.stream.now())
         self._tell(commands)
@@ -370,7 +370,7 @@ class GroupDriver:
         changes = self.group.changes() if self.tracked else []
         if self._unsaved is not None:
             saved = self.group.save()
-            untold = Untold(tuple((first, end) for first, end, _ in saved.untold))
+            untold = Unreported(tuple((first, end) for first, end, _ in saved.unreported))
             changes, self._unsaved = [*saved.changes(), untold], None
 
         def done(error: RailgunError | None) -> None:
@@ -437,7 +437,7 @@ def resolve(future: asyncio.Future[None], error: RailgunError | None) -> None:
 # ---------------------------------------------------------------- changes as bytes
 
 _KINDS: Final[dict[str, Any]] = {
-    "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Untold, "c": Cut, "k": Kind, "p": Paused,
+    "s": Sought, "t": Stands, "d": Settled, "o": Unsettled, "u": Unreported, "c": Cut, "k": Kind, "p": Paused,
     "r": Redriven,
 }  # fmt: skip
 
@@ -463,7 +463,7 @@ def _row(change: Change) -> tuple[Any, ...]:
             return ("t", epoch, highest)
         case Sought(offset, epoch):
             return ("s", offset, epoch)
-        case Untold(ranges):
+        case Unreported(ranges):
             return ("u", ranges)
         case Cut(end):
             return ("c", end)
@@ -577,7 +577,7 @@ def dump(saved: Kept) -> bytes:
         return saved.pack()
     *open_, standings = saved.open.columns()
     *done, _ = saved.done.columns()
-    *untold, _ = saved.untold.columns()
+    *untold, _ = saved.unreported.columns()
     kinds = {standing: n for n, standing in enumerate(dict.fromkeys(standings))}
     columns = [*done, *untold, *open_, array("q", map(kinds.__getitem__, standings))]
     told = {

@@ -29,7 +29,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from railgun.broker.errors import NoGroupError, TrimmedError
-from railgun.broker.protocol.groups import Command, Deliver, Group, GroupBusyError, Receipt, Redrove
+from railgun.broker.protocol.groups import (
+    Command,
+    Deliver,
+    Group,
+    GroupBusyError,
+    Receipt,
+    RedriveOutcome,
+)
 from railgun.broker.protocol.groups.ranges import Ranges
 from railgun.broker.settings import REDRIVE
 from railgun.broker.streams.groups import GroupDriver
@@ -245,7 +252,7 @@ async def _redrive_group(
     return acked
 
 
-def _not_redriven(stream: Persistent, letter: Letter, how: Redrove) -> RefusedLetterError:
+def _not_redriven(stream: Persistent, letter: Letter, how: RedriveOutcome) -> RefusedLetterError:
     if how == "gone":
         return _gone(stream, letter.offset)
     text = f"the group {letter.group!r} has not finished with message {letter.offset}: it will get it anyway"

@@ -1,7 +1,16 @@
-"""Delivery: one group of one persistent stream, as a pure machine.
+"""Delivery of one persistent stream to one consumer group, as a pure state machine.
 
-`Group` is the machine and has the rules; `messages` is its vocabulary and has the duties of a driver; `Saved` and the
-changes beside it are what survives a restart.
+`Group` is the machine and states the rules. `messages` holds its commands, errors and settings, and the duties of a
+driver. `Saved` and the changes in `persisted` are the state that survives a restart.
+
+Terms:
+
+- A message is *settled* when the group has finished with it: it was acked, buried or missed. The *floor* is the lowest
+  offset that is not settled.
+- A *letter* is a dead letter: a message that the group gives up. To *bury* it is to append it to the dead letters.
+- A message is *missed* if the stream dropped it before the group had finished with it.
+- A *flight* is the delivery state of messages that a member has, a *standing* that of unfinished messages that no
+  member has.
 """
 
 from railgun.broker.protocol.groups.explain import Explanation
@@ -29,7 +38,7 @@ from railgun.broker.protocol.groups.messages import (
     OffsetRangeError,
     Recalled,
     Receipt,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Standing,
 )
@@ -43,8 +52,8 @@ from railgun.broker.protocol.groups.persisted import (
     Settled,
     Sought,
     Stands,
+    Unreported,
     Unsettled,
-    Untold,
 )
 
 __all__ = [
@@ -76,14 +85,14 @@ __all__ = [
     "Paused",
     "Recalled",
     "Receipt",
+    "RedriveOutcome",
     "Redriven",
-    "Redrove",
     "Saved",
     "Settled",
     "Sought",
     "Stale",
     "Standing",
     "Stands",
+    "Unreported",
     "Unsettled",
-    "Untold",
 ]

@@ -1,49 +1,50 @@
-"""One group of one persistent stream: who gets which message, and what becomes of it.
+"""A consumer group of one persistent stream: which member gets which message, and when a message is finished.
 
 Rules:
 
-1. **At least once.** Every offset from where the group began ends acked, buried as a dead letter, or missed (the
-   stream does not have it any more), which is told. Until then it is with one member, or it will be delivered.
-2. **Acks** are for messages in flight with the member that acks, by their delivery number and epoch. All else in an
-   ack, a nack or `in_progress` is `Stale` and changes nothing; the rest of the same request counts. Each message on
-   its own.
-3. **Counts.** The n-th counted delivery has the number n. A nack, a dead member, an `ack_wait` that is over, and
-   the end of the node count; a graceful leave, a recall and a seek do not. A delivery that ended because the node did,
-   in order or not, or because it serves the member no more (`send_away`) is no **failure**: members fetch messages
-   ahead, so most of what they have they never looked at. A nack, a dead member and an `ack_wait` are failures, and
-   dead letters are made of those alone.
-4. **Credit** is how many messages a member may have in flight. An ack or nack frees it; delayed messages use none.
-   A lower credit takes nothing back.
-5. **Who gets what.** The lowest offset first, so redeliveries come before new messages. Members get shares that
-   level their free credit; of equals, the one that was served longest ago is first. No member ever waits for
-   another.
-6. **Delays** are at most `LONGEST_DELAY`. They end by the clock that `tick` is told. If that clock went back (or it is
-   another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
-   is true of `ack_wait`, which takes up to a 64th longer than it says, so that messages share their timers. An ack
-   that comes after `ack_wait`, but before the message was taken back, counts.
-   A delay holds back the messages that were nacked, and no others. With `block` it blocks the group: nothing at all
-   is delivered to its members until the delay is over, also after a restart; of several, the longest counts. What
-   members have stays with them. A stale nack blocks nothing; a seek ends it.
-7. **Exclusive groups** stay exclusive, also while they are empty (and shared ones shared): others are refused.
-   They have one active member, the one that joined first; the others stand by. It receives in
-   stream order: while an offset is delayed, or a letter is being written for it, nothing above it is delivered. A
-   nack or an `ack_wait` that is over recalls all above it that the member has, so that they come again after it.
-   When the active member leaves, its messages are released, and then the next one is active.
-8. **Epochs** rise when a member becomes the active one, when messages are taken back in an exclusive group, and
-   with each seek and redrive. Within an epoch of an exclusive group, offsets rise and none is delivered twice.
-9. **Seek** only if no other member is live. Everything below is settled, everything from there on is new, counts
-   are forgotten, nothing counts as acked, and what the member has is recalled.
-10. **Trim.** What nobody has below the first offset is missed. What a member has there it may still ack; if it
-    comes back instead, it is missed. What is missed while there is no member is told to the next that joins, even
-    after a restart.
-11. **Restart.** The members are gone, so all that was in flight was delivered and is released, by rule 3 without a
-    failure. If the stream ends
-    before where the group was (its tail was lost), what the group knew of those offsets is void: they will be other
-    messages.
-12. **Damage.** What cannot be read from the stream is not delivered (`unreadable`). Messages that could not be sent for
-    that reason come back at once, and that delivery does not count (`unsent`). Who receives nothing more because of it
-    is to be told (`at_damage`): the end of what can be read is not the end of the stream.
-13. Dead letters have rules of their own: `letters.py`. What survives: `saved.py`. Who comes and goes: `members.py`.
+1. **At least once.** Every offset from the group's start on ends acked, buried as a dead letter, or missed (the stream
+   no longer has it), which is reported. Until then one member has it, or it will be delivered.
+2. **Acks** are for messages in flight with the member that acks, by their delivery number and epoch. Everything else in
+   an ack, a nack or `in_progress` is `Stale` and changes nothing; the rest of the same request counts. Each message is
+   judged on its own.
+3. **Counts.** The n-th counted delivery has the number n. A delivery counts if it ends with a nack, a dead member, an
+   `ack_wait` that is over, or the end of the node; not if it ends with a graceful leave, a recall or a seek. A delivery
+   that ended because the node did, orderly or not, or because the node no longer serves the member (`send_away`), is no
+   **failure**: members prefetch messages, so they never looked at most of those they have. A nack, a dead member and an
+   `ack_wait` that is over are failures, and only failures make dead letters.
+4. **Credit** is how many messages a member may have in flight. An ack or nack frees it; delayed messages use none. A
+   lower credit takes nothing back.
+5. **Order and shares.** The lowest offset comes first, so redeliveries come before new messages. Members get shares
+   that level their free credit; of equal members, the one that was served longest ago is first. No member ever waits
+   for another.
+6. **Delays** are at most `LONGEST_DELAY`. They end by the clock that is passed to `tick`. If that clock went back (or
+   is another node's), nothing waits longer than its delay from then on; if it leaps ahead, delays end early. The same
+   holds for `ack_wait`, which lasts up to a 64th longer than set, so that messages share their timers. An ack that
+   comes after `ack_wait`, but before the message was taken back, counts.
+   A delay holds back the nacked messages and no others. With `block` it blocks the group: nothing is delivered to its
+   members until the delay is over, also after a restart; of several delays, the longest applies. Members keep the
+   messages they have. A stale nack blocks nothing; a seek ends the block.
+7. **Exclusive groups** stay exclusive, also while they are empty (and shared groups shared): consumers of the other
+   kind are refused. An exclusive group has one active member, the one that joined first; the others stand by. It
+   receives in stream order: while an offset is delayed, or a letter is being written for it, nothing above it is
+   delivered. A nack or an `ack_wait` that is over recalls all messages above it that the member has, so that they come
+   again after it. When the active member leaves, its messages are released, and then the next member becomes active.
+8. **Epochs** rise when a member becomes the active one, when messages are taken back in an exclusive group, and with
+   each seek and redrive. Within an epoch of an exclusive group, offsets rise and none is delivered twice.
+9. **Seek** only if no other member is live. Every message below is settled, every message from there on is new, counts
+   are reset, nothing counts as acked, and the messages that the member has are recalled.
+10. **Trim.** Messages below the first offset that no member has are missed. A message that a member has there may still
+    be acked; if it comes back instead, it is missed. Messages missed while there is no member are reported to the next
+    that joins, even after a restart.
+11. **Restart.** The members are gone, so every message in flight was delivered and is released, by rule 3 without a
+    failure. If the stream ends before the group's position (its tail was lost), the group's state of those offsets is
+    void: they will be other messages.
+12. **Damage.** Messages that cannot be read from the stream are not delivered (`unreadable`). Messages that could not
+    be sent for that reason come back at once, and that delivery does not count (`unsent`). A consumer that receives
+    nothing more because of damage must be told (`at_damage`): the end of the readable part is not the end of the
+    stream.
+13. Dead letters have rules of their own: `dead_letters.py`. The state that survives a restart: `persisted.py`. Joining
+    and leaving: `members.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from railgun.broker.protocol.groups.messages import (
     DAY,
     FRESH,
     LONGEST_DELAY,
-    LONGEST_REASON,
+    MAX_REASON_CHARS,
     BadDelayError,
     Command,
     Deliver,
@@ -71,11 +72,11 @@ from railgun.broker.protocol.groups.messages import (
     OffsetRangeError,
     Recalled,
     Receipt,
-    Redrove,
+    RedriveOutcome,
     Stale,
     Standing,
 )
-from railgun.broker.protocol.groups.parts import FAR, Party
+from railgun.broker.protocol.groups.parts import UNBOUNDED, Party
 from railgun.broker.protocol.groups.persisted import Redriven, Sought, marks, sought_marks
 from railgun.broker.protocol.groups.shares import shares
 
@@ -102,44 +103,47 @@ class Group(Members):
 
     __slots__ = ()
 
-    # --- The stream -------------------------------------------------------------------------------
+    # --- Changes of the stream --------------------------------------------------------------------
 
     def appended(self, end: int, now: int) -> None:
-        """The stream has messages up to here."""
+        """Record that the stream now ends at `end`. Raises `OffsetRangeError` if it ended later before."""
         if end < self.end:
             raise OffsetRangeError(f"the stream ends at {self.end}, and cannot end at {end}")
         self.look_at_clock(now)
         self.end = end
 
     def trimmed(self, first: int, now: int) -> list[Command]:
-        """The stream begins here. What the group has missed by that."""
+        """Record that the stream now begins at `first`; return what the group has missed by that.
+
+        Raises `OffsetRangeError` if `first` is below the first offset or beyond the end.
+        """
         if not self.first <= first <= self.end:
             span = f"{self.first} to {self.end}"
             raise OffsetRangeError(f"the stream has {span}, and cannot begin at {first}")
         self.look_at_clock(now)
         self._drop_below(first)
-        return self._tell_missed()
+        return self._report_missed()
 
     def unreadable(self, offset: int) -> None:
-        """The stream cannot be read from this offset on: rule 12."""
+        """Record that the stream cannot be read from `offset` on: rule 12."""
         self.readable = min(self.readable, offset)
 
     def at_damage(self) -> bool:
-        """Return whether nothing that can be read waits for a member, and something cannot be read."""
-        if self.readable == FAR or self.next < min(self.readable, self.end):
+        """Return whether no readable message is left to deliver, but unreadable ones are."""
+        if self.readable == UNBOUNDED or self.next < min(self.readable, self.end):
             return False
         lows = (self.waiting.first, self.delayed.first)
         return all(low is None or low >= self.readable for low in lows)
 
     def configure(self, config: GroupConfig, now: int) -> None:
-        """Serve the group by these rules from now on, what it was delivered before included.
+        """Replace the settings; they apply to earlier deliveries, too.
 
-        Raises `GroupBusyError` while there are members: their deliveries were made by the rules before; and
-        `GroupKindError` if the group is exclusive and was shared, or the other way round.
+        Raises `GroupBusyError` while there are members, because their deliveries were made by the old settings, and
+        `GroupKindError` if the group is exclusive and was shared, or the reverse.
         """
         if self.members:
             raise GroupBusyError(
-                f"{len(self.members)} members are live: the rules stay as they are"
+                f"{len(self.members)} members are live: settings change only without members"
             )
         if self.kind not in (None, config.exclusive):
             kind = "exclusive" if self.kind else "shared"
@@ -152,14 +156,18 @@ class Group(Members):
         self.delayed.clear()
         self.dead.clear()
         self.timers.clear()
-        self.old_at = FAR
+        self.old_at = UNBOUNDED
         for first, end, standing in pieces:
             self.place(first, end, standing)
 
     # --- Positions --------------------------------------------------------------------------------
 
     def seek(self, offset: int, now: int, member: Member | None = None) -> list[Command]:
-        """Begin anew at an offset, if nobody but `member` is there."""
+        """Restart the group at an offset. Return the recalls for its member.
+
+        Raises `GroupBusyError` if members other than `member` are live, and `OffsetRangeError` for an offset that the
+        stream does not have.
+        """
         others = [name for name in self.members if name != member]
         if others:
             raise GroupBusyError(f"{len(others)} other members are live: {', '.join(others[:5])}")
@@ -167,51 +175,60 @@ class Group(Members):
             span = f"{self.first} to {self.end}"
             raise OffsetRangeError(f"the stream has {span}, and not {offset}")
         self.look_at_clock(now)
-        told: list[Command] = []
+        commands: list[Command] = []
         for party in self.members.values():
-            told += [Recalled(party.name, first, end) for first, end, _ in party.flights]
+            commands += [Recalled(party.name, first, end) for first, end, _ in party.flights]
             party.flights.clear()
             party.spans.clear()
         for place in (self.settled, self.waiting, self.delayed, self.dead, self.unsaved):
             place.clear()
         self.proposed.clear()
         self.timers.clear()
-        self.old_at = FAR
+        self.old_at = UNBOUNDED
         self.pause = (0, 0)
-        self.told = (*self.told[:4], self.pause)  # which `Sought` says
+        self.logged = (*self.logged[:4], self.pause)  # `Sought` implies it
         self.floor = self.next = offset
         self.highest = -1
         self.epoch += 1
         self.why = "sought"
         self.redriven = sought_marks(self.redriven)
-        self.voids = [Sought(offset, self.epoch), Redriven(0, FAR, 0, 0), *marks(self.redriven)]
-        return told
+        self.resets = [
+            Sought(offset, self.epoch),
+            Redriven(0, UNBOUNDED, 0, 0),
+            *marks(self.redriven),
+        ]
+        return commands
 
     def redrive(
         self, letters: Iterable[tuple[int, int]], now: int
-    ) -> tuple[list[Redrove], list[Command]]:
-        """Deliver messages again that were given up, by their offset and how often they were redriven before.
+    ) -> tuple[list[RedriveOutcome], list[Command]]:
+        """Deliver messages again that were given up.
 
-        Return what became of each letter, and what members are to be told.
+        A letter is an offset, and how often its message had been redriven before it died. Return the outcome of each
+        letter, and the commands for members.
         """
         self.look_at_clock(now)
-        asked = list(letters)
-        became = [self.take_back(offset, redrives) for offset, redrives in asked]
-        lows = [one for (one, _), how in zip(asked, became, strict=True) if how == "redriven"]
-        if lows and self.active is not None:
-            return became, self._recall(self.active, min(lows))
-        self.epoch += bool(lows)
-        return became, []
+        pairs = list(letters)
+        outcomes = [self.redrive_message(offset, redrives) for offset, redrives in pairs]
+        redriven = [
+            offset
+            for (offset, _), outcome in zip(pairs, outcomes, strict=True)
+            if outcome == "redriven"
+        ]
+        if redriven and self.active is not None:
+            return outcomes, self._recall(self.active, min(redriven))
+        self.epoch += bool(redriven)
+        return outcomes, []
 
-    # --- What members say of their messages -------------------------------------------------------
+    # --- Requests of members ----------------------------------------------------------------------
 
     def ack(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        """A member has finished with these. What of it is stale."""
-        _, claims, told = self._claim(member, receipts, now)
+        """Settle messages that a member has processed. Return the stale parts of `receipts`."""
+        _, claims, stale = self._claim(member, receipts, now)
         for first, end, _ in claims:
             self.settle(first, end)
             self.highest = max(self.highest, end - 1)
-        return told
+        return stale
 
     def nack(
         self,
@@ -223,7 +240,10 @@ class Group(Members):
         *,
         block: bool = False,
     ) -> list[Command]:
-        """Let messages come again after `delay` µs, which blocks the group if `block`. Return what is stale."""
+        """Redeliver messages after `delay` µs; with `block`, block the group for that time.
+
+        Return the stale parts of `receipts`, recalls, and missed messages. Raises `BadDelayError`.
+        """
         if not 0 <= delay <= LONGEST_DELAY:
             raise BadDelayError(
                 f"a delay of {delay / 1e6:,.0f} seconds: it is from 0 to {LONGEST_DELAY // DAY} days; the messages "
@@ -231,48 +251,51 @@ class Group(Members):
             )
         if block and not delay:
             raise BadDelayError("a nack that blocks needs a delay: for how long?")
-        party, claims, told = self._claim(member, receipts, now)
+        party, claims, commands = self._claim(member, receipts, now)
         until = now + delay if delay else 0
         for first, end, flight in claims:
-            reason = reason[:LONGEST_REASON]
+            reason = reason[:MAX_REASON_CHARS]
             standing = Standing(flight.delivery, reason, until, delay, flight.since, flight.spared)
             self.put_back(first, end, standing)
         if claims:
-            told += self._recall(party, min(first for first, _, _ in claims))
+            commands += self._recall(party, min(first for first, _, _ in claims))
         if claims and block:
             self.pause = max(self.pause, (until, delay))
-        return told + self._tell_missed()
+        return commands + self._report_missed()
 
     def in_progress(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        """A member is at work with these: `ack_wait` begins anew. What of it is stale."""
-        party, claims, told = self._claim(member, receipts, now, keep=True)
+        """Restart `ack_wait` for messages that a member still processes. Return the stale parts of `receipts`."""
+        party, claims, stale = self._claim(member, receipts, now, keep=True)
         expires = self.expiry(now)
         if expires is not None:
             for first, end, flight in claims:
-                self.fly(party, first, end, replace(flight, expires=expires))
-        return told
+                self.put_in_flight(party, first, end, replace(flight, expires=expires))
+        return stale
 
     def unsent(self, member: Member, receipts: Sequence[Receipt], now: int) -> list[Command]:
-        """Take back what could not be sent to a member; the delivery does not count: rule 12.
+        """Take back messages that could not be sent to a member; the delivery does not count: rule 12.
 
-        Return what members are to be told: what is recalled, as after a nack, and what is missed.
+        Return the commands for members: what is recalled, as after a nack, and what is missed.
         """
         party, claims, _ = self._claim(member, receipts, now)
         for first, end, flight in claims:
             self.give_back(first, end, flight, None)
-        told = self._recall(party, min(first for first, _, _ in claims)) if claims else []
-        return told + self._tell_missed()
+        commands = self._recall(party, min(first for first, _, _ in claims)) if claims else []
+        return commands + self._report_missed()
 
     def _claim(
         self, member: Member, receipts: Sequence[Receipt], now: int, *, keep: bool = False
     ) -> tuple[Party, list[Claim], list[Command]]:
-        """Rule 2: what of these the member has, which is taken from it unless it is to keep it, and what is stale."""
+        """Find the messages of `receipts` that the member has, by rule 2, and take them from it unless `keep`.
+
+        Return the member, its messages, and the stale parts.
+        """
         party = self.party(member)
         for receipt in receipts:
             receipt.check()
         self.look_at_clock(now)
         claims: list[Claim] = []
-        told: list[Command] = []
+        stale: list[Command] = []
         for receipt in receipts:
             at, delivery, epoch = receipt.first, receipt.delivery, receipt.epoch
             for claim in party.flights.pieces(receipt.first, receipt.end):
@@ -283,36 +306,36 @@ class Group(Members):
                 if not keep:
                     party.flights.remove(first, end)
                 if at < first:
-                    told.append(Stale(at, first, delivery, epoch))
+                    stale.append(Stale(at, first, delivery, epoch))
                 at = end
             if at < receipt.end:
-                told.append(Stale(at, receipt.end, delivery, epoch))
-        return party, claims, told
+                stale.append(Stale(at, receipt.end, delivery, epoch))
+        return party, claims, stale
 
     def _recall(self, party: Party, lowest: int) -> list[Command]:
-        """Rule 7: in an exclusive group, what the member has above an offset that came back comes again after it."""
+        """Recall a member's messages above an offset that came back, so that they come again after it: rule 7."""
         if not self.config.exclusive:
             return []
         self.epoch += 1
-        told: list[Command] = []
-        for first, end, flight in party.flights.remove(lowest, FAR):
+        commands: list[Command] = []
+        for first, end, flight in party.flights.remove(lowest, UNBOUNDED):
             self.give_back(first, end, flight, None)
-            told.append(Recalled(party.name, first, end))
-        return told
+            commands.append(Recalled(party.name, first, end))
+        return commands
 
     # --- Delivering -------------------------------------------------------------------------------
 
     def take(self, now: int) -> list[Deliver]:
-        """Give out as much as credit allows, of what no dead-letter rule gives up."""
+        """Deliver as many messages as credit allows, after applying the dead-letter rules."""
         self.look_at_clock(now)
-        self.condemn(now)
-        told: list[Deliver] = []
+        self.apply_dead_letter_rules(now)
+        deliveries: list[Deliver] = []
         if now < self.pause[0]:
-            return told
+            return deliveries
         below = self.blocked()
         ready = self.ready_below(below)
         if not ready:
-            return told
+            return deliveries
         for party, share in self._shares(ready):
             self.turn += 1
             party.turn = self.turn
@@ -320,14 +343,14 @@ class Group(Members):
                 first, end, standing = self._lowest(share, below)
                 share -= end - first
                 deliver = self.hand_out(party, first, end, standing, now)
-                if told and _continues(told[-1], deliver):
-                    first = told.pop().first
+                if deliveries and _continues(deliveries[-1], deliver):
+                    first = deliveries.pop().first
                     deliver = Deliver(party.name, first, end, deliver.delivery, self.epoch)
-                told.append(deliver)
-        return told
+                deliveries.append(deliver)
+        return deliveries
 
     def blocked(self) -> int:
-        """Return from where on nothing is delivered, by rule 7 in an exclusive group or by rule 12; else `FAR`."""
+        """Return the offset from which on nothing is delivered, by rule 7 or rule 12; `UNBOUNDED` if there is none."""
         if not self.config.exclusive:
             return self.readable
         lows = [self.readable, self.delayed.first, self.dead.first]
@@ -335,17 +358,17 @@ class Group(Members):
         return min(low for low in lows if low is not None)
 
     def _shares(self, ready: int) -> list[tuple[Party, int]]:
-        """Rule 5: who gets how many of the messages that are ready, the first of them first."""
+        """Return how many ready messages each member gets, in the order of serving: rule 5."""
         parties: Iterable[Party] = self.members.values()
         if self.config.exclusive:
             parties = () if self.active is None else (self.active,)
-        able = [party for party in parties if party.free > 0]
+        able = [party for party in parties if party.free > 0]  # with free credit
         able = nlargest(min(ready, len(able)), able, key=lambda party: (party.free, -party.turn))
-        given = shares([party.free for party in able], ready)
-        return [(party, share) for party, share in zip(able, given, strict=True) if share]
+        counts = shares([party.free for party in able], ready)
+        return [(party, share) for party, share in zip(able, counts, strict=True) if share]
 
     def _lowest(self, most: int, below: int) -> tuple[int, int, Standing]:
-        """Take the lowest messages that are ready."""
+        """Take up to `most` of the lowest ready messages, all below `below`. Return their range and standing."""
         piece = self.waiting.pop(most, below)
         if piece is not None:
             return piece
@@ -356,11 +379,11 @@ class Group(Members):
     # --- Time -------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> list[Command]:
-        """Delays that are over end; what was with a member longer than `ack_wait` is taken back."""
+        """End delays that are over, and take back messages that a member had for longer than `ack_wait`."""
         self.look_at_clock(now)
         if self.pause[0] <= now:
             self.pause = (0, 0)
-        expired: dict[Member, int] = {}  # the lowest that was taken back
+        expired: dict[Member, int] = {}  # member → lowest offset taken back
         while self.timers and self.timers[0].at <= now:
             _, first, end, member = self.next_timer()
             if not member:
@@ -370,16 +393,16 @@ class Group(Members):
                         self.waiting.set(low, high, standing)
             elif member in self.members:
                 lowest = self._expire(self.members[member], first, end, now)
-                expired[member] = min(lowest, expired.get(member, FAR))
-        told: list[Command] = []
+                expired[member] = min(lowest, expired.get(member, UNBOUNDED))
+        commands: list[Command] = []
         for member, lowest in expired.items():
-            if lowest < FAR:
-                told += self._recall(self.members[member], lowest)
-        return told + self._tell_missed()
+            if lowest < UNBOUNDED:
+                commands += self._recall(self.members[member], lowest)
+        return commands + self._report_missed()
 
     def _expire(self, party: Party, first: int, end: int, now: int) -> int:
-        """Rule 3: a delivery that was not answered in time came to nothing. The lowest of those taken back."""
-        lowest = FAR
+        """Take back deliveries past their `ack_wait`: rule 3. Return the lowest offset, or `UNBOUNDED` if none."""
+        lowest = UNBOUNDED
         for low, high, flight in party.flights.pieces(first, end):
             if flight.expires is not None and flight.expires <= now:
                 party.flights.remove(low, high)
@@ -387,17 +410,21 @@ class Group(Members):
                 lowest = min(low, lowest)
         return lowest
 
-    # --- Looking ----------------------------------------------------------------------------------
+    # --- Inspection -------------------------------------------------------------------------------
 
     def explain(self, now: int) -> Explanation:
-        """Why the group receives nothing, or what it is doing."""
+        """Return why the group receives nothing, or what it is doing."""
         return explain(self, self.blocked(), now)
 
     def validate(self) -> None:
-        """Raise if the state contradicts itself; for tests."""
+        """Raise `ProtocolError` if the state violates an invariant; for tests."""
         check(self)
 
 
-def _continues(one: Deliver, other: Deliver) -> bool:
-    """Whether both are one delivery."""
-    return one.member == other.member and one.end == other.first and one.delivery == other.delivery
+def _continues(first: Deliver, second: Deliver) -> bool:
+    """Return whether `second` directly continues `first`, so that both can be one delivery."""
+    return (
+        first.member == second.member
+        and first.end == second.first
+        and first.delivery == second.delivery
+    )

@@ -1,4 +1,4 @@
-"""What is always true of a group, checked after each step in tests.
+"""Invariants of a group, checked after each step in tests.
 
 Every offset from the floor to `next` is in exactly one place, and every message that waits for a time has a timer.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railgun.broker.protocol.groups.parts import FAR
+from railgun.broker.protocol.groups.parts import UNBOUNDED
 from railgun.broker.protocol.groups.state import State
 from railgun.errors import ProtocolError
 
 
 def check(state: State) -> None:
-    """Raise `ProtocolError` if the state contradicts itself."""
+    """Raise `ProtocolError` if the state violates an invariant."""
     _check_places(state)
     _check_timers(state)
     if state.config.exclusive:
@@ -25,9 +25,12 @@ def check(state: State) -> None:
                 most is None or standing.failures < most,
                 f"{first} has failed {standing.failures} times, and would be delivered again",
             )
-            _must(state.old_at <= state.too_old_at(standing), f"nobody will see how old {first} is")
-            _must(first >= state.first, f"{first} would be delivered, and the stream has it not")
-    _must(not state.missed, "something was missed and not told")
+            _must(
+                state.old_at <= state.too_old_at(standing),
+                f"no timer is set for the age of {first}",
+            )
+            _must(first >= state.first, f"{first} would be delivered, but the stream lost it")
+    _must(not state.missed, "missed messages were not reported")
 
 
 def _check_places(state: State) -> None:
@@ -44,10 +47,10 @@ def _check_places(state: State) -> None:
     for first, end, where in sorted(spans):
         _must(first == at, f"{where} [{first}, {end}) does not follow what ends at {at}")
         at = end
-    _must(at == state.next, f"places end at {at}, and what is new begins at {state.next}")
+    _must(at == state.next, f"places end at {at}, and new messages begin at {state.next}")
     _must(state.next <= state.end, f"{state.next} is beyond the end {state.end}")
-    _must(state.settled.first != state.floor, "the floor is behind")
-    _must(state.highest < state.next, "acked beyond what was delivered")
+    _must(state.settled.first != state.floor, "the floor is below finished messages")
+    _must(state.highest < state.next, "a message was acked that was never delivered")
 
 
 def _named(pieces: Iterable[tuple[int, int, object]], where: str) -> list[tuple[int, int, str]]:
@@ -55,18 +58,18 @@ def _named(pieces: Iterable[tuple[int, int, object]], where: str) -> list[tuple[
 
 
 def _check_timers(state: State) -> None:
-    """Every message with a time is within a timer of its own that is not later."""
+    """Check that every message with a time is covered by a timer that is not later."""
     timers = state.timers
     for first, end, standing in state.delayed:
-        mine = [t for t in timers if not t.member and t.at <= standing.until]
-        _must(_covered(first, end, mine), f"nobody will look at the delayed [{first}, {end})")
+        timely = [t for t in timers if not t.member and t.at <= standing.until]
+        _must(_covered(first, end, timely), f"no timer covers the delayed [{first}, {end})")
     for party in state.members.values():
         for first, end, flight in party.flights:
             if flight.expires is None:
                 _must(state.config.ack_wait is None, f"[{first}, {end}) would never expire")
                 continue
             spans = [(at, *span, "") for at, span in party.spans.items() if at <= flight.expires]
-            _must(_covered(first, end, spans), f"nobody will look at the flight [{first}, {end})")
+            _must(_covered(first, end, spans), f"no timer covers the flight [{first}, {end})")
         set_for = {timer.at for timer in timers if timer.member == party.name}
         _must(set_for >= party.spans.keys(), f"a timer of {party.name} was never set")
 
@@ -79,17 +82,17 @@ def _covered(first: int, end: int, spans: Iterable[tuple[int, int, int, str]]) -
 
 
 def _check_exclusive(state: State) -> None:
-    """One member has messages, and all it has are below all that are to be delivered."""
-    _must((state.active is None) == (not state.members), "nobody, or nobody known, is active")
+    """Check that only one member has messages, and that they are all below those still to be delivered."""
+    _must((state.active is None) == (not state.members), "no member, or an unknown one, is active")
     top = -1
     for party in state.members.values():
         _must(party is state.active or not party.flights, f"{party.name} is not active")
         top = max(top, (party.flights.end or 0) - 1)
     lows = [state.waiting.first, state.delayed.first, state.dead.first]
-    low = min([low for low in lows if low is not None] + [*state.proposed], default=FAR)
-    _must(top < low, f"{top} is in flight, and {low} was to come before it")
+    low = min([low for low in lows if low is not None] + [*state.proposed], default=UNBOUNDED)
+    _must(top < low, f"{top} is in flight, but {low} must come before it")
 
 
-def _must(holds: bool, otherwise: str) -> None:
+def _must(holds: bool, message: str) -> None:
     if not holds:
-        raise ProtocolError(f"group: {otherwise}")
+        raise ProtocolError(f"group: {message}")

@@ -1,15 +1,15 @@
-"""The vocabulary of delivery: what a group is told, what it answers, and how it refuses.
+"""Commands, errors and settings of a consumer group.
 
-A group is told things by the methods of `Group`; they answer with the commands below, or raise one of the errors
-below before anything has changed. Duties of a driver (the node):
+A driver calls the methods of `Group`. They return the commands below, or raise one of the errors below before anything
+has changed. Duties of a driver (the node):
 
-1. The name of a member is one connection's: it is never used again for another one.
-2. After every event: `tick` if the deadline has passed, then `take`, then `letters`. `take` and `letters` both
+1. The name of a member belongs to one connection: it is never used again for another connection.
+2. After every event: call `tick` if the deadline has passed, then `take`, then `letters`. `take` and `letters` both
    apply the dead-letter rules before anything else, so a message that a rule gives up is never delivered again.
-3. What `changes` tells goes to the log of the group in that order. An ack is confirmed to its sender, and a message
-   of an exclusive group goes out, when the changes up to it are written.
-4. A letter is appended to the dead letters first; then `buried`, or `kept` if that failed.
-5. `Missed` is told to whoever consumes, and written where operators look.
+3. Append what `changes` returns to the log of the group, in that order. Confirm an ack to its sender, and send a
+   message of an exclusive group, only when the changes up to it are written.
+4. Append a letter to the dead letters first; then call `buried`, or `kept` if that failed.
+5. Report `Missed` to the consumers, and write it where operators look.
 """
 
 from __future__ import annotations
@@ -21,44 +21,47 @@ from railgun.errors import RailgunError
 
 Member: TypeAlias = str
 Rule = Literal["dead_deliveries", "dead_distance", "dead_age"]
-"""The dead-letter rules, as the settings of a stream call them: here `max_deliveries`, `distance` and `max_age`."""
+"""The dead-letter rules, by a stream's settings; in `GroupConfig`: `max_deliveries`, `distance` and `max_age`."""
 Why = Literal["start", "tracked", "sought"]
-Redrove = Literal["redriven", "already", "busy", "gone"]
+RedriveOutcome = Literal["redriven", "already", "busy", "gone"]
 DAY: Final = 24 * 60 * 60 * 1_000_000  # µs
 LONGEST_DELAY: Final = 366 * DAY
-"""The longest delay of a nack, and the longest `ack_wait` (µs): groups, nodes and clients go by it."""
-LONGEST_REASON: Final = 256  # characters; what is beyond is cut
+"""The longest delay of a nack, and the longest `ack_wait`, in µs. Groups, nodes and clients enforce it."""
+MAX_REASON_CHARS: Final = 256  # longer reasons are cut
 
 
-# --- How it refuses -------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 class DeliveryError(RailgunError):
-    """A request that a group refuses. `code` is what a client is told; nothing has changed."""
+    """A request that a group refuses. Nothing has changed; `code` is sent to the client."""
 
     code: ClassVar[str] = "BAD_REQUEST"
 
 
 class NotMemberError(DeliveryError):
-    """Who asks is not a member of the group, or no more: it has to join."""
+    """The caller is not, or no longer, a member of the group, and has to join first."""
 
     code = "NOT_MEMBER"
 
 
 class MemberExistsError(DeliveryError):
-    """A member of that name is there already."""
+    """The group already has a member of that name."""
 
     code = "MEMBER_EXISTS"
 
 
 class GroupBusyError(DeliveryError):
-    """A seek while others are live would take their messages away from them: they have to leave first."""
+    """Other members are live, and the request would take their messages from them: they have to leave first."""
 
     code = "GROUP_BUSY"
 
 
 class GroupKindError(DeliveryError):
-    """A group is exclusive or shared from its first consumer on, also while it is empty."""
+    """The group is exclusive and a shared one was asked for, or the reverse.
+
+    The first consumer decides the kind, also for when the group is empty.
+    """
 
     code = "GROUP_KIND"
 
@@ -70,7 +73,7 @@ class OffsetRangeError(DeliveryError):
 
 
 class BadRangeError(DeliveryError):
-    """A range without offsets, or a delivery that cannot have been."""
+    """A range without offsets, or a receipt for a delivery that cannot have been made."""
 
     code = "BAD_RANGE"
 
@@ -88,20 +91,20 @@ class BadCreditError(DeliveryError):
 
 
 class BadGroupConfigError(DeliveryError, ValueError):
-    """A configuration of a group that cannot be."""
+    """An invalid configuration of a group."""
 
     code = "BAD_GROUP_CONFIG"
 
 
-# --- What it is told ------------------------------------------------------------------------------
+# --- Settings and receipts ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """How one group is served. Times in µs; None: without that rule.
+    """The settings of one group. Times in µs; None turns a rule off.
 
-    `distance`, `max_deliveries` and `max_age` are the dead-letter rules (`letters.py`); `max_age` counts from the
-    first delivery to the group that failed.
+    `distance`, `max_deliveries` and `max_age` are the dead-letter rules (`dead_letters.py`); `max_age` counts from the
+    first failed delivery to the group.
 
     >>> GroupConfig(max_deliveries=0)
     Traceback (most recent call last):
@@ -125,7 +128,7 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a member speaks of when it acks or nacks: some of what one or more `Deliver` gave it."""
+    """The messages that a member acks or nacks: part of one or more `Deliver` commands."""
 
     first: int
     end: int
@@ -133,17 +136,17 @@ class Receipt:
     epoch: int
 
     def check(self) -> None:
-        """Refuse what no `Deliver` can have said."""
+        """Raise `BadRangeError` if no `Deliver` can have contained this."""
         if not 0 <= self.first < self.end or self.delivery < 1 or self.epoch < 0:
             raise BadRangeError(f"{self} is not a part of anything that was delivered")
 
 
-# --- What it answers ------------------------------------------------------------------------------
+# --- Commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send these messages to a member. Each is delivered for the `delivery`-th time, as far as counted."""
+    """Send these messages to a member. `delivery`: which counted delivery of each message this is, from 1."""
 
     member: Member
     first: int
@@ -153,13 +156,13 @@ class Deliver:
 
     @property
     def receipt(self) -> Receipt:
-        """What acks all of it."""
+        """Return the receipt for all messages of this delivery."""
         return Receipt(self.first, self.end, self.delivery, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """These are not in flight with the member by that delivery number and epoch: nothing was done with them."""
+    """The member has no such messages in flight with that delivery number and epoch: nothing was done to them."""
 
     first: int
     end: int
@@ -170,7 +173,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The stream does not have these any more, and the group had not finished with them."""
+    """The stream no longer has these messages, and the group had not finished with them."""
 
     first: int
     end: int
@@ -178,7 +181,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A member is to forget these: they will come again, in order, in a later epoch."""
+    """The member must forget these messages: they will be delivered again, in order, in a later epoch."""
 
     member: Member
     first: int
@@ -187,17 +190,17 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A member is in. `offset` is the lowest the group has not finished with, and `why` it is there."""
+    """The member has joined. `offset`: the lowest offset that is not finished; `why`: how the group got there."""
 
     member: Member
     offset: int
     why: Why
-    receives: bool  # False: it stands by, in an exclusive group
+    receives: bool  # False: the member stands by, in an exclusive group
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """This member is the one that receives from now on, in an exclusive group."""
+    """This member of an exclusive group is the active one from now on."""
 
     member: Member
     epoch: int
@@ -205,56 +208,53 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Append this message to the dead letters, and say `buried` or `kept`."""
+    """Append this message to the dead letters, then call `buried`, or `kept` if that failed."""
 
     offset: int
     deliveries: int
     reason: str
     rule: Rule
-    redrives: int = (
-        0  # how often it was redriven before: with the offset, this tells its letters apart
-    )
+    redrives: int = 0
+    """How often the message was redriven before: with the offset, this identifies the letter."""
 
 
 Command: TypeAlias = Stale | Missed | Recalled | Joined | HandedOver
 
 
-# --- What is known of a message -------------------------------------------------------------------
+# --- State of a message ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of messages that are not finished with, whoever has them."""
+    """The delivery state of unfinished messages that no member has."""
 
     count: int = 0  # counted deliveries
-    reason: str = ""  # why the last one came to nothing
-    until: int = 0  # not delivered before
-    delay: int = 0  # as it was asked for
-    since: int | None = (
-        None  # when the first delivery that failed was made, noted if the group has `max_age`
-    )
-    spared: int = 0  # counted deliveries that ended because the node did: they are no failures
+    reason: str = ""  # why the last delivery failed
+    until: int = 0  # not delivered before this time
+    delay: int = 0  # the delay that the nack requested
+    since: int | None = None  # when the first failed delivery was made, if there is a `max_age`
+    spared: int = 0  # counted deliveries that ended because the node did: they are not failures
 
     @property
     def failures(self) -> int:
-        """How many deliveries came to nothing, and not because the node ended."""
+        """Return how many counted deliveries failed: those that did not end because the node did."""
         return self.count - self.spared
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What is known of messages that a member has."""
+    """The delivery state of messages in flight with a member."""
 
     delivery: int
     epoch: int
-    expires: int | None  # when they are taken back, if ack_wait is on
-    reason: str  # of the delivery before
-    since: int | None = None  # when the first delivery was made that failed, or this one
-    spared: int = 0  # of the deliveries before: as in `Standing`
+    expires: int | None  # when they are taken back; None without `ack_wait`
+    reason: str  # why the delivery before failed
+    since: int | None = None  # when the first failed delivery was made, or else this delivery
+    spared: int = 0  # of the deliveries before this one: as in `Standing`
 
     @property
     def failures(self) -> int:
-        """How many deliveries before this one failed."""
+        """Return how many deliveries before this one failed."""
         return self.delivery - 1 - self.spared
 
 

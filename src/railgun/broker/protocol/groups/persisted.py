@@ -1,13 +1,13 @@
-"""What of a group survives a restart: where it stands, not who its members were.
+"""The state of a group that survives a restart: the position of the group, but not its members.
 
-1. `Saved` is what `Group.save` tells, and equally what comes of applying all `Change`s since the beginning, in order,
-   to an empty one. A log of a group that has grown is written anew as `Saved.changes()`.
-2. Everything that is neither done nor open is as new: never delivered.
-3. What was in flight is saved as delivered: when the node is gone, so are its members, and the delivery counts. It is
-   saved as no failure, because it will have ended with the node (`Standing.spared`).
-4. Changes are ranges, and each says how things stand now, not what happened: applied twice they do no harm, and what
-   was delivered and acked since the last time is told once, as done.
-5. A change that is lost with the tail of a log makes the group deliver again; never does it skip.
+1. `Saved` is the result of `Group.save`, and equally of applying all `Change`s since the beginning, in order, to an
+   empty `Saved`. A log of a group that has grown is rewritten as `Saved.changes()`.
+2. Every message that is neither done nor open is new: never delivered.
+3. A message in flight is saved as delivered: when the node is gone, so are its members, and the delivery counts. It is
+   not saved as a failure, because it will have ended with the node (`Standing.spared`).
+4. Changes are ranges, and each states the new state, not the event: applying one twice does no harm, and a message that
+   was delivered and acked since the last call is reported once, as done.
+5. A change that is lost with the tail of a log makes the group deliver again; it never makes it skip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from railgun.broker.protocol.groups.ranges import Ranges
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """The group begins here, anew: everything below is done, nothing above has been delivered."""
+    """The group starts anew at this offset: every message below is done, no message above has been delivered."""
 
     offset: int
     epoch: int
@@ -29,7 +29,7 @@ class Sought:
 
 @dataclass(frozen=True, slots=True)
 class Stands:
-    """The epoch of the group, and the highest offset acked since it began (-1: none)."""
+    """The epoch of the group, and the highest offset acked since the group began (-1: none)."""
 
     epoch: int
     highest: int
@@ -37,7 +37,7 @@ class Stands:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The group has finished with these: acked, buried or missed."""
+    """The group has finished with these messages: acked, buried or missed."""
 
     first: int
     end: int
@@ -45,7 +45,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """The group has not finished with these, and so they stand."""
+    """The group has not finished with these messages; `standing` is their delivery state."""
 
     first: int
     end: int
@@ -53,29 +53,29 @@ class Unsettled:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
-    """These were missed while nobody was there to be told; all of them, whatever was told before."""
+class Unreported:
+    """All ranges that were missed while the group had no member to report to; replaces any earlier list."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The stream ends here, although the group was further: what it knew of those beyond is void."""
+    """The stream ends here, before the group's position: the state of messages beyond is void."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Whether the group is exclusive or shared, since its first consumer came."""
+    """Whether the group is exclusive or shared; decided by its first consumer."""
 
     exclusive: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing is delivered before `until`: a nack asked to block the group for `delay` µs. (0, 0): it is over."""
+    """Nothing is delivered before `until`, because a nack blocks the group for `delay` µs. (0, 0): no block."""
 
     until: int
     delay: int
@@ -83,10 +83,10 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """These were redriven `number` times, the last time when `highest` was the highest acked offset.
+    """These messages were redriven `number` times, the last time when `highest` was the highest acked offset.
 
-    `again`: just now, so they are to be delivered again, as new. A `number` of 0: they were never redriven, or the
-    stream does not have them any more.
+    `again`: redriven just now, so they are to be delivered again, as new. `number` 0: they were never redriven, or the
+    stream no longer has them.
     """
 
     first: int
@@ -96,19 +96,21 @@ class Redriven:
     again: bool = False
 
 
-Change: TypeAlias = Sought | Stands | Settled | Unsettled | Untold | Cut | Kind | Paused | Redriven
+Change: TypeAlias = (
+    Sought | Stands | Settled | Unsettled | Unreported | Cut | Kind | Paused | Redriven
+)
 
 
 class Mark(NamedTuple):
-    """What is known of messages that were redriven, whatever became of them since."""
+    """How often messages were redriven, and when. Kept whatever became of the messages since."""
 
-    number: int  # how often they were redriven
-    highest: int  # the highest acked offset at that time: the distance counts from there
+    number: int  # how often the messages were redriven
+    highest: int  # the highest acked offset at the last redrive: the distance counts from it
 
 
 @dataclass(slots=True)
 class Saved:
-    """Where a group stands.
+    """The position of a group, and the state of its unfinished messages.
 
     >>> saved = Saved()
     >>> for change in (Sought(10, 1), Settled(12, 20), Unsettled(10, 12, Standing(2)), Settled(10, 11)):
@@ -117,18 +119,18 @@ class Saved:
     (11, [(12, 20, None)], [(11, 12)])
     """
 
-    floor: int = 0  # everything below is done
+    floor: int = 0  # every message below is done
     done: Ranges[None] = field(default_factory=Ranges)  # above the floor
     open: Ranges[Standing] = field(default_factory=Ranges)  # counted, delayed or both
     epoch: int = 0
-    highest: int = -1  # acked, since the group began
-    untold: Ranges[None] = field(default_factory=Ranges)
-    exclusive: bool | None = None  # None: not known, in a log that was written before it was kept
-    pause: tuple[int, int] = (0, 0)  # until when nothing is delivered, and for how long
+    highest: int = -1  # the highest offset acked since the group began
+    unreported: Ranges[None] = field(default_factory=Ranges)
+    exclusive: bool | None = None  # None: unknown, in a log written before this was recorded
+    pause: tuple[int, int] = (0, 0)  # the end of a block and its length: see `Paused`
     redriven: Ranges[Mark] = field(default_factory=Ranges)
 
     def apply(self, change: Change) -> None:
-        """What a log tells, one after the other."""
+        """Apply the next change of a log."""
         match change:
             case Sought(offset, epoch):
                 self.floor, self.epoch, self.highest = offset, epoch, -1
@@ -148,8 +150,8 @@ class Saved:
                     self.open.remove(first, end)
                     if standing != FRESH:
                         self.open.set(first, end, standing)
-            case Untold(ranges):
-                self.untold = Ranges((first, end, None) for first, end in ranges)
+            case Unreported(ranges):
+                self.unreported = Ranges((first, end, None) for first, end in ranges)
             case Cut(end):
                 self._cut(end)
             case Kind(exclusive):
@@ -165,28 +167,28 @@ class Saved:
                     self.floor = unsettle(self.done, self.floor, first, end)
 
     def changes(self) -> list[Change]:
-        """What makes an empty one equal to this."""
-        told: list[Change] = [Sought(self.floor, self.epoch), Stands(self.epoch, self.highest)]
+        """Return the changes that make an empty `Saved` equal to this one."""
+        changes: list[Change] = [Sought(self.floor, self.epoch), Stands(self.epoch, self.highest)]
         if self.exclusive is not None:
-            told.append(Kind(self.exclusive))
+            changes.append(Kind(self.exclusive))
         if self.pause != (0, 0):
-            told.append(Paused(*self.pause))
-        told += marks(self.redriven)
-        told += [Settled(first, end) for first, end, _ in self.done]
-        told += [Unsettled(first, end, standing) for first, end, standing in self.open]
-        if self.untold:
-            told.append(Untold(tuple((first, end) for first, end, _ in self.untold)))
-        return told
+            changes.append(Paused(*self.pause))
+        changes += marks(self.redriven)
+        changes += [Settled(first, end) for first, end, _ in self.done]
+        changes += [Unsettled(first, end, standing) for first, end, standing in self.open]
+        if self.unreported:
+            changes.append(Unreported(tuple((first, end) for first, end, _ in self.unreported)))
+        return changes
 
     def copy(self) -> Saved:
-        """Another one that is equal."""
+        """Return an independent copy."""
         return Saved(
             self.floor,
             self.done.copy(),
             self.open.copy(),
             self.epoch,
             self.highest,
-            self.untold.copy(),
+            self.unreported.copy(),
             self.exclusive,
             self.pause,
             self.redriven.copy(),
@@ -194,7 +196,7 @@ class Saved:
 
     @property
     def end(self) -> int:
-        """One past the highest offset anything is known of."""
+        """Return one past the highest offset with any saved state."""
         return max(self.floor, self.done.end or 0, self.open.end or 0, self.highest + 1)
 
     def _settle(self, first: int, end: int) -> None:
@@ -213,7 +215,7 @@ class Saved:
 
 
 def settle(done: Ranges[None], floor: int, first: int, end: int) -> int:
-    """Add [first, end) to what is done above `floor`; the floor after it.
+    """Add [first, end) to the finished messages above `floor`; return the new floor.
 
     >>> done = Ranges([(5, 8, None)])
     >>> settle(done, 0, 9, 10), settle(done, 0, 0, 5), list(done)
@@ -234,7 +236,7 @@ def settle(done: Ranges[None], floor: int, first: int, end: int) -> int:
 
 
 def unsettle(done: Ranges[None], floor: int, first: int, end: int) -> int:
-    """Take [first, end) out of what is done, below `floor` and above it; return the floor after it.
+    """Remove [first, end) from the finished messages, below `floor` and above it; return the new floor.
 
     >>> done = Ranges([(8, 9, None)])
     >>> unsettle(done, 6, 2, 4), list(done)
@@ -249,10 +251,10 @@ def unsettle(done: Ranges[None], floor: int, first: int, end: int) -> int:
 
 
 def marks(redriven: Ranges[Mark]) -> list[Change]:
-    """Return the changes that tell which messages were redriven, to a log that knows of none."""
+    """Return the changes that restore `redriven` in a log that holds none."""
     return [Redriven(first, end, *mark) for first, end, mark in redriven]
 
 
 def sought_marks(redriven: Ranges[Mark]) -> Ranges[Mark]:
-    """Return what is known of redriven messages after a seek: nothing counts as acked."""
+    """Return `redriven` as it is after a seek: no message counts as acked."""
     return Ranges((first, end, Mark(mark.number, -1)) for first, end, mark in redriven)

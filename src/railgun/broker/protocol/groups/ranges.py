@@ -1,11 +1,11 @@
-"""Sorted disjoint ranges of offsets, each with a value: what a group knows of a million messages in a few lines.
+"""Sorted disjoint ranges of offsets, each with a value: the compact state of a group with millions of messages.
 
-A group hands out, takes back and settles messages by the thousand, so nothing here is done message by message:
+A group delivers, takes back and settles messages by the thousand, so no operation works message by message:
 
-1. A range is [first, end). Ranges do not overlap, and two that touch and have equal values are one.
-2. The ranges lie in chunks of at most `2 * LOAD`, each an array of starts and one of ends (8 bytes each) beside a
-   list of values. Finding is a bisection; a change moves the rest of one chunk at most, however many ranges there
-   are.
+1. A range is [first, end). Ranges do not overlap, and adjacent ranges with equal values are merged.
+2. Ranges are stored in chunks of at most `2 * CHUNK_RANGES`. Each chunk has an array of starts and one of ends (8 bytes
+   each) and a list of values. A lookup is a bisection; a change moves at most the rest of one chunk, however many
+   ranges there are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 V = TypeVar("V")
-LOAD: Final = 256
+CHUNK_RANGES: Final = 256  # ranges in a chunk after a split
 
 
 class Ranges(Generic[V]):
-    """Disjoint ranges with values, lowest first.
+    """Disjoint ranges with values, the lowest first.
 
     >>> ranges = Ranges([(0, 10, "a"), (20, 30, "b")])
     >>> ranges.set(10, 20, "a")
@@ -56,61 +56,59 @@ class Ranges(Generic[V]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ranges) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # ranges are mutable
 
     def __repr__(self) -> str:
         return f"Ranges({list(self)!r})"
 
     @property
     def first(self) -> int | None:
-        """The lowest offset, if there is any."""
+        """Return the lowest offset, or None if there are no ranges."""
         return self._lows[0] if self._lows else None
 
     @property
     def end(self) -> int | None:
-        """One past the highest offset, if there is any."""
+        """Return one past the highest offset, or None if there are no ranges."""
         return self._ends[-1][-1] if self._lows else None
 
     @classmethod
     def of(cls, starts: array[int], ends: array[int], values: Sequence[V]) -> Ranges[V]:
-        """Those that `columns` told."""
-        made: Ranges[V] = cls()
-        made.total = sum(ends) - sum(starts)
-        for at in range(0, len(starts), LOAD):
-            to = at + LOAD
-            made._lows.append(starts[at])
-            made._starts.append(starts[at:to])
-            made._ends.append(ends[at:to])
-            made._values.append(list(values[at:to]))
-        return made
+        """Return the ranges from their `columns`."""
+        ranges: Ranges[V] = cls()
+        ranges.total = sum(ends) - sum(starts)
+        for at in range(0, len(starts), CHUNK_RANGES):
+            to = at + CHUNK_RANGES
+            ranges._lows.append(starts[at])
+            ranges._starts.append(starts[at:to])
+            ranges._ends.append(ends[at:to])
+            ranges._values.append(list(values[at:to]))
+        return ranges
 
     def columns(self) -> tuple[array[int], array[int], list[V]]:
-        """Where the ranges begin, where they end, and their values.
+        """Return the starts, the ends and the values of all ranges.
 
         >>> Ranges([(0, 10, "a"), (20, 30, "b")]).columns()
         (array('q', [0, 20]), array('q', [10, 30]), ['a', 'b'])
         """
         starts, ends, values = array("q"), array("q"), list[V]()
-        for some_starts, some_ends, some in zip(
-            self._starts, self._ends, self._values, strict=True
-        ):
-            starts += some_starts
-            ends += some_ends
-            values += some
+        for chunk in zip(self._starts, self._ends, self._values, strict=True):
+            starts += chunk[0]
+            ends += chunk[1]
+            values += chunk[2]
         return starts, ends, values
 
     def copy(self) -> Ranges[V]:
-        """Another one that is equal."""
-        twin: Ranges[V] = Ranges()
-        twin.total = self.total
-        twin._lows = self._lows.copy()
-        twin._starts = [starts[:] for starts in self._starts]
-        twin._ends = [ends[:] for ends in self._ends]
-        twin._values = [values.copy() for values in self._values]
-        return twin
+        """Return an independent copy."""
+        copied: Ranges[V] = Ranges()
+        copied.total = self.total
+        copied._lows = self._lows.copy()
+        copied._starts = [starts[:] for starts in self._starts]
+        copied._ends = [ends[:] for ends in self._ends]
+        copied._values = [values.copy() for values in self._values]
+        return copied
 
     def clear(self) -> None:
-        """No ranges."""
+        """Remove all ranges, and so all offsets."""
         self.total = 0
         self._lows.clear()
         self._starts.clear()
@@ -118,33 +116,33 @@ class Ranges(Generic[V]):
         self._values.clear()
 
     def pieces(self, first: int, end: int) -> list[tuple[int, int, V]]:
-        """What lies in [first, end), cut to it.
+        """Return the ranges within [first, end), cut to it.
 
         >>> Ranges([(0, 10, "a"), (20, 30, "b")]).pieces(8, 21)
         [(8, 10, 'a'), (20, 21, 'b')]
         """
-        found: list[tuple[int, int, V]] = []
+        pieces: list[tuple[int, int, V]] = []
         chunk = max(bisect_right(self._lows, first) - 1, 0)
         while chunk < len(self._lows) and self._lows[chunk] < end:
             starts, ends, values = self._starts[chunk], self._ends[chunk], self._values[chunk]
             low, high = bisect_right(ends, first), bisect_left(starts, end)
             for at in range(low, high):
-                found.append((max(starts[at], first), min(ends[at], end), values[at]))
+                pieces.append((max(starts[at], first), min(ends[at], end), values[at]))
             chunk += 1
-        return found
+        return pieces
 
     def set(self, first: int, end: int, value: V) -> None:
-        """[first, end) has this value from now on, whatever was there."""
+        """Give [first, end) this value, replacing earlier values. Raises `ValueError` if the range is empty."""
         if first >= end:
             raise ValueError(f"a range has at least one offset, not [{first}, {end})")
         self.remove(first, end)
         self._insert(first, end, value)
 
     def remove(self, first: int, end: int) -> list[tuple[int, int, V]]:
-        """Take [first, end) out; what was there."""
-        found: list[tuple[int, int, V]] = []
+        """Remove [first, end); return the removed ranges with their values."""
+        removed: list[tuple[int, int, V]] = []
         if first >= end:
-            return found
+            return removed
         lows = self._lows
         chunk = max(bisect_right(lows, first) - 1, 0)
         while chunk < len(lows) and lows[chunk] < end:
@@ -158,26 +156,26 @@ class Ranges(Generic[V]):
                 break
             start, stop = starts[low], ends[high - 1]
             for at in range(low, high):
-                found.append((max(starts[at], first), min(ends[at], end), values[at]))
-            if start < first:  # it sticks out below, and stays so far
-                if stop > end and high == low + 1:  # and above: it becomes two
+                removed.append((max(starts[at], first), min(ends[at], end), values[at]))
+            if start < first:  # the lowest range begins below `first`: keep that part of it
+                if stop > end and high == low + 1:  # it ends above `end`, too: split it
                     starts.insert(high, end)
                     ends.insert(high, stop)
                     values.insert(high, values[low])
                     stop = end
                 ends[low] = first
                 low += 1
-            if stop > end:  # it sticks out above
+            if stop > end:  # the highest range ends above `end`: keep that part of it
                 high -= 1
                 starts[high] = end
             del starts[low:high], ends[low:high], values[low:high]
             chunk += self._tidy(chunk)
-        for first, end, _ in found:
+        for first, end, _ in removed:
             self.total -= end - first
-        return found
+        return removed
 
     def pop(self, most: int, below: int) -> tuple[int, int, V] | None:
-        """Take out the lowest range, of it at most `most` offsets, and those below `below` only.
+        """Remove and return the lowest range, cut to at most `most` offsets and to offsets below `below`.
 
         >>> ranges = Ranges([(3, 10, "a")])
         >>> ranges.pop(4, 100), ranges.pop(4, 9), ranges.pop(4, 9)
@@ -197,7 +195,7 @@ class Ranges(Generic[V]):
         return first, end, value
 
     def _insert(self, first: int, end: int, value: V) -> None:
-        """Add a range where there is none, as one with its neighbours if they are equal."""
+        """Add a range that overlaps no other, merging it with neighbours of an equal value."""
         self.total += end - first
         if not self._lows:
             self._lows.append(first)
@@ -208,7 +206,7 @@ class Ranges(Generic[V]):
         chunk = max(bisect_right(self._lows, first) - 1, 0)
         starts, ends, values = self._starts[chunk], self._ends[chunk], self._values[chunk]
         at = bisect_right(starts, first)
-        # The one after it may be the first of the next chunk; the one before it never lies in another.
+        # The next range may be the first of the next chunk; the previous one is always in this chunk.
         after, place = (chunk, at) if at < len(starts) else (chunk + 1, 0)
         before = at > 0 and ends[at - 1] == first and _same(values[at - 1], value)
         joins = (
@@ -232,21 +230,21 @@ class Ranges(Generic[V]):
             self._tidy(chunk)
 
     def _tidy(self, chunk: int) -> int:
-        """After a chunk changed: drop it if it is empty, halve it if it is large. How many there are in its place."""
+        """Drop a chunk that has become empty, or halve it if it is too large. Return how many chunks replace it."""
         starts, ends, values = self._starts[chunk], self._ends[chunk], self._values[chunk]
         if not values:
             del self._lows[chunk], self._starts[chunk], self._ends[chunk], self._values[chunk]
             return 0
         self._lows[chunk] = starts[0]
-        if len(values) <= 2 * LOAD:
+        if len(values) <= 2 * CHUNK_RANGES:
             return 1
-        self._lows.insert(chunk + 1, starts[LOAD])
-        self._starts.insert(chunk + 1, starts[LOAD:])
-        self._ends.insert(chunk + 1, ends[LOAD:])
-        self._values.insert(chunk + 1, values[LOAD:])
-        del starts[LOAD:], ends[LOAD:], values[LOAD:]
+        self._lows.insert(chunk + 1, starts[CHUNK_RANGES])
+        self._starts.insert(chunk + 1, starts[CHUNK_RANGES:])
+        self._ends.insert(chunk + 1, ends[CHUNK_RANGES:])
+        self._values.insert(chunk + 1, values[CHUNK_RANGES:])
+        del starts[CHUNK_RANGES:], ends[CHUNK_RANGES:], values[CHUNK_RANGES:]
         return 2
 
 
-def _same(one: object, other: object) -> bool:
-    return one is other or one == other
+def _same(first: object, second: object) -> bool:
+    return first is second or first == second

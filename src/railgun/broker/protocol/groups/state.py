@@ -1,19 +1,19 @@
-"""What every rule of a group works with: where each message is, and the few verbs that move messages.
+"""The state of a group: the place of each message, and the operations that move messages between places.
 
-A message that was ever looked at is in exactly one place::
+Every message that was ever examined is in exactly one place::
 
     settled     acked, buried or missed: below `floor`, or in `settled` above it
     in flight   with one member, in its `flights`
     waiting     to be delivered, the lowest first
     delayed     until a time
-    dead        given up by a dead-letter rule; it waits for `letters` to propose it
-    proposed    as a dead letter; it waits for `buried` or `kept`
+    dead        given up by a dead-letter rule; waits for `letters` to propose it
+    proposed    as a dead letter; waits for `buried` or `kept`
 
-Those from `next` to `end` were never looked at. Each place is a few `Ranges`, so that moving a thousand messages
-that are together is moving one. Every move is also written to `unsaved`, which is what `changes` tells.
+Messages from `next` to `end` are new: never examined. Each place is a few `Ranges`, so moving a thousand adjacent
+messages costs as much as moving one. Every move is also recorded in `unsaved`, from which `changes` is made.
 
-Time is what the caller says. Timers lie in one heap and are not taken out when what they were for is gone: a timer
-that finds nothing to do does nothing, and when there are many of those, all are made anew.
+The caller passes the time. Timers are in one heap and stay there when their messages have moved on: such a stale timer
+does nothing when it fires, and when there are many of them, all timers are built anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 
 from railgun.broker.protocol.groups.messages import (
     FRESH,
-    LONGEST_REASON,
+    MAX_REASON_CHARS,
     Command,
     Deliver,
     Flight,
@@ -38,8 +38,8 @@ from railgun.broker.protocol.groups.messages import (
     Why,
 )
 from railgun.broker.protocol.groups.parts import (
-    FAR,
-    FEW,
+    MIN_TIMER_LIMIT,
+    UNBOUNDED,
     Party,
     Proposal,
     Timer,
@@ -56,20 +56,19 @@ from railgun.broker.protocol.groups.persisted import (
     Settled,
     Sought,
     Stands,
+    Unreported,
     Unsettled,
-    Untold,
     settle,
 )
 from railgun.broker.protocol.groups.ranges import Ranges
 
 
 class State:
-    """Where the messages of one group are."""
+    """The place of each message of one group."""
 
     __slots__ = (
         "active",
         "config",
-        "crowd",
         "dead",
         "delayed",
         "end",
@@ -79,6 +78,8 @@ class State:
         "floor",
         "highest",
         "kind",
+        "last_time",
+        "logged",
         "members",
         "missed",
         "next",
@@ -87,15 +88,14 @@ class State:
         "proposed",
         "readable",
         "redriven",
-        "seen",
+        "resets",
         "settled",
         "standing",
+        "timer_limit",
         "timers",
-        "told",
         "turn",
+        "unreported",
         "unsaved",
-        "untold",
-        "voids",
         "waiting",
         "why",
     )  # fmt: skip
@@ -108,54 +108,54 @@ class State:
         if saved is None and not first <= start <= end:
             raise OffsetRangeError(f"the start {start} is not in the stream: {first} to {end}")
         self.kind = config.exclusive if saved is None else saved.exclusive
-        """Whether the group is exclusive. None: it is not known, and the next consumer decides."""
+        """Whether the group is exclusive. None: unknown, and the next consumer decides."""
         self.config = config if self.kind is None else replace(config, exclusive=self.kind)
-        self.readable = FAR
-        """The stream cannot be read from this offset on: nothing from there on is delivered."""
-        self.first = first  # of the stream
-        self.end = end  # of the stream
+        self.readable = UNBOUNDED
+        """The stream cannot be read from this offset on, so nothing from here on is delivered."""
+        self.first = first  # the stream's first offset
+        self.end = end  # one past the stream's last offset
         self.why: Why = "start" if saved is None else "tracked"
-        # What was not told to the log yet.
-        self.voids: list[Change] = []  # what makes void what was told before
+        # Changes that `changes` has not returned yet.
+        self.resets: list[Change] = []  # changes that invalidate earlier ones; they come first
         self.unsaved: Ranges[Standing | None] = Ranges()  # None: settled
         if saved is None:
             saved = Saved(floor=start)
-            self.voids.append(Sought(start, 0))
+            self.resets.append(Sought(start, 0))
         else:
             saved = saved.copy()
             if saved.end > end or saved.highest >= end:
-                self.voids.append(Cut(end))
+                self.resets.append(Cut(end))
                 saved.apply(Cut(end))
-        self.floor = saved.floor  # all below are settled
+        self.floor = saved.floor  # all messages below are settled
         self.settled = saved.done  # above the floor
         self.epoch = saved.epoch
-        self.highest = saved.highest  # acked, since the group began
-        self.untold = saved.untold  # missed while nobody was there
+        self.highest = saved.highest  # the highest offset acked since the group began
+        self.unreported = saved.unreported  # missed while the group had no member
         self.redriven = saved.redriven  # which messages were redriven, and how often
-        self.pause = saved.pause  # until when nothing is delivered, and for how long
-        self.told = (self.epoch, self.highest, list(self.untold), saved.exclusive, self.pause)
-        self.missed: Ranges[None] = Ranges()  # in the present step
+        self.pause = saved.pause  # the end of a block and its length: see `Paused`
+        self.logged = (self.epoch, self.highest, list(self.unreported), saved.exclusive, self.pause)
+        self.missed: Ranges[None] = Ranges()  # in the current step
         self.members: dict[Member, Party] = {}  # in the order they joined
-        self.active: Party | None = None  # who receives, in an exclusive group
+        self.active: Party | None = None  # the active member of an exclusive group
         self.turn = 0
         self.waiting: Ranges[Standing] = Ranges()
         self.delayed: Ranges[Standing] = Ranges()
         self.dead: Ranges[Proposal] = Ranges()
         self.proposed: dict[int, Proposal] = {}
-        # The last ones that were made, as many messages share them.
+        # The flight and the standing created last: reused, as many messages have equal ones.
         self.flight: Flight | None = None
         self.standing = FRESH
         self.timers: list[Timer] = []
-        self.crowd = FEW  # how many timers are too many
-        self.seen: int | None = None  # the last time we were told
-        self.old_at = FAR  # no message that waits or is delayed reaches `max_age` before this time
+        self.timer_limit = MIN_TIMER_LIMIT  # with more timers than this, all are built anew
+        self.last_time: int | None = None  # the last time that a caller passed
+        self.old_at = UNBOUNDED  # no waiting or delayed message reaches `max_age` before this time
         self.next = saved.end
-        self._take_up(saved)
+        self._load(saved)
         self._drop_below(first)
-        self._tell_missed()
+        self._report_missed()
 
-    def _take_up(self, saved: Saved) -> None:
-        """Put what was saved where it belongs; gaps between are as new."""
+    def _load(self, saved: Saved) -> None:
+        """Put saved messages into their places; messages between them are new."""
         if self.floor < self.next:
             self.waiting.set(self.floor, self.next, FRESH)
         for first, end, _ in saved.done:
@@ -167,18 +167,18 @@ class State:
     # --- Moves ------------------------------------------------------------------------------------
 
     def settle(self, first: int, end: int) -> None:
-        """The group has finished with these; they are in no other place any more."""
+        """Finish messages. They must be in no other place."""
         self.floor = settle(self.settled, self.floor, first, end)
         self.unsaved.set(first, end, None)
 
     def place(self, first: int, end: int, standing: Standing) -> None:
-        """Messages that nobody has are put where their standing says."""
+        """Put messages that no member has into the place that their standing requires."""
         rule = self.delivered_too_often(standing)
         if rule is not None:
             self.dead.set(first, end, Proposal(standing, rule))
             return
         self.old_at = min(self.old_at, self.too_old_at(standing))
-        if standing.until and (self.seen is None or standing.until > self.seen):
+        if standing.until and (self.last_time is None or standing.until > self.last_time):
             self.delayed.set(first, end, standing)
             self.set_timer(Timer(standing.until, first, end))
         else:
@@ -193,76 +193,82 @@ class State:
             return "dead_distance"
         return None
 
-    def hand_out(self, party: Party, first: int, end: int, was: Standing, now: int) -> Deliver:
-        """Messages that wait, or are new, go to a member."""
-        delivery = was.count + 1
-        since = self.noted_time(now) if was.since is None else was.since
-        flight = Flight(delivery, self.epoch, self.expiry(now), was.reason, since, was.spared)
+    def hand_out(self, party: Party, first: int, end: int, standing: Standing, now: int) -> Deliver:
+        """Deliver waiting or new messages, which all have this standing, to a member."""
+        delivery = standing.count + 1
+        since = self.noted_time(now) if standing.since is None else standing.since
+        flight = Flight(
+            delivery, self.epoch, self.expiry(now), standing.reason, since, standing.spared
+        )
         if flight == self.flight:
             flight = self.flight
         else:
             self.flight = flight
-            self.standing = self.left_alone(flight)
-        self.fly(party, first, end, flight)
+            self.standing = self.standing_without_failure(flight)
+        self.put_in_flight(party, first, end, flight)
         self.unsaved.set(first, end, self.standing)
         return Deliver(party.name, first, end, delivery, self.epoch)
 
-    def fly(self, party: Party, first: int, end: int, flight: Flight) -> None:
-        """A member has messages, on these terms. Its messages of one expiry have one timer."""
+    def put_in_flight(self, party: Party, first: int, end: int, flight: Flight) -> None:
+        """Put messages in flight with a member. Flights of one member with the same expiry share one timer."""
         party.flights.set(first, end, flight)
         at = flight.expires
         if at is None:
             return
         low, high = party.spans.get(at, (first, end))
-        known = at in party.spans
+        has_timer = at in party.spans
         party.spans[at] = min(low, first), max(high, end)
-        if not known:
+        if not has_timer:
             self.set_timer(Timer(at, 0, 0, party.name))
 
     def ready_below(self, offset: int) -> int:
-        """Return how many messages below an offset wait or are new."""
-        if offset == FAR:
+        """Return how many messages below an offset are waiting or new."""
+        if offset == UNBOUNDED:
             return self.waiting.total + self.end - self.next
         waiting = sum(end - first for first, end, _ in self.waiting.pieces(0, offset))
         return waiting + max(0, min(self.end, offset) - self.next)
 
     def expiry(self, now: int) -> int | None:
-        """When a delivery of now is taken back: after `ack_wait`, and up to a `GRAINS`-th of it later."""
+        """Return when a delivery made now is taken back: after `ack_wait`, plus at most a `ROUNDING_PARTS`-th of it."""
         wait = self.config.ack_wait
         return None if wait is None else rounded_up(now + wait, wait)
 
     def noted_time(self, now: int) -> int | None:
-        """Return the time to note for a first delivery at `now`: up to a `GRAINS`-th of `max_age` later, so that
-        messages delivered at about the same time share one range. None without `max_age`."""
+        """Return the time to record for a first delivery at `now`, or None without `max_age`.
+
+        It is rounded up by at most a `ROUNDING_PARTS`-th of `max_age`, so that messages delivered at about the same
+        time share one range.
+        """
         age = self.config.max_age
         return None if age is None else rounded_up(now, age)
 
     def too_old_at(self, standing: Standing) -> int:
-        """Return when messages of this standing reach `max_age`; `FAR` if they never do."""
+        """Return when messages of this standing reach `max_age`; `UNBOUNDED` if they never do."""
         age = self.config.max_age
-        return FAR if age is None or standing.since is None else standing.since + age
+        return UNBOUNDED if age is None or standing.since is None else standing.since + age
 
     def give_back(self, first: int, end: int, flight: Flight, reason: str | None) -> None:
-        """Messages that a member had are nobody's. `reason` None: the delivery does not count."""
-        if reason is None:  # and if none failed before, none was the first
+        """Take messages from their member after a failed delivery. `reason` None: the delivery does not count."""
+        if reason is None:  # if none failed before, there is no first failed delivery
             since = flight.since if flight.failures else None
             spared = flight.spared
             standing = Standing(flight.delivery - 1, flight.reason, since=since, spared=spared)
         else:
-            told = reason[:LONGEST_REASON]
-            standing = Standing(flight.delivery, told, since=flight.since, spared=flight.spared)
+            reason = reason[:MAX_REASON_CHARS]
+            standing = Standing(flight.delivery, reason, since=flight.since, spared=flight.spared)
         self.put_back(first, end, standing)
 
-    def left_alone(self, flight: Flight) -> Standing:
-        """Return how messages stand that a member had when its node ended, or served it no more.
+    def standing_without_failure(self, flight: Flight) -> Standing:
+        """Return the standing of a member's messages after its node ended or no longer serves it.
 
-        The delivery counts, for the member may have seen them; it is no failure, for nobody said so.
+        The delivery counts, because the member may have seen the messages. It is not a failure, because nobody reported
+        one.
         """
         since = flight.since if flight.failures else None
         return Standing(flight.delivery, flight.reason, since=since, spared=flight.spared + 1)
 
     def put_back(self, first: int, end: int, standing: Standing) -> None:
-        """Messages are nobody's, and stand like this; those that the stream has lost meanwhile are missed."""
+        """Put messages that a member had into their place again; those that the stream has lost are missed."""
         if first < self.first:
             self.miss(first, min(end, self.first))
             first = self.first
@@ -271,15 +277,15 @@ class State:
             self.unsaved.set(first, end, standing)
 
     def miss(self, first: int, end: int) -> None:
-        """The stream does not have these any more."""
+        """Record messages as missed: the stream no longer has them."""
         self.settle(first, end)
         self.missed.set(first, end, None)
 
     def _drop_below(self, first: int) -> None:
-        """The stream begins here: what nobody has below it is missed."""
+        """Record that the stream begins at `first`: messages below that no member has are missed."""
         self.first = first
         if self.redriven.remove(0, first):
-            self.voids.append(Redriven(0, first, 0, 0))
+            self.resets.append(Redriven(0, first, 0, 0))
         for place in (self.waiting, self.delayed, self.dead):
             for low, high, _ in place.remove(0, first):
                 self.miss(low, high)
@@ -290,26 +296,26 @@ class State:
             self.miss(self.next, first)
             self.next = first
 
-    def _tell_missed(self) -> list[Command]:
-        """What was missed in this step. Nobody there: who joins next is told, too."""
-        told: list[Command] = [Missed(first, end) for first, end, _ in self.missed]
+    def _report_missed(self) -> list[Command]:
+        """Return the messages missed in this step; keep them for the next member that joins if there is none now."""
+        commands: list[Command] = [Missed(first, end) for first, end, _ in self.missed]
         if not self.members:
             for first, end, _ in self.missed:
-                self.untold.set(first, end, None)
+                self.unreported.set(first, end, None)
         self.missed.clear()
-        return told
+        return commands
 
     # --- Time -------------------------------------------------------------------------------------
 
     def look_at_clock(self, now: int) -> None:
-        """Notice a clock that went back: nothing waits longer than it was to wait, counted from now."""
-        back = self.seen is None or now < self.seen
-        self.seen = now
+        """Record the time. If the clock went back, let nothing wait longer than its delay, counted from now."""
+        back = self.last_time is None or now < self.last_time
+        self.last_time = now
         if back:
             self._set_back(now)
 
     def _set_back(self, now: int) -> None:
-        """The clock has gone back to this."""
+        """Adjust all times to a clock that went back to `now`."""
         for place in (self.waiting, self.delayed):
             for first, end, standing in list(place):
                 place.set(first, end, self._set_standing_back(first, end, standing, now))
@@ -328,14 +334,14 @@ class State:
                 )
                 party.flights.set(first, end, sooner)
                 if sooner.since != flight.since:
-                    self.unsaved.set(first, end, self.left_alone(sooner))
+                    self.unsaved.set(first, end, self.standing_without_failure(sooner))
         until, delay = self.pause
         self.pause = (min(until, now + delay), delay)
-        self.old_at = min(self._ages(), default=FAR)
+        self.old_at = min(self._age_deadlines(), default=UNBOUNDED)
         self._set_timers()
 
     def _set_standing_back(self, first: int, end: int, was: Standing, now: int) -> Standing:
-        """Return a standing whose times are not later than if the clock had always been this one."""
+        """Return the standing with no time later than if the clock had always been this one."""
         until = min(was.until, now + was.delay) if was.delay else was.until
         standing = replace(was, until=until, since=earlier(was.since, self.noted_time(now)))
         if standing == was:
@@ -343,16 +349,16 @@ class State:
         self.unsaved.set(first, end, standing)
         return standing
 
-    def _ages(self) -> Iterator[int]:
-        """Yield when messages that wait or are delayed reach `max_age`."""
+    def _age_deadlines(self) -> Iterator[int]:
+        """Yield when each waiting or delayed range reaches `max_age`."""
         for place in (self.waiting, self.delayed):
             for _, _, standing in place:
                 yield self.too_old_at(standing)
 
     def set_timer(self, timer: Timer) -> None:
-        """Look at some messages at a time. When most timers are for nothing, all are made anew."""
+        """Add a timer. Build all timers anew when most of them may be stale."""
         heappush(self.timers, timer)
-        if len(self.timers) > self.crowd:
+        if len(self.timers) > self.timer_limit:
             self._set_timers()
 
     def _set_timers(self) -> None:
@@ -367,10 +373,10 @@ class State:
             timers += [Timer(at, 0, 0, party.name) for at in spans]
         heapify(timers)
         self.timers = timers
-        self.crowd = max(FEW, 2 * len(timers))
+        self.timer_limit = max(MIN_TIMER_LIMIT, 2 * len(timers))
 
-    def _idle(self, timer: Timer) -> bool:
-        """Whether there is nothing to do at this time for what the timer was for."""
+    def _is_stale(self, timer: Timer) -> bool:
+        """Return whether the timer is stale: nothing it covers is due at its time."""
         if not timer.member:
             delayed = self.delayed.pieces(timer.first, timer.end)
             return all(standing.until > timer.at for _, _, standing in delayed)
@@ -381,17 +387,19 @@ class State:
         return all(flight.expires is None or flight.expires > timer.at for _, _, flight in flights)
 
     def deadline(self) -> int | None:
-        """When `tick`, `take` and `letters` are to be called, if nothing happens before.
+        """Return when `tick`, `take` and `letters` must be called if no event comes before, or None.
 
-        `max_age` may ask for it too early, once: those that were to be given up then are settled or with a member.
+        `max_age` may give too early a time, once: the messages due then have been settled or are in flight.
         """
-        while self.timers and self._idle(self.timers[0]):
+        while self.timers and self._is_stale(self.timers[0]):
             self.next_timer()
-        at = min(self.old_at, self.pause[0] or FAR, self.timers[0].at if self.timers else FAR)
-        return None if at == FAR else at
+        at = min(
+            self.old_at, self.pause[0] or UNBOUNDED, self.timers[0].at if self.timers else UNBOUNDED
+        )
+        return None if at == UNBOUNDED else at
 
     def next_timer(self) -> Timer:
-        """Take the earliest timer, with what it is for."""
+        """Remove and return the earliest timer, with the offsets it covers."""
         timer = heappop(self.timers)
         party = self.members.get(timer.member)
         if party is None:
@@ -399,19 +407,19 @@ class State:
         first, end = party.spans.pop(timer.at, (0, 0))
         return Timer(timer.at, first, end, timer.member)
 
-    # --- What survives ----------------------------------------------------------------------------
+    # --- Persistence ------------------------------------------------------------------------------
 
     def party(self, member: Member) -> Party:
-        """The member of that name."""
+        """Return the state of a member. Raises `NotMemberError` if there is no member of that name."""
         party = self.members.get(member)
         if party is None:
             raise NotMemberError(f"{member!r} is not a member of this group: it has to join first")
         return party
 
     def save(self) -> Saved:
-        """All that survives."""
+        """Return a copy of everything that survives a restart."""
         saved = Saved(self.floor, self.settled.copy(), Ranges(), self.epoch, self.highest)
-        saved.untold = self.untold.copy()
+        saved.unreported = self.unreported.copy()
         saved.exclusive, saved.pause, saved.redriven = self.kind, self.pause, self.redriven.copy()
         for place in (self.waiting, self.delayed):
             for first, end, standing in place:
@@ -422,29 +430,32 @@ class State:
                 saved.open.set(first, end, standing)
         for party in self.members.values():
             for first, end, flight in party.flights:
-                saved.open.set(first, end, self.left_alone(flight))
+                saved.open.set(first, end, self.standing_without_failure(flight))
         for offset, proposal in self.proposed.items():
             if proposal.standing != FRESH:
                 saved.open.set(offset, offset + 1, proposal.standing)
         return saved
 
     def changes(self) -> list[Change]:
-        """What the log of the group has to append, to know what `save` would tell now."""
-        epoch, highest, untold, kind, pause = self.told
-        told: list[Change] = self.voids
+        """Return the changes since the last call, to be appended to the group's log.
+
+        All changes since the beginning, applied in order, make what `save` returns.
+        """
+        epoch, highest, unreported, kind, pause = self.logged
+        changes: list[Change] = self.resets
         if (epoch, highest) != (self.epoch, self.highest):
-            told.append(Stands(self.epoch, self.highest))
+            changes.append(Stands(self.epoch, self.highest))
         if self.kind is not None and kind != self.kind:
-            told.append(Kind(self.kind))
+            changes.append(Kind(self.kind))
         if pause != self.pause:
-            told.append(Paused(*self.pause))
+            changes.append(Paused(*self.pause))
         for first, end, standing in self.unsaved:
-            told.append(
+            changes.append(
                 Settled(first, end) if standing is None else Unsettled(first, end, standing)
             )
-        if untold != (now_untold := list(self.untold)):
-            told.append(Untold(tuple((first, end) for first, end, _ in now_untold)))
-        self.told = (self.epoch, self.highest, now_untold, self.kind, self.pause)
-        self.voids = []
+        if unreported != (untold_now := list(self.unreported)):
+            changes.append(Unreported(tuple((first, end) for first, end, _ in untold_now)))
+        self.logged = (self.epoch, self.highest, untold_now, self.kind, self.pause)
+        self.resets = []
         self.unsaved.clear()
-        return told
+        return changes

@@ -1,1 +1,1 @@
-"""What the nodes of a cluster agree on (`metadata`), and what the one that leads decides (`steering`)."""
+"""Cluster metadata: the state on which all nodes agree (`machine`), and the decisions of the leader (`steering`)."""

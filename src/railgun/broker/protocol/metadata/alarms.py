@@ -1,19 +1,19 @@
-"""Alarms: what is wrong with a cluster, in words for people and codes for programs.
+"""Alarms: problems of a cluster, with texts for operators and codes for programs.
 
-They are derived from a status (`broker.cluster.overview`) and from nothing else: the same status, the same alarms.
+They are derived from a status (`broker.cluster.overview`) and from nothing else: the same status gives the same alarms.
 Rules:
 
-1. An alarm has a code, says what it is about (a node, a region, or the cluster), what is so, and what to do. Both of
-   these texts are without a full stop at their end: whoever shows them sets it.
-2. *critical*: something is not served now, or a node takes no part. *warning*: all is served, and somebody should look.
-3. What is not known is no alarm: a node that was not asked, or did not answer, is silent if the leader says so, or,
-   where no leader can be asked, if there is no connection to it. A node that was removed tells that, and nothing else.
-4. What is over by itself in a moment is none either: a replica that lags or an epoch that is not active is told after
-   `LONG` seconds.
-5. One cause, one alarm: a silent node does not lag, nor does one that cannot write; and a cluster without a leader does
-   not lack masters, too.
-6. A replica that cannot write a stream is no copy of it to count on: it is there, and there is a quorum without it or
-   there is none.
+1. An alarm has a code, the thing it is about (a node, a region, or the cluster), a text on the problem, and a text on
+   what to do. Both texts have no full stop at their end: the program that shows them adds it.
+2. *critical*: something is not served now, or a node takes no part. *warning*: everything is served, and an operator
+   should look.
+3. Missing knowledge is no alarm: a node that was not asked, or did not answer, is silent if the leader says so, or,
+   where no leader can be asked, if there is no connection to it. A node that was removed reports only that.
+4. A short delay is no alarm: a replica that lags or an epoch that is not active is reported after `ALARM_DELAY_S`.
+5. One cause gives one alarm: a silent node is not reported as lagging, nor is one that cannot write; and a cluster
+   without a leader is not reported as lacking masters.
+6. A replica that cannot write a stream does not count as a copy of it: either there is a quorum without it, or there is
+   none.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any, Final, Literal
 
 from railgun.errors import said
 
-LONG: Final = 10.0
-"""Seconds after which what takes its time takes too long."""
+ALARM_DELAY_S: Final = 10.0
+"""Seconds for which a lag or an inactive epoch is not reported yet."""
 MAX_SKEW_S: Final = 1.0
-"""Clocks of two nodes that differ by more are told."""
+"""A larger difference between the clocks of two nodes is reported."""
 MAX_STEP_S: Final = 10.0
-"""A time of day that has jumped by more while its node ran is told, and one that is so far behind when it starts."""
+"""A larger jump of the time of day while a node runs is reported, and a clock that is further behind at its start."""
 MAX_PAUSE_S: Final = 30 * 24 * 3600.0
-"""A time of day that is further ahead when a node starts than when it ran last is told: it was hardly off so long."""
+"""A larger step ahead between the last time a node noted and its start is reported: it was hardly off so long."""
 Severity = Literal["critical", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One thing that is wrong."""
+    """One problem, and what to do about it."""
 
     code: str
     severity: Severity
@@ -48,31 +48,31 @@ class Alarm:
 
 TODO: Final[Mapping[str, str]] = {
     "NO_CLUSTER": "Start the other nodes, or say where one is: railgun cluster join HOST:PORT",
-    "NO_LEADER": "Start the nodes that are down, mend the network, look after the disks of nodes that take no part: "
-    "a majority of the voters has to see each other",
+    "NO_LEADER": "Start the nodes that are down, mend the network, check the disks of nodes that take no part: "
+    "a majority of the voters must be able to reach each other",
     "REMOVED": "Stop it; to have it back, start it as a new one, with an empty directory",
-    "RAFT_FAILED": "Look after its disk. After a refused write it takes part again by itself; else start it again, or "
+    "RAFT_FAILED": "Check its disk. After a refused write it takes part again by itself; otherwise start it again, or "
     "replace it if it does not start",
-    "NO_QUORUM": "Start the nodes that are down, and look after the disks of those that cannot write: what was "
-    "acknowledged is safe, and writes wait",
+    "NO_QUORUM": "Start the nodes that are down, and check the disks of those that cannot write: acknowledged "
+    "messages are safe, and writes wait",
     "NO_MASTER": "Start a node that votes there and may be master; its file says so under regions",
-    "NOT_ACTIVE": "Start the replicas that are down, and see what they say of their disks",
+    "NOT_ACTIVE": "Start the replicas that are down, and check their alarms about disks",
     "NODE_SILENT": "Start it, or mend its network; if it is lost for good: railgun cluster remove NODE",
-    "NODE_TROUBLE": "Look after its disk: room, file size limits, quotas, read-only; if it stays so, start it again",
+    "NODE_TROUBLE": "Check its disk: room, file size limits, quotas, read-only; if the alarm stays, start it again",
     "DATA_GONE": "Stop the node, put back the directory that was there, and start it again",
-    "NOT_OPENED": "Do what it says; until then nothing of the stream is served, and it is not made anew",
-    "DISK_FULL": "Make room on it, or let streams keep less: railgun stream ensure NAME --max-age … --max-bytes …",
-    "REPLICA_BEHIND": "See whether its disk is full, or its disk, processor or network too slow",
-    "COPY_DAMAGED": "It is fetched from the others by itself; look after the disk, for it will not be the last time",
+    "NOT_OPENED": "Do what the text says; until then the stream is not served, and it is not created anew",
+    "DISK_FULL": "Free space on it, or let streams keep less: railgun stream ensure NAME --max-age … --max-bytes …",
+    "REPLICA_BEHIND": "Check whether its disk is full, or its disk, processor or network too slow",
+    "COPY_DAMAGED": "The node fetches it from the others by itself; check the disk, as this may happen again",
     "NO_QUORUM_SPARE": "Start the nodes that are down, or add one",
     "DRIFT": "Change the cluster (railgun cluster settings KEY=VALUE), or make the file say the same",
-    "LEFT_ALONE": "They are older than the node's membership, and served by nobody: start it without [cluster] to read",
+    "LEFT_ALONE": "They are older than the node's membership, and not served: start it without [cluster] to read them",
     "CLOCK_SKEW": "Let NTP set the clocks of all nodes; the times of messages are those of their master",
     "CLOCK_STEPPED": "If the clock is right now, start the node again: it takes the time of day when it starts",
-    "CLOCK_AT_START": "See whether the clock is right (NTP); if not, set it, and start the node again",
+    "CLOCK_AT_START": "Check whether the clock is right (NTP); if not, set it, and start the node again",
     "TIME_AHEAD": "If the clocks are right, stop all nodes, and mend the stored times on each: railgun stream retime",
 }
-"""What to do, by code."""
+"""What to do, by the code of the alarm."""
 UNSETTLED: Final = frozenset(
     {
         *(
@@ -87,39 +87,39 @@ UNSETTLED: Final = frozenset(
         *("NODE_SILENT", "NODE_TROUBLE", "REPLICA_BEHIND", "COPY_DAMAGED", "NO_QUORUM_SPARE"),
     }
 )
-"""A node, a master or a copy is missing or in trouble: nobody should stop one more node. The others (settings, clocks,
-room) are for somebody to look at, and to start a node again may be what helps."""
+"""Alarms during which no further node should be stopped: a node, a master or a copy is missing or in trouble. For the
+others (settings, clocks, disk space), restarting a node may even help."""
 
 
 def derive(status: Mapping[str, Any]) -> list[Alarm]:
-    """All alarms of a status, the worst first.
+    """Return all alarms of a status, the most severe first.
 
     >>> derive({"state": "alone", "node": "n1", "looking": "2 of 3 nodes are there", "nodes": [], "regions": []})
     [Alarm(code='NO_CLUSTER', severity='critical', about='n1', text='...2 of 3 nodes are there', todo=...)]
     """
     if status.get("removed"):
-        told = "this node was removed, and takes no part any more: what it shows may be old"
-        return [_critical("REMOVED", status["node"], told)]
-    found = [*_of_cluster(status)]
+        text = "this node was removed, and takes no part any more: what it shows may be old"
+        return [_critical("REMOVED", status["node"], text)]
+    alarms = [*_of_cluster(status)]
     for node in status["nodes"]:
-        found += _of_node(node)
+        alarms += _of_node(node)
     if status["state"] == "member" and status["leader"] is not None:
         for region in status["regions"]:
-            found += _of_region(status, region)
-    return sorted(found, key=lambda one: one.severity)
+            alarms += _of_region(status, region)
+    return sorted(alarms, key=lambda alarm: alarm.severity)
 
 
 def is_settled(status: Mapping[str, Any]) -> bool:
-    """Whether all is as it is to be, so that one more node may be stopped.
+    """Return whether the cluster is in order, so that one more node may be stopped.
 
-    There is no alarm that says otherwise (`UNSETTLED`), every node answers, every region is served, and every replica
-    has caught up, and counts: one that learns does not yet, so what is safe is on fewer nodes than there will be.
+    It is if there is no alarm in `UNSETTLED`, every node answers, every region is served, and every replica has caught
+    up and votes. A learner does not count yet, so messages are safe on fewer nodes than intended.
     """
     if status["state"] != "member" or status["leader"] is None:
         return False
     if any(alarm["code"] in UNSETTLED for alarm in status["alarms"]):
         return False
-    if not status["nodes"] or not all(one["answered"] for one in status["nodes"]):
+    if not status["nodes"] or not all(node["answered"] for node in status["nodes"]):
         return False
     for region in status["regions"]:
         others = {*region["voting"]} - {region["master"]}
@@ -128,7 +128,7 @@ def is_settled(status: Mapping[str, Any]) -> bool:
             continue
         if not region["active"] or not region["acting"] or region["learning"]:
             return False
-        if not all(one in lags and lags[one]["caught_up"] for one in others):
+        if not all(node in lags and lags[node]["caught_up"] for node in others):
             return False
     return True
 
@@ -142,25 +142,27 @@ def _warning(code: str, about: str, text: str) -> Alarm:
 
 
 def _alarm(code: str, severity: Severity, about: str, text: str) -> Alarm:
-    """Return an alarm; the text may end with what a node or an error has said, and loses the full stop of that."""
+    """Return an alarm. A full stop at the end of `text` is removed: the text may end with a quoted error."""
     return Alarm(code, severity, about, said(text), TODO[code])
 
 
 def _of_cluster(status: Mapping[str, Any]) -> Iterator[Alarm]:
     if status["state"] != "member":
-        why = status.get("looking") or "it looks for others"
-        told = f"this node is not a member of a cluster yet: {why}"
-        yield _critical("NO_CLUSTER", status["node"], told)
+        reason = status.get("looking") or "it looks for other nodes"
+        text = f"this node is not a member of a cluster yet: {reason}"
+        yield _critical("NO_CLUSTER", status["node"], text)
         return
-    up = {one["id"] for one in status["nodes"] if one["up"] and not one.get("failed")}
+    up = {node["id"] for node in status["nodes"] if node["up"] and not node.get("failed")}
     voters = status["voters"]
     if status["leader"] is None:
         seen = f": {_share(voters, up, 'voters')} are seen to take part" if voters else " yet"
-        told = f"no quorum: this node knows nobody who leads{seen}. Nothing is made, changed or written by way of it"
-        yield _critical("NO_LEADER", "cluster", told)
+        text = (
+            f"no quorum: this node knows no leader{seen}. It can create, change and write nothing"
+        )
+        yield _critical("NO_LEADER", "cluster", text)
     elif (spare := _spare(voters, up)) is not None and spare == 0:
-        told = "one more failure, and nobody can lead: " + _share(voters, up, "voters")
-        yield _warning("NO_QUORUM_SPARE", "cluster", told)
+        text = "one more failure, and no node can lead: " + _share(voters, up, "voters")
+        yield _warning("NO_QUORUM_SPARE", "cluster", text)
 
 
 def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
@@ -170,70 +172,72 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Alarm]:
         return
     if not node["up"]:
         silent = node.get("silent_for")
-        told = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")
-        yield _warning("NODE_SILENT", name, told)
+        text = f"{name} is silent" + ("" if silent is None else f" for {silent:.0f} s")
+        yield _warning("NODE_SILENT", name, text)
         return
     if unwritable := node.get("unwritable"):
         (stream, why), *rest = sorted(unwritable.items())
         others = f" and {len(rest)} other streams" if rest else ""
-        told = f"{name} cannot write {stream!r}{others}: it is no copy to count on, and no master. {why}"
-        yield _warning("NODE_TROUBLE", name, told)
+        text = f"{name} cannot write {stream!r}{others}: its copies do not count, and it cannot be master. {why}"
+        yield _warning("NODE_TROUBLE", name, text)
     elif node.get("trouble"):
-        told = f"{name} cannot be a master: {node['trouble']}"
-        yield _warning("NODE_TROUBLE", name, told)
+        text = f"{name} cannot be a master: {node['trouble']}"
+        yield _warning("NODE_TROUBLE", name, text)
     if node.get("full"):
-        told = f"{name} has hardly any room on its disk: others are master instead of it, if they have more"
-        yield _warning("DISK_FULL", name, told)
+        text = f"{name} has hardly any room on its disk: nodes with more room become master instead"
+        yield _warning("DISK_FULL", name, text)
     for stream, why in sorted(node.get("damaged", {}).items()):
-        told = f"the copy of {stream!r} on {name} has lost something: {why}"
-        yield _warning("COPY_DAMAGED", name, told)
+        text = f"the copy of {stream!r} on {name} has lost something: {why}"
+        yield _warning("COPY_DAMAGED", name, text)
     drift = node.get("drift") or {}
     if drift:
-        words = [f"{key} is {one['file']} in its file" for key, one in sorted(drift.items())]
-        is_so = [f"{one['cluster']}" for _, one in sorted(drift.items())]
-        told = f"{name}: {', '.join(words)}, and the cluster has {', '.join(is_so)}"
-        yield _warning("DRIFT", name, told)
+        in_file = [
+            f"{key} is {values['file']} in its file" for key, values in sorted(drift.items())
+        ]
+        in_cluster = [f"{values['cluster']}" for _, values in sorted(drift.items())]
+        text = f"{name}: {', '.join(in_file)}, and the cluster has {', '.join(in_cluster)}"
+        yield _warning("DRIFT", name, text)
     yield from _of_clock(node)
     alone = node.get("left_alone") or []
     if alone:
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        told = f"streams on {name} that are of no cluster: {', '.join(alone[:5])}{more}"
-        yield _warning("LEFT_ALONE", name, told)
+        text = f"streams on {name} that belong to no cluster: {', '.join(alone[:5])}{more}"
+        yield _warning("LEFT_ALONE", name, text)
 
 
 def of_lone_node(node: Mapping[str, Any]) -> list[Alarm]:
-    """Return the alarms of a node without a cluster: of its directory, streams, room and clock.
+    """Return the alarms of a node without a cluster: about its directory, streams, disk space and clock.
 
-    `displaced`: why the directory is not its own any more; `not_opened`: why streams cannot be opened, by name.
+    `displaced`: why the directory is no longer its own; `not_opened`: why streams cannot be opened, by name.
 
     >>> of_lone_node({"name": "/data", "full": True, "clock_stepped": 0.0})
     [Alarm(code='DISK_FULL', severity='warning', about='/data', text='/data has hardly any room on its disk', todo=...)]
     """
-    name, found = node["name"], []
+    name, alarms = node["name"], []
     if node.get("displaced"):
-        found.append(_critical("DATA_GONE", name, node["displaced"]))
+        alarms.append(_critical("DATA_GONE", name, node["displaced"]))
     for stream, why in sorted((node.get("not_opened") or {}).items()):
-        found.append(_critical("NOT_OPENED", stream, why))
+        alarms.append(_critical("NOT_OPENED", stream, why))
     if node.get("full"):
-        found.append(_warning("DISK_FULL", name, f"{name} has hardly any room on its disk"))
-    return [*found, *_of_clock(node)]
+        alarms.append(_warning("DISK_FULL", name, f"{name} has hardly any room on its disk"))
+    return [*alarms, *_of_clock(node)]
 
 
 def wrong_at_start(name: str, off: float) -> str:
-    """Return what is to be told of a clock that was so many seconds off when its node started; "": nothing.
+    """Return the alarm text for a clock that was `off` seconds ahead when its node started; "" if it was right.
 
-    It is compared with the time that the node noted last, in its life before.
+    The clock is compared with the last time that the node noted before it stopped.
     """
     if off < -MAX_STEP_S:
         return (
-            f"the clock of {name} was {-off:,.0f} s behind when the node started: it had noted a later time before. "
+            f"when {name} started, its clock was {-off:,.0f} s behind the last time it had noted. "
             "Messages are stored with that clock"
         )
     if off > MAX_PAUSE_S:
         days = off / (24 * 3600)
         return (
-            f"the clock of {name} was {days:,.0f} days ahead when the node started of the time that it had noted last: "
-            "either it was off for so long, or the clock is wrong"
+            f"when {name} started, its clock was {days:,.0f} days ahead of the last time it had noted: "
+            "either the node was off for so long, or the clock is wrong"
         )
     return ""
 
@@ -243,84 +247,89 @@ def _of_clock(node: Mapping[str, Any]) -> Iterator[Alarm]:
     skew = node.get("clock_skew") or 0.0
     if abs(skew) > MAX_SKEW_S:
         way = "ahead of" if skew > 0 else "behind"
-        told = f"the clock of {name} is {abs(skew):,.1f} s {way} the leader's"
-        yield _warning("CLOCK_SKEW", name, told)
+        text = f"the clock of {name} is {abs(skew):,.1f} s {way} the leader's"
+        yield _warning("CLOCK_SKEW", name, text)
     stepped = node.get("clock_stepped") or 0.0
     if abs(stepped) > MAX_STEP_S:
         way = "ahead" if stepped > 0 else "back"
-        told = (
+        text = (
             f"the clock of {name} has jumped {abs(stepped):,.0f} s {way} since it was started: the times of messages "
             "follow it slowly"
         )
-        yield _warning("CLOCK_STEPPED", name, told)
-    if told := wrong_at_start(name, node.get("clock_at_start") or 0.0):
-        yield _warning("CLOCK_AT_START", name, told)
+        yield _warning("CLOCK_STEPPED", name, text)
+    if text := wrong_at_start(name, node.get("clock_at_start") or 0.0):
+        yield _warning("CLOCK_AT_START", name, text)
     for stream, ahead in sorted((node.get("time_ahead") or {}).items()):
-        told = (
+        text = (
             f"the last message of {stream!r} on {name} is stored {ahead:,.0f} s ahead of its clock"
         )
-        yield _warning("TIME_AHEAD", name, told)
+        yield _warning("TIME_AHEAD", name, text)
 
 
 def _of_region(status: Mapping[str, Any], region: Mapping[str, Any]) -> Iterator[Alarm]:
     name, voting, master = region["name"], region["voting"], region["master"]
-    nodes = {one["id"]: one for one in status["nodes"]}
-    up = {id for id, one in nodes.items() if one["up"]}
+    nodes = {node["id"]: node for node in status["nodes"]}
+    up = {id for id, node in nodes.items() if node["up"]}
     if not voting and not region["streams"]:
-        return  # nobody wants it, and nothing is in it
+        return  # no node names the region, and no stream is in it
 
-    def called(id: str) -> str:
+    def name_of(id: str) -> str:
         return str(nodes[id]["name"]) if id in nodes else id
 
     stream, able = _scarcest(region, up)
-    unable = [one for one in voting if one in up - able]
-    if 2 * sum(one in up for one in voting) <= len(voting):
-        told = f"region {name}: {_share(voting, up, 'voting replicas')}. What is written waits"
-        yield _critical("NO_QUORUM", name, told)
-    elif unable and 2 * sum(one in able for one in voting) <= len(voting):
-        who = ", ".join(map(called, unable))
-        told = f"region {name}: {_share(voting, able, 'voting replicas')} can write {stream!r}. What is written waits, "
-        yield _critical("NO_QUORUM", name, f"{told}or is refused: {who} cannot write")
+    unable = [node for node in voting if node in up - able]
+    if 2 * sum(node in up for node in voting) <= len(voting):
+        text = f"region {name}: {_share(voting, up, 'voting replicas')} are up. Writes wait"
+        yield _critical("NO_QUORUM", name, text)
+    elif unable and 2 * sum(node in able for node in voting) <= len(voting):
+        names = ", ".join(map(name_of, unable))
+        text = f"region {name}: {_share(voting, able, 'voting replicas')} can write {stream!r}. Writes wait, "
+        yield _critical("NO_QUORUM", name, f"{text}or are refused: {names} cannot write")
     elif master is None:
         yield _critical("NO_MASTER", name, f"region {name} has no master yet")
     elif master not in up:
-        told = f"region {name}: its master {called(master)} is silent, and nobody follows it"
-        yield _critical("NO_MASTER", name, told)
-    elif region.get("idle_for", 0.0) > LONG:
-        told = f"region {name}: its master {called(master)} does not serve for {region['idle_for']:.0f} s"
-        yield _critical("NO_MASTER", name, told)
-    elif not region["active"] and region["inactive_for"] > LONG:
-        told = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
-        yield _warning("NOT_ACTIVE", name, told)
+        text = f"region {name}: its master {name_of(master)} is silent, and it has no successor"
+        yield _critical("NO_MASTER", name, text)
+    elif region.get("idle_for", 0.0) > ALARM_DELAY_S:
+        text = f"region {name}: its master {name_of(master)} does not serve for {region['idle_for']:.0f} s"
+        yield _critical("NO_MASTER", name, text)
+    elif not region["active"] and region["inactive_for"] > ALARM_DELAY_S:
+        text = f"epoch {region['epoch']} of region {name} is not active for {region['inactive_for']:.0f} s"
+        yield _warning("NOT_ACTIVE", name, text)
     elif (spare := _spare(voting, able)) is not None and spare == 0:
-        told = f"region {name}: one more failure, and writes wait: "
-        what = f"voting replicas can write {stream!r}" if unable else "voting replicas are there"
-        yield _warning("NO_QUORUM_SPARE", name, told + _share(voting, able, what))
+        text = f"region {name}: one more failure, and writes wait: "
+        described = f"voting replicas can write {stream!r}" if unable else "voting replicas are up"
+        yield _warning("NO_QUORUM_SPARE", name, text + _share(voting, able, described))
     for id, lag in sorted(region["lag"].items()):
         if nodes.get(id, {}).get("unwritable"):
             continue
-        if id in up and not lag["caught_up"] and lag["behind_for"] > LONG:
+        if id in up and not lag["caught_up"] and lag["behind_for"] > ALARM_DELAY_S:
             much, long = f"{lag['messages']:,} messages", f"{lag['behind_for']:.0f} s"
-            told = f"{called(id)} is {much} behind in region {name}, for {long}"
-            yield _warning("REPLICA_BEHIND", called(id), told)
+            text = f"{name_of(id)} is {much} behind in region {name}, for {long}"
+            yield _warning("REPLICA_BEHIND", name_of(id), text)
 
 
 def _scarcest(region: Mapping[str, Any], up: set[str]) -> tuple[str, set[str]]:
-    """Return the stream of a region that the fewest nodes can write, and the nodes that can; "": all are alike."""
+    """Return the stream of a region that the fewest nodes can write, and the nodes of `up` that can.
+
+    Return "" and `up` if every node can write every stream.
+    """
     unwritable = region.get("unwritable") or {}
     able = {stream: up - set(ids) for stream, ids in unwritable.items()}
     voting = region["voting"]
-    stream = min(sorted(able), key=lambda one: sum(id in able[one] for id in voting), default="")
-    return stream, able.get(stream, up)
+    scarcest = min(
+        sorted(able), key=lambda name: sum(id in able[name] for id in voting), default=""
+    )
+    return scarcest, able.get(scarcest, up)
 
 
 def _spare(voting: list[str], up: set[str]) -> int | None:
-    """How many more may fail; None: that many were never meant to (one or two, and all are there)."""
-    there = sum(one in up for one in voting)
-    if len(voting) < 3 and there == len(voting):
+    """Return how many more nodes may fail, or None for one or two nodes, all up: they were never meant to lose one."""
+    present = sum(node in up for node in voting)
+    if len(voting) < 3 and present == len(voting):
         return None
-    return max(0, there - len(voting) // 2 - 1)
+    return max(0, present - len(voting) // 2 - 1)
 
 
-def _share(voting: list[str], up: set[str], what: str) -> str:
-    return f"{sum(one in up for one in voting)} of {len(voting)} {what}"
+def _share(voting: list[str], up: set[str], described: str) -> str:
+    return f"{sum(node in up for node in voting)} of {len(voting)} {described}"

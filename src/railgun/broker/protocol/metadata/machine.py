@@ -1,25 +1,25 @@
-"""Metadata: what all nodes of a cluster agree on. Each applies the same entries of Raft's log, in order.
+"""State machine of the cluster metadata. Every node applies the same entries of Raft's log, in order.
 
 Rules:
 
-1. An entry in, a result out. The same entries make the same state and the same results on every node: nothing here has
-   a clock, chance, or an order that differs.
-2. No command can end a node. What is not understood or not possible gives `{"error": {"code", "text"}}`, and then
-   nothing has changed.
-3. A command may carry a `request`, some text of whoever proposes it. The results of the last 1000 of them are part of
-   the state: the same request again gives the same result and does nothing. So a proposal of which the fate is not
-   known is proposed again.
-4. The first command is `form`. Until then everything else is refused (`NOT_FORMED`), after that a second one
-   (`FORMED`, with the id of the cluster that there is): of nodes that form a cluster at the same time one wins.
-5. Nodes have an id for ever, a name that no other has, and addresses that may change. What they are in regions is in
-   `regions`, what streams there are in `catalogue`; their rules are there.
-6. What was decided for an epoch of a region counts in that epoch only: else `STALE`.
-7. A node leaves in steps (see `steering`): it is wanted to be gone, becomes nobody's master, votes nowhere, and only
-   then is removed.
-8. What was told by a node counts until it tells something else. `remove` may carry the `index` of what was last told:
+1. `apply` takes an entry and returns its result. The same entries make the same state and the same results on every
+   node: nothing here depends on a clock, chance, or an order that differs.
+2. No command can stop a node. A command that is not understood or not possible gives `{"error": {"code", "text"}}`, and
+   then nothing has changed.
+3. A command may carry a `request`, a text chosen by its proposer. The results of the last 1000 requests are part of the
+   state: the same request again gives the same result and does nothing. So a proposal whose outcome is unknown is
+   proposed again.
+4. The first command is `form`. Until then every other command is refused (`NOT_FORMED`), after that a second one
+   (`FORMED`, with the id of the existing cluster): if several nodes form a cluster at the same time, one wins.
+5. Nodes have a permanent id, a unique name, and addresses that may change. Their roles in regions are in `regions`, the
+   streams in `catalogue`; the rules are in those modules.
+6. A decision made for an epoch of a region counts in that epoch only; otherwise it is `STALE`.
+7. A node leaves in steps (see `steering`): it is marked to leave, is master of no region, votes nowhere, and only then
+   is removed.
+8. The description that a node sent counts until it sends another one. `remove` may carry the `index` of the last one:
    if the node has come back since, it is not removed.
-9. Who was removed stays so for ever (`REMOVED`), also if it is started again with what it had. It comes back as a new
-   node, with another id.
+9. A removed node stays removed for ever (`REMOVED`), even if it is restarted with its old directory. It comes back as a
+   new node, with another id.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from railgun.broker.protocol.metadata import options
 from railgun.broker.protocol.metadata.fields import (
     RefusedError,
     Scalar,
-    bad,
     check_list,
     check_name,
     check_object,
     check_region,
+    invalid,
+    quoted,
     take_name,
     take_text,
     take_whole,
-    told,
 )
 from railgun.broker.protocol.metadata.nodes import MASTER, NodeInfo
-from railgun.broker.protocol.metadata.regions import Region, holds, settle
+from railgun.broker.protocol.metadata.regions import Region, holds, updated_regions
 from railgun.broker.protocol.metadata.streams import Catalogue, StreamInfo
 from railgun.errors import ProtocolError
 
-MOST_REQUESTS: Final = 1000
-MOST_NODES: Final = 1000
-FORMAT: Final = 1
-"""Of a dump."""
+MAX_REQUESTS: Final = 1000
+MAX_NODES: Final = 1000
+DUMP_FORMAT: Final = 1
+"""The version of the result of `dump`."""
 
 Result = dict[str, Any]
 
 
 class Metadata:
-    """What the nodes agree on.
+    """The metadata of a cluster, as one node has applied it.
 
     >>> metadata = Metadata()
     >>> node = {"id": "n1", "name": "one", "host": "10.0.0.1", "port": 7400, "cluster_port": 7401}
@@ -84,57 +84,56 @@ class Metadata:
 
     def __init__(self) -> None:
         self.index = 0
-        """Of the last entry that was applied."""
+        """The index of the last applied entry."""
         self.cluster = ""
-        """Its id; empty: there is none yet."""
+        """The id of the cluster; empty before it is formed."""
         self.settings: dict[str, Scalar] = options.defaults()
         self.nodes: dict[str, NodeInfo] = {}
         self.wanted_gone: set[str] = set()
-        """Nodes that are to leave."""
+        """Nodes that are marked to leave."""
         self.removed: set[str] = set()
-        """Nodes that have left."""
+        """The ids of all removed nodes."""
         self.regions: dict[str, Region] = {}
         self.catalogue = Catalogue()
         self._requests: dict[str, Result] = {}
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ queries
 
     @property
     def streams(self) -> Mapping[str, StreamInfo]:
-        """All streams, by name."""
+        """Return all streams by name."""
         return self.catalogue.streams
 
     @property
     def deleted(self) -> set[int]:
-        """The ids of all streams that were; files are removed for these only."""
+        """Return the ids of all deleted streams; files are removed for these only."""
         return self.catalogue.deleted
 
     def seconds(self, key: str) -> float | None:
-        """A setting of the cluster."""
+        """Return a setting of the cluster, in seconds."""
         value = self.settings.get(key, options.OPTIONS[key].default)
         return None if value is None else float(value)
 
     def drift(self, file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Where the file of a node differs from what the cluster does."""
+        """Return where the settings in a node's file differ from those of the cluster."""
         return options.drift(self.settings, file)
 
     def role(self, node: str, region: str) -> str | None:
-        """What a node is to be in a region."""
+        """Return a node's role in a region, or None."""
         info = self.nodes.get(node)
         return None if info is None else info.regions.get(region)
 
     def can_lead(self, region: str) -> bool:
-        """Whether there is somebody who can be its master, and is to stay."""
-        there = self.regions.get(region)
-        return there is not None and any(
-            self.role(node, region) == MASTER and node not in self.wanted_gone
-            for node in there.voting
+        """Return whether a region has a node that can be its master and is not marked to leave."""
+        voting = self.regions[region].voting if region in self.regions else ()
+        return any(
+            self.role(node, region) == MASTER and node not in self.wanted_gone for node in voting
         )
 
     # ------------------------------------------------------------ entries
 
     def apply(self, index: int, command: Any) -> Result:
-        """The entry with this index: what comes of it. An index that was applied already is the driver's mistake."""
+        """Apply the entry at `index`, and return its result. Raises `ProtocolError` if it was applied before."""
         if index <= self.index:
             raise ProtocolError(f"entry {index} was applied already: the last one is {self.index}")
         self.index = index
@@ -150,17 +149,19 @@ class Metadata:
         except RefusedError as error:
             result = error.result()
         if request is not None:
-            if len(self._requests) >= MOST_REQUESTS:
+            if len(self._requests) >= MAX_REQUESTS:
                 del self._requests[next(iter(self._requests))]
             self._requests[request] = deepcopy(result)
         return result
 
     def _do(self, index: int, command: dict[str, Any]) -> Result:
-        what = command.get("do")
-        handler = _HANDLERS.get(what) if isinstance(what, str) else None
+        name = command.get("do")
+        handler = _HANDLERS.get(name) if isinstance(name, str) else None
         if handler is None:
-            raise bad(f"there is no command {told(what)}; there are {', '.join(sorted(_HANDLERS))}")
-        if not self.cluster and what != "form":
+            raise invalid(
+                f"there is no command {quoted(name)}; there are {', '.join(sorted(_HANDLERS))}"
+            )
+        if not self.cluster and name != "form":
             raise RefusedError("NOT_FORMED", "there is no cluster yet")
         return handler(self, index, command)
 
@@ -173,17 +174,17 @@ class Metadata:
             )
         cluster = take_name(command, "cluster")
         settings = options.check_options(command.get("settings", {}))
-        nodes = [NodeInfo.of(one, index) for one in check_list(command.get("nodes"), "nodes")]
-        if not 0 < len(nodes) <= MOST_NODES:
-            raise bad(f"a cluster begins with 1 to {MOST_NODES} nodes, not {len(nodes)}")
+        nodes = [NodeInfo.of(node, index) for node in check_list(command.get("nodes"), "nodes")]
+        if not 0 < len(nodes) <= MAX_NODES:
+            raise invalid(f"a cluster begins with 1 to {MAX_NODES} nodes, not {len(nodes)}")
         if len({node.id for node in nodes}) < len(nodes):
-            raise bad("two nodes have the same id")
+            raise invalid("two nodes have the same id")
         if len({node.name for node in nodes}) < len(nodes):
             raise RefusedError("NAME_TAKEN", "two nodes have the same name: give each its own")
         self.cluster = cluster
         self.settings |= settings
         self.nodes = {node.id: node for node in nodes}
-        self._settle(index)
+        self._update_regions(index)
         return {"result": "FORMED", "cluster": cluster}
 
     def _node(self, index: int, command: dict[str, Any]) -> Result:
@@ -191,79 +192,79 @@ class Metadata:
         if node.id in self.removed:
             raise RefusedError(
                 "REMOVED",
-                f"{node.id} was removed: to have it back, start it as a new one, with an empty directory",
+                f"{node.id} was removed: to have it back, start it as a new node, with an empty directory",
             )
         for other in self.nodes.values():
             if other.name == node.name and other.id != node.id:
                 raise RefusedError(
                     "NAME_TAKEN",
-                    f"node {other.id} has the name {node.name!r}: give {node.id} another one, or let the "
-                    "other leave",
+                    f"node {other.id} has the name {node.name!r}: give {node.id} another name, or let "
+                    f"{other.id} leave",
                 )
         before = self.nodes.get(node.id)
-        if before is None and len(self.nodes) >= MOST_NODES:
-            raise RefusedError("TOO_MANY", f"a cluster has at most {MOST_NODES} nodes")
+        if before is None and len(self.nodes) >= MAX_NODES:
+            raise RefusedError("TOO_MANY", f"a cluster has at most {MAX_NODES} nodes")
         self.nodes[node.id] = node
-        self._settle(index)
-        news = "UPDATED" if before is None or not node.is_as(before) else "UNCHANGED"
+        self._update_regions(index)
+        change = "UPDATED" if before is None or not node.same_as(before) else "UNCHANGED"
         leaving = [
             region.name
             for region in self.regions.values()
             if node.id in region.voting and region.name not in node.regions
         ]
-        return {"result": "JOINED" if before is None else news, "leaving": leaving}
+        return {"result": "JOINED" if before is None else change, "leaving": leaving}
 
     def _leave(self, index: int, command: dict[str, Any]) -> Result:
-        node = self._known(command)
+        node = self._existing_node(command)
         if not set(self.nodes) - self.wanted_gone - {node}:
             raise RefusedError("STILL_IN_USE", f"{node} is the last node: the cluster needs one")
         used = self.catalogue.used
         for region in self.regions.values():
             others = {*region.voting, *region.learning} - {node} - self.wanted_gone
-            eligible = any(self.role(one, region.name) == MASTER for one in others)
+            eligible = any(self.role(other, region.name) == MASTER for other in others)
             if region.name in used and node in region.voting and not eligible:
                 raise RefusedError(
                     "STILL_IN_USE",
-                    f"nobody but {node} can be the master of region {region.name!r}: let another node have it, "
+                    f"no node but {node} can be the master of region {region.name!r}: let another node have it, "
                     "or delete its streams",
                 )
         self.wanted_gone.add(node)
         return {"result": "LEAVING"}
 
     def _stay(self, index: int, command: dict[str, Any]) -> Result:
-        self.wanted_gone.discard(self._known(command))
+        self.wanted_gone.discard(self._existing_node(command))
         return {"result": "STAYS"}
 
     def _remove(self, index: int, command: dict[str, Any]) -> Result:
-        node = self._known(command)
+        node = self._existing_node(command)
         if command.get("index") is not None:
             seen = take_whole(command, "index")
             if seen != self.nodes[node].index:
                 raise RefusedError("STALE", f"{node} has come back: it stays")
         used = self.catalogue.used
-        held = [one.name for one in self.regions.values() if holds(one, node, used)]
+        held = [region.name for region in self.regions.values() if holds(region, node, used)]
         if held:
             raise RefusedError(
                 "STILL_IN_USE",
-                f"{node} votes in {', '.join(held[:5])}: let it leave (railgun cluster remove), and wait",
+                f"{node} votes in {', '.join(held[:5])}: run railgun cluster remove, and wait until it has left",
             )
         if len(self.nodes) == 1:
             raise RefusedError("STILL_IN_USE", f"{node} is the last node: the cluster needs one")
         del self.nodes[node]
         self.wanted_gone.discard(node)
         self.removed.add(node)
-        self._settle(index)
+        self._update_regions(index)
         return {"result": "REMOVED"}
 
     def _change_settings(self, index: int, command: dict[str, Any]) -> Result:
         change = options.check_options(command.get("change"))
         before = self.settings
         for key, value in change.items():
-            if options.OPTIONS[key].settled and value != before[key]:
+            if options.OPTIONS[key].fixed and value != before[key]:
                 raise RefusedError(
                     "BAD_SETTINGS",
-                    f"{key} is settled when the cluster is formed, and is {before[key]:g} seconds: leases rest on it, "
-                    "and nodes would not change it at one moment",
+                    f"{key} is fixed when the cluster is formed, and is {before[key]:g} seconds: leases depend on it, "
+                    "and nodes would not change it at the same moment",
                 )
         self.settings = before | change
         result = "UNCHANGED" if self.settings == before else "UPDATED"
@@ -278,13 +279,13 @@ class Metadata:
         if node not in region.voting or self.role(node, region.name) != MASTER:
             raise RefusedError(
                 "NOT_ELIGIBLE",
-                f"{node} cannot be the master of region {region.name!r}: it has to vote there, and its file "
-                "has to name it a master there",
+                f"{node} cannot be the master of region {region.name!r}: it must vote there, and its file "
+                "must give it the role master there",
             )
         return self._begin(region.with_master(node, index))
 
     def _promote(self, index: int, command: dict[str, Any]) -> Result:
-        region, node = self._region(command), self._known(command)
+        region, node = self._region(command), self._existing_node(command)
         region.check_epoch(take_whole(command, "epoch"), region.epoch)
         region.check_active()
         if node in self.wanted_gone:
@@ -292,7 +293,7 @@ class Metadata:
         return self._begin(region.promoted(node, index))
 
     def _demote(self, index: int, command: dict[str, Any]) -> Result:
-        region, node = self._region(command), self._known(command)
+        region, node = self._region(command), self._existing_node(command)
         region.check_epoch(take_whole(command, "epoch"), region.epoch)
         region.check_active()
         learns = self.role(node, region.name) is not None
@@ -317,7 +318,7 @@ class Metadata:
 
     def _delete(self, index: int, command: dict[str, Any]) -> Result:
         result = self.catalogue.delete(command)
-        self._settle(index)
+        self._update_regions(index)
         return result
 
     def _groups(self, index: int, command: dict[str, Any]) -> Result:
@@ -326,9 +327,9 @@ class Metadata:
             return {"result": "IGNORED", "epoch": region.epoch}
         return self.catalogue.note_groups(region.name, command)
 
-    # ------------------------------------------------------------ what commands name
+    # ------------------------------------------------------------ lookups
 
-    def _known(self, command: dict[str, Any]) -> str:
+    def _existing_node(self, command: dict[str, Any]) -> str:
         node = take_name(command, "node")
         if node not in self.nodes:
             raise RefusedError("NO_NODE", f"there is no node {node} in the cluster")
@@ -341,15 +342,15 @@ class Metadata:
             raise RefusedError("NO_REGION", f"there is no region {name!r}")
         return region
 
-    def _settle(self, index: int) -> None:
-        self.regions = settle(self.regions, self.nodes, self.catalogue.used, index)
+    def _update_regions(self, index: int) -> None:
+        self.regions = updated_regions(self.regions, self.nodes, self.catalogue.used, index)
 
     # ------------------------------------------------------------ snapshots
 
     def dump(self) -> dict[str, Any]:
-        """All of it as plain data, for a snapshot; what is changed in it changes nothing here."""
+        """Return the whole state as plain data, for a snapshot. Changing the result does not change the metadata."""
         return {
-            "format": FORMAT,
+            "format": DUMP_FORMAT,
             "index": self.index,
             "cluster": self.cluster,
             "settings": dict(self.settings),
@@ -358,13 +359,16 @@ class Metadata:
             "removed": sorted(self.removed),
             "regions": [region.dump() for region in self.regions.values()],
             "catalogue": self.catalogue.dump(),
-            "requests": [[key, deepcopy(one)] for key, one in self._requests.items()],
+            "requests": [[key, deepcopy(result)] for key, result in self._requests.items()],
         }
 
     @staticmethod
     def load(dumped: dict[str, Any]) -> Metadata:
-        """What `dump` told. What nobody can have dumped is refused whole: the node must not go on with a part."""
-        if not isinstance(dumped, dict) or dumped.get("format") != FORMAT:
+        """Return the metadata from the result of `dump`.
+
+        Raises `ProtocolError` if any part is invalid: a node must not go on with a part of the state.
+        """
+        if not isinstance(dumped, dict) or dumped.get("format") != DUMP_FORMAT:
             raise ProtocolError(
                 "a snapshot of the metadata is in a form this version does not know: use a later one"
             )
@@ -375,23 +379,23 @@ class Metadata:
 
     @staticmethod
     def _load(dumped: dict[str, Any]) -> Metadata:
-        made = Metadata()
-        made.index = take_whole(dumped, "index")
-        made.cluster = check_name(dumped["cluster"], "cluster") if dumped["cluster"] else ""
-        made.settings = dict(check_object(dumped["settings"], "settings"))
-        for one in dumped["nodes"]:
-            node = NodeInfo.load(one)
-            made.nodes[node.id] = node
-        made.wanted_gone = {check_name(one, "node") for one in dumped["wanted_gone"]}
-        made.removed = {check_name(one, "node") for one in dumped["removed"]}
-        for one in dumped["regions"]:
-            region = Region.load(one)
-            made.regions[region.name] = region
-        made.catalogue = Catalogue.load(dumped["catalogue"], made.index)
-        made._requests = {
+        metadata = Metadata()
+        metadata.index = take_whole(dumped, "index")
+        metadata.cluster = check_name(dumped["cluster"], "cluster") if dumped["cluster"] else ""
+        metadata.settings = dict(check_object(dumped["settings"], "settings"))
+        for dumped_node in dumped["nodes"]:
+            node = NodeInfo.load(dumped_node)
+            metadata.nodes[node.id] = node
+        metadata.wanted_gone = {check_name(node, "node") for node in dumped["wanted_gone"]}
+        metadata.removed = {check_name(node, "node") for node in dumped["removed"]}
+        for dumped_region in dumped["regions"]:
+            region = Region.load(dumped_region)
+            metadata.regions[region.name] = region
+        metadata.catalogue = Catalogue.load(dumped["catalogue"], metadata.index)
+        metadata._requests = {
             key: deepcopy(check_object(result, "result")) for key, result in dumped["requests"]
         }
-        return made
+        return metadata
 
 
 _HANDLERS: Final[Mapping[str, Callable[[Metadata, int, dict[str, Any]], Result]]] = {

@@ -1,4 +1,4 @@
-"""What all nodes know of one: its id for ever, and what may change with each start."""
+"""The metadata of one node: its permanent id, and fields that may change with each start."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from railgun.broker.protocol.metadata.fields import (
-    bad,
     check_object,
     check_region,
+    invalid,
+    quoted,
     take_name,
     take_text,
     take_whole,
-    told,
 )
 
 GLOBAL: Final = "global"
 """The region that always exists."""
 MASTER: Final = "master"
 REPLICA: Final = "replica"
-MOST_REGIONS: Final = 100
-"""Of one node."""
+MAX_REGIONS: Final = 100
+"""Limit for one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node, as it has told about itself in the entry with this `index`."""
+    """A node, as it described itself in the entry at `index`."""
 
     id: str
     name: str
-    """For people."""
+    """A unique name for operators."""
     host: str
     port: int
-    """For clients."""
+    """The port for clients."""
     cluster_host: str
     cluster_port: int
-    """For other nodes."""
+    """The port for other nodes."""
     http: str
-    """Where its HTTP API is, if it has one."""
+    """The address of its HTTP API, or empty."""
     regions: Mapping[str, str]
-    """What it has copies of: it can be "master" there, or is a "replica" only."""
+    """The regions it has copies of, and its role in each: "master" (it may be master) or "replica"."""
     version: str
     index: int
 
     @staticmethod
-    def of(told_of: Any, index: int) -> NodeInfo:
-        """As a command tells it.
+    def of(description: Any, index: int) -> NodeInfo:
+        """Return the node that a command describes. Raises `RefusedError`.
 
-        >>> told_of = {"id": "n1", "name": "one", "host": "10.0.0.1", "port": 7400, "cluster_port": 7401}
-        >>> NodeInfo.of(told_of, 5).regions
+        >>> node = {"id": "n1", "name": "one", "host": "10.0.0.1", "port": 7400, "cluster_port": 7401}
+        >>> NodeInfo.of(node, 5).regions
         {'global': 'master'}
         """
-        fields = check_object(told_of, "node")
+        fields = check_object(description, "node")
         http = take_text(fields, "http", 500) if fields.get("http") else ""
         version = take_text(fields, "version", 100) if fields.get("version") else ""
         return NodeInfo(
@@ -68,28 +68,30 @@ class NodeInfo:
             index,
         )
 
-    def is_as(self, other: NodeInfo) -> bool:
-        """Whether there is no news."""
+    def same_as(self, other: NodeInfo) -> bool:
+        """Return whether both are equal except for their index."""
         return self.dump() | {"index": 0} == other.dump() | {"index": 0}
 
     def dump(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the node as plain data."""
         return asdict(self) | {"regions": dict(self.regions)}
 
     @staticmethod
     def load(dumped: dict[str, Any]) -> NodeInfo:
-        """What `dump` told."""
+        """Return the node from the result of `dump`."""
         return NodeInfo.of(dumped, take_whole(dumped, "index"))
 
 
-def _regions(asked: Any) -> dict[str, str]:
-    if asked is None:
+def _regions(value: Any) -> dict[str, str]:
+    if value is None:
         return {GLOBAL: MASTER}
-    regions = check_object(asked, "regions")
-    if len(regions) > MOST_REGIONS:
-        raise bad(f"a node has at most {MOST_REGIONS} regions, not {len(regions)}")
+    regions = check_object(value, "regions")
+    if len(regions) > MAX_REGIONS:
+        raise invalid(f"a node has at most {MAX_REGIONS} regions, not {len(regions)}")
     for name, role in regions.items():
         check_region(name)
         if role not in (MASTER, REPLICA) or not isinstance(role, str):
-            raise bad(f"in a region a node is 'master' or 'replica', not {told(role)} (in {name})")
+            raise invalid(
+                f"in a region a node is 'master' or 'replica', not {quoted(role)} (in {name})"
+            )
     return {name: regions[name] for name in sorted(regions)}

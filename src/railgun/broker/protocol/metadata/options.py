@@ -1,7 +1,7 @@
-"""The settings of the cluster as a whole: which there are, and what they may be.
+"""The settings of the cluster as a whole, and their limits.
 
-They are metadata: once the cluster is formed they change by a command only, if at all. What a node's file says of them
-counts when the cluster is formed, and after that is compared (`drift`), told, and not used.
+They are metadata: once the cluster is formed they change only by a command, if at all. The settings in a node's file
+count when the cluster is formed; later they are compared (`drift`), reported, and not used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railgun.broker.protocol.metadata.fields import RefusedError, Scalar, bad, check_object, told
+from railgun.broker.protocol.metadata.fields import (
+    RefusedError,
+    Scalar,
+    check_object,
+    invalid,
+    quoted,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting: a number of seconds within limits; `optional`: or None, which is without it.
+    """One setting: a number of seconds within limits; `optional`: or None, which turns it off.
 
-    `settled`: it cannot be changed once the cluster is formed. `least_asked`: the lowest value that people may ask for
+    `fixed`: it cannot be changed once the cluster is formed. `least_asked`: the lowest value that a user may set
     (`check_asked`); lower ones, down to `least`, are accepted only from logs of older versions.
     """
 
@@ -25,29 +31,29 @@ class Option:
     least: float
     most: float
     optional: bool = False
-    settled: bool = False
+    fixed: bool = False
     least_asked: float | None = None
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
-    # How long nodes wait for a leader; leases are shorter.
-    "election": Option(0.6, 0.05, 60.0, settled=True),
-    "patience": Option(0.7, 0.1, 3600.0),  # how long the leader waits for a silent master
-    "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node leaves; None: never
-    # How long a write waits for a master: in less than a second no other one can be elected.
+    # Nodes wait this long for a leader; leases are shorter.
+    "election": Option(0.6, 0.05, 60.0, fixed=True),
+    "patience": Option(0.7, 0.1, 3600.0),  # the leader replaces a master that is silent for longer
+    "prune_after": Option(None, 1.0, 1e9, optional=True),  # a dead node is removed; None: never
+    # A write waits this long for a master. In less than a second no new master can be elected.
     "master_wait": Option(5.0, 0.0, 3600.0, least_asked=1.0),
-    "rs_timeout": Option(30.0, 0.001, 86400.0),  # of a response, if it is not asked for another
+    "rs_timeout": Option(30.0, 0.001, 86400.0),  # default timeout of a response
 }
-"""All in seconds."""
+"""The settings by name, all in seconds."""
 
 
 def defaults() -> dict[str, Scalar]:
-    """What a cluster has if nothing else is said."""
+    """Return the default of every setting."""
     return {key: option.default for key, option in OPTIONS.items()}
 
 
 def check_options(value: Any) -> dict[str, Scalar]:
-    """Some of the settings, looked at.
+    """Return settings after checking their names and values. Raises `RefusedError`.
 
     >>> check_options({"patience": 5})
     {'patience': 5}
@@ -56,47 +62,47 @@ def check_options(value: Any) -> dict[str, Scalar]:
     railgun.broker.protocol.metadata.fields.RefusedError: patience is 0.1 to 3600 seconds, not 'long'
     """
     if value is None:
-        raise bad("settings are an object, not None")
-    asked = check_object(value, "settings")
-    for key, one in asked.items():
+        raise invalid("settings are an object, not None")
+    settings = check_object(value, "settings")
+    for key, number in settings.items():
         option = OPTIONS.get(key)
         if option is None:
             raise RefusedError(
                 "BAD_SETTINGS",
-                f"a cluster has no setting {told(key)}; there are {', '.join(sorted(OPTIONS))}",
+                f"a cluster has no setting {quoted(key)}; there are {', '.join(sorted(OPTIONS))}",
             )
-        if one is None and option.optional:
+        if number is None and option.optional:
             continue
-        is_number = isinstance(one, int | float) and not isinstance(one, bool)
-        if not is_number or not option.least <= one <= option.most:
-            raise _out_of_range(key, option.least, one)
-    return dict(asked)
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not option.least <= number <= option.most:
+            raise _out_of_range(key, option.least, number)
+    return dict(settings)
 
 
 def check_asked(value: Any) -> dict[str, Scalar]:
-    """Return some of the settings as people ask for them; raise `RefusedError` also for what makes no sense.
+    """Return settings requested by a user; refuse also values that are allowed only in old logs. Raises `RefusedError`.
 
     >>> check_asked({"master_wait": 0.1})
     Traceback (most recent call last):
     railgun.broker.protocol.metadata.fields.RefusedError: master_wait is 1 to 3600 seconds, not 0.1
     """
-    asked = check_options(value)
-    for key, one in asked.items():
+    settings = check_options(value)
+    for key, number in settings.items():
         least = OPTIONS[key].least_asked
-        if least is not None and isinstance(one, int | float) and one < least:
-            raise _out_of_range(key, least, one)
-    return asked
+        if least is not None and isinstance(number, int | float) and number < least:
+            raise _out_of_range(key, least, number)
+    return settings
 
 
 def _out_of_range(key: str, least: float, value: Any) -> RefusedError:
     option = OPTIONS[key]
     also = ", or nothing" if option.optional else ""
-    text = f"{key} is {least:g} to {option.most:g} seconds{also}, not {told(value)}"
+    text = f"{key} is {least:g} to {option.most:g} seconds{also}, not {quoted(value)}"
     return RefusedError("BAD_SETTINGS", text)
 
 
 def drift(cluster: Mapping[str, Scalar], file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Where a node's file differs from what the cluster does.
+    """Return where the settings in a node's file differ from those of the cluster.
 
     >>> drift({"patience": 3.0, "prune_after": None}, {"patience": 5, "prune_after": None})
     {'patience': {'file': 5, 'cluster': 3.0}}

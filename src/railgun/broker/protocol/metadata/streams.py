@@ -1,17 +1,19 @@
-"""The catalogue: which streams there are in the cluster, which there were, and how far groups are.
+"""The catalogue: the streams of the cluster, the ids of deleted ones, and the positions of groups.
 
 Rules:
 
-1. A stream's identity is the index of the entry that made it. A name may come back, an id never does, and the ids of
-   streams that were deleted are remembered for ever: files are removed only for these.
-2. Names are unique, also on disks where A and a are the same.
-3. `ensure` makes a stream what it is asked to be, or says how it differs. Only what was asked for is compared. The
-   settings themselves are understood by whoever proposes: it sends what was `asked`, the `defaults` for all else, and
-   for `overwrite` the settings it has `seen`, because it has checked what comes of both; if they have changed since,
-   that is void (`CHANGED`), and it is to look again.
-4. The kind of a stream and its region never change. Dead letters are in the region of their stream: its master buries.
-5. Positions of groups are coarse: what a new reader of the metadata is told, not what a group goes on from. They come
-   from the master of the region, in its epoch, and step back only if that is said. Streams are named by their ids.
+1. A stream's identity is the index of the entry that created it. A name may be used again, an id never is, and the ids
+   of deleted streams are remembered for ever: files are removed only for these.
+2. Names are unique, even on file systems that do not distinguish A from a.
+3. `ensure` makes a stream match the request, or reports how it differs. Only the settings that were requested are
+   compared. The proposer understands the settings: it sends the requested ones (`asked`), the `defaults` for all
+   others, and for `overwrite` the settings it has `seen`, because it has checked the combination; if the stream has
+   changed since, the command is void (`CHANGED`), and the proposer must look again.
+4. The kind of a stream and its region never change. Dead letters are in the region of their stream, whose master writes
+   them.
+5. Positions of groups are approximate: they tell a new reader of the metadata how far groups are; a group itself does
+   not continue from them. They come from the master of the region, in its epoch, and go back only if the command says
+   so (`reset`). Streams are named by their ids.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from typing import Any, Final
 from railgun.broker.protocol.metadata.fields import (
     RefusedError,
     Scalar,
-    bad,
     check_list,
     check_name,
     check_object,
@@ -32,26 +33,27 @@ from railgun.broker.protocol.metadata.fields import (
     check_scalars,
     check_whole,
     difference,
+    invalid,
+    quoted,
     take_flag,
     take_name,
     take_whole,
-    told,
 )
 from railgun.broker.protocol.metadata.nodes import GLOBAL
 
 DEAD: Final = ".dlq"
-"""The dead letters of a stream are in the stream of its name with this at its end."""
+"""Suffix of the stream that holds a stream's dead letters."""
 STAGING: Final = ".staged"
-"""What producers stage for a stream is in the stream of its name with this at its end, which nobody sees."""
-MOST_STREAMS: Final = 100_000
-MOST_GROUPS: Final = 100_000
-"""Of a stream."""
+"""Suffix of the hidden stream in which producers stage messages for a stream."""
+MAX_STREAMS: Final = 100_000
+MAX_GROUPS: Final = 100_000
+"""Limit for one stream."""
 MODES: Final = ("warn", "overwrite", "strict")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream; `settings` are complete, and replaced whole."""
+    """A stream; its `settings` are complete, and replaced as a whole."""
 
     id: int
     name: str
@@ -59,7 +61,7 @@ class StreamInfo:
     settings: dict[str, Scalar]
 
     def dump(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the stream as plain data."""
         return {
             "id": self.id,
             "name": self.name,
@@ -69,7 +71,7 @@ class StreamInfo:
 
     @staticmethod
     def load(dumped: dict[str, Any]) -> StreamInfo:
-        """What `dump` told."""
+        """Return the stream from the result of `dump`."""
         return StreamInfo(
             take_whole(dumped, "id"),
             take_name(dumped, "name"),
@@ -79,27 +81,27 @@ class StreamInfo:
 
 
 class Catalogue:
-    """All streams, by name."""
+    """All streams by name, and the positions of their groups."""
 
     __slots__ = ("_counts", "_folded", "_names", "deleted", "groups", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[str, StreamInfo] = {}
         self.deleted: set[int] = set()
-        """The ids of all streams that were."""
+        """The ids of all deleted streams."""
         self.groups: dict[int, dict[str, int]] = {}
-        """Of each stream that has some: how far they are, at least."""
-        self._folded: dict[str, str] = {}  # names as disks may see them
+        """By stream id: each group's position, a lower bound."""
+        self._folded: dict[str, str] = {}  # lower-case name → name
         self._names: dict[int, str] = {}
-        self._counts: Counter[str] = Counter()  # streams of each region
+        self._counts: Counter[str] = Counter()  # number of streams in each region
 
     @property
     def used(self) -> set[str]:
-        """The regions with streams in them."""
+        """Return the regions that contain streams."""
         return set(self._counts)
 
     def of_id(self, id: int) -> StreamInfo | None:
-        """The stream with this identity, if it is there (still)."""
+        """Return the stream with this id, or None."""
         return self.streams.get(self._names.get(id, ""))
 
     # ------------------------------------------------------------ streams
@@ -107,22 +109,25 @@ class Catalogue:
     def ensure(
         self, index: int, command: dict[str, Any], can_lead: Callable[[str], bool]
     ) -> dict[str, Any]:
-        """Make a stream what it is asked to be; `can_lead`: whether a region has somebody to lead it."""
+        """Create a stream, or compare or change its settings. Raises `RefusedError`.
+
+        `can_lead`: whether a region has a node that can be its master.
+        """
         name = take_name(command, "name")
-        asked = check_scalars({} if (a := command.get("asked")) is None else a, "asked")
+        requested = check_scalars({} if (a := command.get("asked")) is None else a, "asked")
         region = None if (r := command.get("region")) is None else check_region(r)
         mode = command.get("mode", "warn")
         if not isinstance(mode, str) or mode not in MODES:
-            raise bad(f"mode is one of {', '.join(MODES)}, not {told(mode)}")
+            raise invalid(f"mode is one of {', '.join(MODES)}, not {quoted(mode)}")
         stream = self.streams.get(name)
         if stream is None:
             defaults = check_scalars(
                 {} if (d := command.get("defaults")) is None else d, "defaults"
             )
-            return self._make(index, name, defaults | asked, region, can_lead)
+            return self._make(index, name, defaults | requested, region, can_lead)
         differs: dict[str, Any] = {
             key: {"is": stream.settings.get(key), "asked": value}
-            for key, value in asked.items()
+            for key, value in requested.items()
             if key not in stream.settings or not _same(stream.settings[key], value)
         }
         if region is not None and region != stream.region:
@@ -132,15 +137,15 @@ class Catalogue:
         fixed = [key for key in ("kind", "region") if key in differs]
         if mode == "strict" or (mode == "overwrite" and fixed):
             never = f"; {' and '.join(fixed)} cannot be changed" if fixed else ""
-            what = f"stream {name!r}: {difference(differs)}{never}"
-            raise RefusedError("DIFFERS", what, differs=differs)
+            text = f"stream {name!r}: {difference(differs)}{never}"
+            raise RefusedError("DIFFERS", text, differs=differs)
         if mode == "warn":
             return {"result": "DIFFERS", "differs": differs, "id": stream.id}
         if check_scalars(command.get("seen"), "seen") != stream.settings:
             raise RefusedError(
-                "CHANGED", f"stream {name!r} was changed by somebody else meanwhile: look again"
+                "CHANGED", f"stream {name!r} was changed by another command meanwhile: look again"
             )
-        self.streams[name] = replace(stream, settings=stream.settings | asked)
+        self.streams[name] = replace(stream, settings=stream.settings | requested)
         return {"result": "UPDATED", "differs": differs, "id": stream.id}
 
     def _make(
@@ -151,20 +156,21 @@ class Catalogue:
         region: str | None,
         can_lead: Callable[[str], bool],
     ) -> dict[str, Any]:
-        twin = self._folded.get(name.lower())
-        if twin is not None:
+        existing = self._folded.get(name.lower())
+        if existing is not None:
             raise RefusedError(
-                "NAME_TAKEN", f"there is a stream {twin!r}: {name!r} must differ by more than case"
+                "NAME_TAKEN",
+                f"there is a stream {existing!r}: {name!r} must differ by more than case",
             )
-        if len(self.streams) >= MOST_STREAMS:
-            raise RefusedError("TOO_MANY", f"there are {MOST_STREAMS} streams: delete some first")
-        kin = self.streams.get(name.removesuffix(DEAD) if name.endswith(DEAD) else name + DEAD)
+        if len(self.streams) >= MAX_STREAMS:
+            raise RefusedError("TOO_MANY", f"there are {MAX_STREAMS} streams: delete some first")
+        relative = self.streams.get(name.removesuffix(DEAD) if name.endswith(DEAD) else name + DEAD)
         if region is None:
-            region = GLOBAL if kin is None else kin.region
-        elif kin is not None and kin.region != region:
+            region = GLOBAL if relative is None else relative.region
+        elif relative is not None and relative.region != region:
             raise RefusedError(
                 "BAD_REGION",
-                f"stream {kin.name!r} is in region {kin.region!r}: {name!r} has to be there, too",
+                f"stream {relative.name!r} is in region {relative.region!r}: {name!r} has to be there, too",
             )
         if not can_lead(region):
             raise RefusedError(
@@ -182,7 +188,7 @@ class Catalogue:
         self._counts[stream.region] += 1
 
     def delete(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Take a stream away, perhaps with its dead letters."""
+        """Delete a stream and its staging stream, and its dead letters if asked to."""
         name = take_name(command, "name")
         dead_letters = take_flag(command, "dead_letters")
         if name not in self.streams:
@@ -192,9 +198,9 @@ class Catalogue:
             deleted.append(name + DEAD)
         if name + STAGING in self.streams:
             deleted.append(name + STAGING)
-        for one in deleted:
-            stream = self.streams.pop(one)
-            del self._folded[one.lower()], self._names[stream.id]
+        for stream_name in deleted:
+            stream = self.streams.pop(stream_name)
+            del self._folded[stream_name.lower()], self._names[stream.id]
             self.groups.pop(stream.id, None)
             self.deleted.add(stream.id)
             self._counts[stream.region] -= 1
@@ -205,13 +211,16 @@ class Catalogue:
     # ------------------------------------------------------------ groups
 
     def note_groups(self, region: str, command: dict[str, Any]) -> dict[str, Any]:
-        """How far groups are, and which are gone. Streams that are no more, or of other regions, are left out."""
+        """Record positions of groups, and remove deleted groups.
+
+        Streams that do not exist, or are in other regions, are ignored.
+        """
         positions = [
             (_id(stream), check_name(group, "group"), check_whole(offset, "position"))
             for stream, groups in check_object(command.get("positions", {}), "positions").items()
             for group, offset in check_object(groups, "positions of a stream").items()
         ]
-        gone = [_pair(one) for one in check_list(command.get("gone", []), "gone")]
+        gone = [_pair(pair) for pair in check_list(command.get("gone", []), "gone")]
         reset = take_flag(command, "reset")
         noted = 0
         for id, group, offset in positions:
@@ -219,7 +228,7 @@ class Catalogue:
             if stream is None or stream.region != region:
                 continue
             groups = self.groups.setdefault(id, {})
-            if group not in groups and len(groups) >= MOST_GROUPS:
+            if group not in groups and len(groups) >= MAX_GROUPS:
                 continue
             groups[group] = offset if reset else max(offset, groups.get(group, 0))
             noted += 1
@@ -236,7 +245,7 @@ class Catalogue:
     # ------------------------------------------------------------ plain data
 
     def dump(self) -> dict[str, Any]:
-        """As plain data; ids that follow each other are one range."""
+        """Return the catalogue as plain data; consecutive ids are merged into ranges."""
         return {
             "streams": [stream.dump() for stream in self.streams.values()],
             "deleted": _ranges(self.deleted),
@@ -245,27 +254,29 @@ class Catalogue:
 
     @staticmethod
     def load(dumped: dict[str, Any], last: int) -> Catalogue:
-        """What `dump` told; `last`: no stream has a higher id."""
-        made = Catalogue()
-        for one in check_list(dumped.get("streams"), "streams"):
-            made._put(StreamInfo.load(check_object(one, "stream")))
+        """Return the catalogue from the result of `dump`; `last`: no stream has a higher id."""
+        catalogue = Catalogue()
+        for stream in check_list(dumped.get("streams"), "streams"):
+            catalogue._put(StreamInfo.load(check_object(stream, "stream")))
         for first, end in check_list(dumped.get("deleted"), "deleted"):
-            made.deleted.update(range(check_whole(first, "id"), check_whole(end, "id", last + 1)))
+            catalogue.deleted.update(
+                range(check_whole(first, "id"), check_whole(end, "id", last + 1))
+            )
         for id, groups in check_list(dumped.get("groups"), "groups"):
-            made.groups[check_whole(id, "id")] = {
+            catalogue.groups[check_whole(id, "id")] = {
                 check_name(group, "group"): check_whole(offset, "position")
                 for group, offset in check_object(groups, "groups").items()
             }
-        return made
+        return catalogue
 
 
 def _same(a: Scalar, b: Scalar) -> bool:
-    """Whether two settings are equal; true is not 1."""
+    """Return whether two settings are equal; True does not equal 1."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _id(value: Any) -> int:
-    """The id of a stream; keys of objects are texts."""
+    """Return the id of a stream, which is a text where it is the key of an object."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
     return check_whole(value, "id of a stream")
@@ -274,20 +285,20 @@ def _id(value: Any) -> int:
 def _pair(value: Any) -> tuple[int, str]:
     pair = check_list(value, "gone")
     if len(pair) != 2:
-        raise bad("what is gone is a list of streams and groups")
+        raise invalid("gone is a list of pairs of a stream and a group")
     return _id(pair[0]), check_name(pair[1], "group")
 
 
 def _ranges(ids: set[int]) -> list[list[int]]:
-    """Sorted, [first, end) each.
+    """Return ids as sorted ranges [first, end).
 
     >>> _ranges({7, 3, 4, 5})
     [[3, 6], [7, 8]]
     """
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for id in sorted(ids):
-        if found and found[-1][1] == id:
-            found[-1][1] = id + 1
+        if ranges and ranges[-1][1] == id:
+            ranges[-1][1] = id + 1
         else:
-            found.append([id, id + 1])
-    return found
+            ranges.append([id, id + 1])
+    return ranges

@@ -1,8 +1,8 @@
-"""Raft: some nodes agree on a log of entries, and go on as long as a majority of them can talk to each other.
+"""Raft consensus: some nodes agree on a log of entries, as long as a majority of them can talk to each other.
 
-What the paper says (Ongaro and Ousterhout, 2014; Ongaro's thesis for members, transfer and reads), with pre-vote,
-check-quorum, leases, learners and snapshots in chunks. A pure machine: see `machine.Raft` for the rules, and
-`messages` for the vocabulary and what a driver has to do.
+Follows the paper (Ongaro and Ousterhout, 2014; Ongaro's thesis for members, transfer and reads), with pre-vote,
+check-quorum, leases, learners and snapshots in chunks. A pure machine: `machine.Raft` has the rules, `messages` has the
+messages and the duties of a driver.
 """
 
 from railgun.broker.protocol.raft.machine import Raft

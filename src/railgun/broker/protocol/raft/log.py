@@ -1,4 +1,4 @@
-"""The log in memory: a snapshot, the entries after it, and how far they are on disk."""
+"""The Raft log in memory: a snapshot, the entries after it, and how many of them are on disk."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from railgun.broker.protocol.raft.messages import Entry, Members, Snapshot
 from railgun.errors import ProtocolError
 
-OVERHEAD: Final = 32  # bytes of an entry besides its data, roughly
+ENTRY_OVERHEAD_BYTES: Final = 32  # approximate size of an entry besides its data
 
 
 class Log:
-    """Entries by their index, from `base + 1` on; `base` is the last one that the snapshot stands for."""
+    """A snapshot up to index `base`, and entries from `base + 1` on."""
 
     __slots__ = ("changes", "durable", "entries", "snapshot")
 
@@ -27,61 +27,61 @@ class Log:
 
     @property
     def base(self) -> int:
-        """The last index of the snapshot."""
+        """Return the last index of the snapshot."""
         return self.snapshot.index
 
     @property
     def last(self) -> int:
-        """The last index."""
+        """Return the last index."""
         return self.snapshot.index + len(self.entries)
 
     @property
     def last_term(self) -> int:
-        """The term of the last entry."""
+        """Return the term of the last entry."""
         return self.entries[-1].term if self.entries else self.snapshot.term
 
     @property
     def members(self) -> Members:
-        """Those of the last change, whether it is committed or not."""
+        """Return the members after the last change of members, committed or not."""
         return self.changes[-1][1] if self.changes else self.snapshot.members
 
     @property
     def changed_at(self) -> int:
-        """The index of the last change of members."""
+        """Return the index of the last change of members."""
         return self.changes[-1][0] if self.changes else self.snapshot.index
 
     def members_at(self, index: int) -> Members:
-        """Those of the last change up to an index."""
-        found = self.snapshot.members
-        for at, members in self.changes:
+        """Return the members after the last change up to an index."""
+        members = self.snapshot.members
+        for at, changed in self.changes:
             if at <= index:
-                found = members
-        return found
+                members = changed
+        return members
 
     def term(self, index: int) -> int | None:
-        """The term of an entry; None if it is not here."""
+        """Return the term of an entry, or None if the log does not have it."""
         if index == self.snapshot.index:
             return self.snapshot.term
         at = index - self.snapshot.index - 1
         return self.entries[at].term if 0 <= at < len(self.entries) else None
 
     def has(self, index: int, term: int) -> bool:
-        """Whether there is an entry of this term."""
+        """Return whether the entry at `index` is of this term."""
         return self.term(index) == term
 
     def after(self, index: int, size: int | None = None) -> tuple[Entry, ...]:
-        """The entries after an index: all of them, or the first, and those that fit into so many bytes with it."""
-        some = self.entries[index - self.base :]
+        """Return the entries after an index: all, or at most `size` bytes of them, but at least one."""
+        entries = self.entries[index - self.base :]
         if size is None:
-            return tuple(some)
-        for count, entry in enumerate(some):
-            size -= len(entry.data) + OVERHEAD
+            return tuple(entries)
+        for count, entry in enumerate(entries):
+            size -= len(entry.data) + ENTRY_OVERHEAD_BYTES
             if size < 0:
-                return tuple(some[: max(1, count)])
-        return tuple(some)
+                return tuple(entries[: max(1, count)])
+        return tuple(entries)
 
     def between(self, after: int, to: int) -> tuple[Entry, ...]:
-        """The entries after one index, up to another."""
+        """Return the entries after one index, up to and including another."""
         return tuple(self.entries[after - self.base : to - self.base])
 
     def append(self, entries: Sequence[Entry]) -> None:
@@ -90,31 +90,34 @@ class Log:
         self.changes += [(e.index, e.members) for e in entries if e.members is not None]
 
     def cut(self, index: int) -> None:
-        """Forget the entry of this index, and all after it."""
+        """Remove the entry at `index` and all after it."""
         del self.entries[index - self.base - 1 :]
         while self.changes and self.changes[-1][0] >= index:
             self.changes.pop()
         self.durable = min(self.durable, index - 1)
 
     def written(self, index: int, term: int) -> None:
-        """Entries up to this one are on disk; unless they were cut meanwhile."""
+        """Record that entries up to `index` are on disk, unless they were cut meanwhile."""
         if self.has(index, term):
             self.durable = max(self.durable, index)
 
-    def fits(self, index: int, term: int) -> int:
-        """The last index, from this one down, whose term is not above: where two logs may agree; or one before all."""
+    def last_possible_match(self, index: int, term: int) -> int:
+        """Return the last index up to `index` whose term is at most `term`: where two logs may agree.
+
+        If there is none, return `base - 1`.
+        """
         index = min(index, self.last)
         while index >= self.base and (self.term(index) or 0) > term:
             index -= 1
         return index
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Begin anew with a snapshot."""
+        """Replace the whole log by a snapshot."""
         self.snapshot, self.entries, self.changes = snapshot, [], []
         self.durable = snapshot.index
 
     def compact(self, snapshot: Snapshot) -> None:
-        """A snapshot stands for the entries up to its index from now on."""
+        """Replace the entries up to the snapshot's index by the snapshot."""
         del self.entries[: snapshot.index - self.base]
         self.changes = [(index, m) for index, m in self.changes if index > snapshot.index]
         self.snapshot = snapshot

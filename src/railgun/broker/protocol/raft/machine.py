@@ -1,17 +1,18 @@
-"""Raft: one node. The rules are where they are kept:
+"""State machine of one Raft node. Each rule is documented where it is implemented:
 
-- `elections`: who leads;
-- `replication`: how the log of the leader becomes everybody's, and when an entry is committed;
-- `reads`: what may be read without an entry, and how a leader knows that it still is one;
-- and here: members, and handing over the lead.
+- `elections`: which node leads;
+- `replication`: how the log of the leader is copied to all nodes, and when an entry is committed;
+- `reads`: what may be read without an entry, and how a leader knows that it still leads;
+- this module: changes of members, and leadership transfer.
 
-Members. One voter more or less at a time: then any majority of before and any of after have a node in common. A
-change counts from the moment it is in the log. It is refused while another one is not committed, and before the leader
-has committed something of its own term (without that rule two changes of different leaders can part the cluster). A new
-voter has been a learner, and has caught up.
+Members. Voters are added or removed one at a time: then any majority before and any majority after have a node in
+common. A change counts from the moment it is in the log. It is refused while another change is not committed, and
+before the leader has committed an entry of its own term (without that rule two changes of different leaders can split
+the cluster). A new voter must have been a learner, and have caught up.
 
-Handing over. The leader takes no more, waits until the other has all it has, and tells it to campaign. If that does not
-happen in time, it goes on; in a new term if it has told the other, for there are no leases in the old one any more.
+Transfer. The leader accepts no more entries, waits until the other node has the whole log, and tells it to campaign. If
+it is not elected in time, the leader goes on; in a new term if it has told the other node to campaign, because the old
+term has no leases any more.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from railgun.errors import ProtocolError
 
 
 class Raft(Reads, Elections):
-    """One node: see `messages` for what its driver has to do.
+    """One Raft node. `messages` lists the duties of its driver.
 
     >>> from railgun.broker.protocol.raft.messages import Members, Settings, Snapshot
     >>> alone = Raft("a", Settings(), now=0.0, snapshot=Snapshot(0, 0, Members(("a",))))
@@ -60,39 +61,39 @@ class Raft(Reads, Elections):
 
     __slots__ = ()
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def step(self, sender: Id, message: Message, now: float) -> None:
-        """A message has come."""
+        """Handle a message from another node."""
         if message.term > self.term:
-            if not self._hear_of_term(sender, message, now):
+            if not self._handle_later_term(sender, message, now):
                 return
         elif message.term < self.term:
-            self._hear_of_the_past(sender, message)
+            self._handle_earlier_term(sender, message)
             return
         match message:
             case Append():
                 self.append(sender, message, now)
             case Appended():
-                self.heard_from(sender, message, now)
+                self.handle_appended(sender, message, now)
                 self._hand_over_if_possible()
             case AskVote():
-                self.asked_for_vote(sender, message, now)
+                self.handle_vote_request(sender, message, now)
             case Vote():
                 self.voted(sender, message, now)
             case Install():
                 self.install(sender, message, now)
             case Installing():
-                self.has_piece(sender, message, now)
+                self.handle_installing(sender, message, now)
             case Campaign():
                 self.campaign(now, transfer=True)
             case AskRead():
-                self.asked_to_read(sender, message, now)
+                self.handle_read_request(sender, message, now)
             case ReadAt():
-                self.read_at(message)
+                self.handle_read_at(message)
 
-    def _hear_of_term(self, sender: Id, message: Message, now: float) -> bool:
-        """Somebody speaks of a later term; whether that is for us to hear."""
+    def _handle_later_term(self, sender: Id, message: Message, now: float) -> bool:
+        """Handle the later term of a message. Return whether to handle the message itself."""
         match message:
             case AskVote(transfer=False) if self.hears_leader(now):
                 return False
@@ -104,24 +105,24 @@ class Raft(Reads, Elections):
                 self.follow(message.term, None, now)
         return True
 
-    def _hear_of_the_past(self, sender: Id, message: Message) -> None:
+    def _handle_earlier_term(self, sender: Id, message: Message) -> None:
         match message:
             case Append() | Install():
-                self.say(sender, Appended(self.term, False, 0, 0))
+                self.send_late(sender, Appended(self.term, False, 0, 0))
             case AskVote():
-                self.say(sender, Vote(self.term, False, pre=message.pre))
+                self.send_late(sender, Vote(self.term, False, pre=message.pre))
             case AskRead():
-                self.say(sender, ReadAt(self.term, message.number, None))
+                self.send_late(sender, ReadAt(self.term, message.number, None))
 
     @property
     def due(self) -> float:
-        """When `tick` is to be called."""
+        """Return when `tick` must be called, in seconds."""
         return self.beat if self.role is Role.LEADER else self.election
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Handle timeouts: of elections, heartbeats, the majority and a transfer."""
         if self.role is Role.LEADER:
-            self.look_for_majority(now)
+            self.stop_without_majority(now)
         if self.role is not Role.LEADER:
             if now >= self.election:
                 self.campaign(now)
@@ -129,35 +130,41 @@ class Raft(Reads, Elections):
         if self.moving is not None and now >= self.moving[1]:
             self.moving = None
             if not self.leases and self.settings.lease is not None:
-                self.lead_anew(now)
+                self.lead_in_new_term(now)
                 return
         if now >= self.beat:
             self.begin_round(now)
 
-    # ------------------------------------------------------------ what people want
+    # ------------------------------------------------------------ requests
 
     def propose(self, data: Sequence[bytes], now: float) -> tuple[int, int]:
-        """Add entries to the log: their term, and the index of the last. They are committed when `Ready` says so."""
+        """Add entries to the log; return their term and the last index. `Ready.committed` has them once committed.
+
+        Raises `NotLeaderError`.
+        """
         self.check_leads("add an entry")
         after = self.log.last + 1
-        self.add([Entry(index, self.term, one) for index, one in enumerate(data, after)])
+        self.add([Entry(index, self.term, item) for index, item in enumerate(data, after)])
         return self.term, self.log.last
 
     def change(self, members: Members, now: float) -> tuple[int, int]:
-        """Change who takes part: the term and index of the entry that says so."""
+        """Change the members; return the term and index of the entry for the change.
+
+        Raises `NotLeaderError`, and `ChangeError` if the change is not possible, or not now.
+        """
         self.check_leads("change the members")
         before = self.log.members
         if self.commit < self.began:
-            raise ChangeError("NOT_READY", f"{self.id} leads since a moment: try again")
+            raise ChangeError("NOT_READY", f"{self.id} has only just become leader: try again")
         if self.log.changed_at > self.commit:
             raise ChangeError("BUSY", "another change of members is under way: try again")
         if not members.voters:
-            raise ChangeError("NO_VOTERS", "there must be a voter")
+            raise ChangeError("NO_VOTERS", "there must be at least one voter")
         if set(members.voters) & set(members.learners):
-            raise ChangeError("TWICE", "nobody is a voter and a learner")
+            raise ChangeError("TWICE", "a node cannot be a voter and a learner")
         different = set(before.voters) ^ set(members.voters)
         if len(different) > 1:
-            raise ChangeError("TOO_MANY", "one voter more or less at a time")
+            raise ChangeError("TOO_MANY", "add or remove one voter at a time")
         for new in different - set(before.voters):
             progress = self.progress.get(new)
             if progress is None or progress.match < self.commit:
@@ -166,12 +173,12 @@ class Raft(Reads, Elections):
         return self.term, self.log.last
 
     def transfer(self, to: Id, now: float) -> None:
-        """Let another node lead. What comes of it is seen in `leader`."""
+        """Let another node lead. `leader` shows the outcome. Raises `NotLeaderError` and `ChangeError`."""
         self.check_leads("hand over")
         if to == self.id:
             return
         if to not in self.log.members.voters:
-            raise ChangeError("NO_VOTER", f"{to} is no voter, so it cannot lead")
+            raise ChangeError("NO_VOTER", f"{to} is not a voter, so it cannot lead")
         self.moving = to, now + self.settings.election
         self._hand_over_if_possible()
 
@@ -180,13 +187,13 @@ class Raft(Reads, Elections):
             return
         to = self.moving[0]
         if to in self.progress and self.progress[to].match == self.log.last:
-            self.choose(to)
+            self.send_campaign(to)
 
-    # ------------------------------------------------------------ what is to be done
+    # ------------------------------------------------------------ output
 
     @property
     def has_ready(self) -> bool:
-        """Whether there is something to do."""
+        """Return whether the driver has something to do."""
         return bool(
             self.early
             or self.late
@@ -198,12 +205,15 @@ class Raft(Reads, Elections):
         )
 
     def ready(self) -> Ready:
-        """What is to be done now."""
+        """Return what the driver has to do now.
+
+        Raises `ProtocolError` if `persisted` was not called for the last result.
+        """
         if self.writing:
-            raise ProtocolError(f"{self.id}: one thing after the other: persisted comes first")
+            raise ProtocolError(f"{self.id}: call persisted for the last result of ready first")
         hard, log = Hard(self.term, self.vote), self.log
         applicable = min(self.commit, log.durable)
-        made = Ready(
+        ready = Ready(
             early=tuple(self.early),
             hard=hard if hard != self.saved else None,
             snapshot=self.restoring,
@@ -215,28 +225,28 @@ class Raft(Reads, Elections):
         self.saved, self.applied = hard, max(self.applied, applicable)
         self.early, self.late, self.reads, self.restoring = [], [], [], None
         self.writing = True
-        return made
+        return ready
 
     def persisted(self, ready: Ready, now: float) -> None:
-        """It is on disk."""
+        """Record that the content of `ready` is on disk."""
         self.writing = False
         if ready.entries:
             self.log.written(ready.entries[-1].index, ready.entries[-1].term)
         if self.role is Role.CANDIDATE and ready.hard == Hard(self.term, self.id):
-            self.own_vote_is_safe(now)
+            self.count_own_vote(now)
         if self.role is Role.LEADER:
             self.advance(now)
 
     # ------------------------------------------------------------ snapshots
 
     def snapshot(self, index: int, data: bytes) -> Snapshot:
-        """All that was applied up to an index, as a snapshot. The driver writes it, and then calls `compact`."""
+        """Return a snapshot of everything applied up to an index. The driver writes it, and then calls `compact`."""
         term = self.log.term(index)
         if term is None or index > self.applied:
             raise ProtocolError(f"{self.id} has applied {self.applied}, not {index}")
         return Snapshot(index, term, self.log.members_at(index), data)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """A snapshot is on disk: the log goes on after it."""
+        """Drop the entries of a snapshot that is on disk."""
         if self.log.base < snapshot.index <= self.applied:
             self.log.compact(snapshot)

@@ -1,20 +1,20 @@
-"""What nodes say to each other, what is kept on disk, and what a driver has to do.
+"""Messages between nodes, the state kept on disk, and the duties of a driver.
 
-A driver owns the clock, the disk and the links. Its duties:
+A driver owns the clock, the disk and the connections. Its duties:
 
 1. It calls `step` with each message that comes (any may be lost, doubled, late or out of order), `tick` when the time
-   `due` has come, and `propose`, `read`, `change`, `transfer` when people want something. All of them take `now`,
-   seconds of a clock that never goes back.
+   `due` has come, and `propose`, `read`, `change`, `transfer` on request. All of them take `now`, seconds of a clock
+   that never goes back.
 2. Then, while `has_ready`, it takes `ready()`, one at a time:
    a. it sends the messages in `early`;
-   b. it writes `hard`, `snapshot` and `entries`, in this order, and syncs. Entries take the place of all that were
-      written before with their index or a higher one, a snapshot that of all entries;
+   b. it writes `hard`, `snapshot` and `entries`, in this order, and syncs. Entries replace all entries written before
+   with their index or a higher one; a snapshot replaces all entries;
    c. it calls `persisted` with it;
-   d. it sends the messages in `late`, restores the snapshot if there is one, applies `committed` in order, and
-      answers the `reads`, each one when its index is applied.
-3. What it could not write it does not call persisted: it ends, and starts again from its disk.
-4. After a start it makes a machine from what is on disk: hard state, the last snapshot, and entries after that. A node
-   whose disk has lost something that was synced must not come back under its name.
+   d. it sends the messages in `late`, restores the snapshot if there is one, applies `committed` in order, and answers
+   the `reads`, each one when its index is applied.
+3. It never calls `persisted` for what it could not write: it ends, and starts again from its disk.
+4. After a start it creates a machine from its disk: hard state, the last snapshot, and entries after that. A node whose
+   disk has lost something that was synced must not come back under its name.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import ClassVar, TypeAlias
 from railgun.errors import ProtocolError, RailgunError
 
 Id: TypeAlias = str
-"""The name of a node, for ever: not an address."""
+"""The permanent name of a node; not an address."""
 
 
 class NotLeaderError(RailgunError):
-    """Only a leader can do this; `leader` is who that is, if it is known."""
+    """Only the leader can do this; `leader` is its name, or None if unknown."""
 
     code: ClassVar[str] = "NOT_LEADER"
 
@@ -39,47 +39,47 @@ class NotLeaderError(RailgunError):
 
 
 class ChangeError(RailgunError):
-    """A change of members that cannot be made now; `code` is one word for programs."""
+    """A change of members that is not possible now; `code` is one word for programs."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- state on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who takes part: voters decide, learners only receive."""
+    """The members of a cluster: voters decide, learners only receive."""
 
     voters: tuple[Id, ...]
     learners: tuple[Id, ...] = ()
 
     @property
     def all(self) -> tuple[Id, ...]:
-        """Everybody, in a fixed order."""
+        """Return all members in a fixed order."""
         return tuple(sorted({*self.voters, *self.learners}))
 
     @property
     def majority(self) -> int:
-        """How many voters decide."""
+        """Return how many voters are a majority."""
         return len(self.voters) // 2 + 1
 
     def with_voter(self, id: Id) -> Members:
-        """One voter more, who may have been a learner."""
+        """Return the members with one voter more, which may have been a learner."""
         return Members(
             tuple(sorted({*self.voters, id})), tuple(i for i in self.learners if i != id)
         )
 
     def with_learner(self, id: Id) -> Members:
-        """One learner more, who may have been a voter."""
+        """Return the members with one learner more, which may have been a voter."""
         return Members(
             tuple(i for i in self.voters if i != id), tuple(sorted({*self.learners, id}))
         )
 
     def without(self, id: Id) -> Members:
-        """One less."""
+        """Return the members without a node."""
         return Members(
             tuple(i for i in self.voters if i != id), tuple(i for i in self.learners if i != id)
         )
@@ -87,7 +87,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the log: data of the driver's, or who the members are from here on; or neither, to begin a term."""
+    """One entry of the log: the driver's data, or the members from here on; or neither, to begin a term."""
 
     index: int
     term: int
@@ -97,7 +97,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Hard:
-    """What must survive: the term, and whom this node voted for in it."""
+    """The hard state, which must survive a restart: the term, and this node's vote in it."""
 
     term: int = 0
     vote: Id | None = None
@@ -105,7 +105,7 @@ class Hard:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that was applied up to an index, in the driver's words."""
+    """Everything that was applied up to an index, in the driver's encoding."""
 
     index: int
     term: int
@@ -113,12 +113,16 @@ class Snapshot:
     data: bytes = field(default=b"", repr=False)
 
 
-# ---------------------------------------------------------------- what nodes say
+# ---------------------------------------------------------------- messages
 
 
 @dataclass(frozen=True, slots=True)
 class AskVote:
-    """Vote for me. `pre`: would you? Nothing changes by that. `transfer`: the leader wants me to lead."""
+    """Request for a vote.
+
+    `pre`: asks whether a vote would be granted, and changes nothing. `transfer`: the leader asked the sender to
+    campaign.
+    """
 
     term: int
     last_index: int
@@ -129,7 +133,7 @@ class AskVote:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The answer. A pre-vote that is granted has the term that was asked for, everything else the voter's."""
+    """Answer to `AskVote`. A granted pre-vote has the term that was asked for, every other answer the voter's term."""
 
     term: int
     granted: bool
@@ -138,7 +142,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """From the leader: the entries after `prev_index`; none of them: I am there. `round` comes back with the answer."""
+    """Entries after `prev_index`, from the leader; without entries, a heartbeat. The answer repeats `round`."""
 
     term: int
     prev_index: int
@@ -150,9 +154,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The log is that of the leader up to `index`; or not, and `index` is the `prev_index` that does not fit.
+    """Answer to `Append`.
 
-    Then `hint` is the last place where it may fit, and `hint_term` the term there.
+    `ok`: the log equals the leader's up to `index`. Otherwise `index` is the `prev_index` that did not match, `hint`
+    the last index where the logs may agree, and `hint_term` its term.
     """
 
     term: int
@@ -165,7 +170,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """A piece of a snapshot, from byte `offset` on; `snapshot` without its data says of which."""
+    """A piece of a snapshot, from byte `offset` on; `snapshot` identifies it and has no data."""
 
     term: int
     snapshot: Snapshot
@@ -177,7 +182,7 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Installing:
-    """Of the snapshot of this index there are so many bytes."""
+    """Answer to `Install`: the node has `offset` bytes of the snapshot at this index."""
 
     term: int
     index: int
@@ -187,14 +192,14 @@ class Installing:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """From the leader: lead, at once. You have all that I have."""
+    """From the leader to a node that has its whole log: become leader at once."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskRead:
-    """To the leader: up to where must I have applied for a read that begins now?"""
+    """Request to the leader: which index must be applied for a read that begins now?"""
 
     term: int
     number: int
@@ -202,7 +207,7 @@ class AskRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadAt:
-    """The answer; None: I cannot tell, ask again."""
+    """Answer to `AskRead`; `index` None: the node cannot tell, ask again."""
 
     term: int
     number: int
@@ -214,12 +219,12 @@ Message: TypeAlias = (
 )
 
 
-# ---------------------------------------------------------------- what is to be done
+# ---------------------------------------------------------------- output and settings
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a driver has to do now, see the top of this file."""
+    """What a driver has to do now: see the duties at the top of this file."""
 
     early: tuple[tuple[Id, Message], ...] = ()
     hard: Hard | None = None
@@ -232,13 +237,16 @@ class Ready:
 
     @property
     def must_sync(self) -> bool:
-        """Whether there is something to write."""
+        """Return whether there is something to write."""
         return bool(self.entries) or self.hard is not None or self.snapshot is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds. A node waits `election` to twice that for a leader; a lease is shorter, for clocks differ."""
+    """Settings of a node; times in seconds.
+
+    A node waits for a leader for `election` to twice that time. A lease is shorter, because clocks differ.
+    """
 
     election: float = 1.0
     heartbeat: float = 0.1
@@ -246,16 +254,16 @@ class Settings:
     """None: every read asks a majority."""
     pre_vote: bool = True
     check_quorum: bool = True
-    """A leader that hears of no majority stops; a node that hears of a leader votes for nobody else."""
+    """A leader that no majority answers stops; a node that hears of a leader votes for no other node."""
     append_bytes: int = 1 << 20
-    """Entries of one message, at most: one entry, or these bytes."""
+    """Maximum size of the entries in one message, in bytes; a single larger entry is sent alone."""
     window: int = 64
-    """Messages under way to a node."""
+    """Maximum number of messages in flight to a node."""
     chunk: int = 256 << 10
-    """Bytes of a snapshot in a message."""
+    """Bytes of a snapshot in one message."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat < self.election:
-            raise ProtocolError("a heartbeat is to come before an election")
+            raise ProtocolError("the heartbeat interval must be shorter than the election timeout")
         if self.lease is not None and not 0 < self.lease < self.election:
-            raise ProtocolError("a lease is to end before an election")
+            raise ProtocolError("a lease must be shorter than the election timeout")

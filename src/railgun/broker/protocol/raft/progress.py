@@ -1,4 +1,4 @@
-"""How far a leader has come with one other node."""
+"""A leader's view of one other node: how far its log has got, and how to send it entries."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ class Mode(Enum):
     """How a node is sent entries."""
 
     PROBE = "probe"  # one message at a time, until it is known where its log ends
-    STREAM = "stream"  # one after the other, ahead of the answers
-    SNAPSHOT = "snapshot"  # what it needs is not in the log any more
+    STREAM = "stream"  # many messages, ahead of the answers
+    SNAPSHOT = "snapshot"  # a snapshot, as the entries it needs are no longer in the log
 
 
 @dataclass(slots=True)
 class Progress:
-    """One node, as its leader knows it."""
+    """The progress of one node, as its leader knows it."""
 
     next: int
-    """The entry it is sent next."""
+    """The index of the entry to send next."""
     match: int = 0
-    """Up to here its log is known to be the leader's, on its disk."""
+    """The highest index up to which the node's log on disk is known to equal the leader's."""
     mode: Mode = Mode.PROBE
     paused: bool = False
-    """A probe is under way."""
+    """Whether a probe or a piece of a snapshot is in flight."""
     flight: list[int] = field(default_factory=list)
-    """The last entries of messages under way."""
+    """The last index of each message in flight."""
     snapshot: Snapshot | None = None
     offset: int = 0
-    """Bytes of the snapshot that it has."""
+    """How many bytes of the snapshot the node has."""
     round: int = 0
-    """The last round that it answered."""
+    """The last round that the node answered."""
 
     def probe(self, next: int) -> None:
-        """Find out where its log ends."""
+        """Start to find out where the node's log agrees with the leader's."""
         self.mode, self.next, self.paused = Mode.PROBE, max(next, self.match + 1), False
         self.flight.clear()
         self.snapshot = None
 
     def send_snapshot(self, snapshot: Snapshot) -> None:
-        """Send it a snapshot."""
+        """Switch to sending a snapshot."""
         self.mode, self.snapshot, self.offset, self.paused = Mode.SNAPSHOT, snapshot, 0, False
         self.flight.clear()
 
     def has(self, index: int) -> bool:
-        """It has the log up to here; whether that is news."""
-        news = index > self.match
+        """Record that the node has the log up to `index`. Return whether that is new."""
+        is_new = index > self.match
         self.match = max(self.match, index)
         if self.mode is Mode.STREAM:
             self.next = max(self.next, index + 1)
@@ -56,4 +56,4 @@ class Progress:
         elif self.mode is Mode.PROBE or (self.snapshot and index >= self.snapshot.index):
             self.mode, self.next, self.paused = Mode.STREAM, self.match + 1, False
             self.snapshot = None
-        return news
+        return is_new

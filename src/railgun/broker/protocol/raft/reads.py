@@ -1,12 +1,13 @@
-"""Reads that see all that was committed before they began, without an entry in the log.
+"""Linearizable reads without an entry in the log: they see everything committed before they began.
 
-1. A leader answers with what it knows to be committed, once it has committed something in its own term: before that
-   it may not know of all that its predecessors did.
-2. It must still lead when a read begins. Heartbeats go in *rounds*; a round that began after the read, answered by a
-   majority, shows it. Reads that come meanwhile wait for the next round, together.
-3. A *lease* saves the round: those who answered elect nobody else for the time `election` after they heard from it.
-   For a shorter time after the round began, the leader need not ask. It has no lease once it has chosen another.
-4. The same rounds show a leader that it has lost its majority: then it stops.
+1. A leader answers with the index it knows to be committed, once it has committed an entry of its own term: before that
+   it may not know of everything its predecessors committed.
+2. It must still lead when a read begins. Heartbeats are sent in *rounds*; a round that began after the read and was
+   answered by a majority proves it. Reads that come meanwhile wait for the next round, together.
+3. A *lease* saves the round: nodes that answered elect no other leader for the time `election` after they heard from
+   this one. For a shorter time after the round began, the leader need not ask. It has no lease once it has told another
+   node to campaign.
+4. The same rounds show a leader that it has lost its majority: then it stops leading.
 5. Followers ask the leader, and wait until they have applied as much.
 """
 
@@ -23,80 +24,80 @@ class Reads(Replication):
     __slots__ = ()
 
     def read(self, number: int, now: float) -> None:
-        """A read begins; its answer is in `Ready.reads` under this number."""
+        """Begin a read; `Ready.reads` will have its result under `number`."""
         if self.role is Role.LEADER:
             self._wait(number, None, now)
         elif self.leader is not None:
-            self.say(self.leader, AskRead(self.term, number))
+            self.send_late(self.leader, AskRead(self.term, number))
         else:
             self.reads.append((number, None))
 
-    def asked_to_read(self, sender: Id, asked: AskRead, now: float) -> None:
-        """Another node wants to read."""
+    def handle_read_request(self, sender: Id, request: AskRead, now: float) -> None:
+        """Answer another node's request to read."""
         if self.role is Role.LEADER:
-            self._wait(asked.number, sender, now)
+            self._wait(request.number, sender, now)
         else:
-            self.say(sender, ReadAt(self.term, asked.number, None))
+            self.send_late(sender, ReadAt(self.term, request.number, None))
 
-    def read_at(self, answer: ReadAt) -> None:
-        """The leader's answer to a read of ours."""
+    def handle_read_at(self, answer: ReadAt) -> None:
+        """Handle the leader's answer to a read of this node."""
         self.reads.append((answer.number, answer.index))
 
-    def _wait(self, number: int, whose: Id | None, now: float) -> None:
-        self.waiting.append((number, whose))
+    def _wait(self, number: int, requester: Id | None, now: float) -> None:
+        self.waiting.append((number, requester))
         self.serve_reads(now)
 
     def serve_reads(self, now: float) -> None:
-        """Answer the reads that wait, if there is a lease; begin a round for them, unless one is under way."""
+        """Answer the waiting reads if there is a lease; otherwise begin a round for them, unless one is in progress."""
         if not self.waiting or self.commit < self.began:
             return
         if self.has_lease(now):
             waiting, self.waiting = self.waiting, []
-            for number, whose in waiting:
-                self.answer_read(number, whose, self.commit)
-        elif not self.asked:
+            for number, requester in waiting:
+                self.answer_read(number, requester, self.commit)
+        elif not self.pending:
             self.begin_round(now)
 
     def has_lease(self, now: float) -> bool:
-        """Whether no other can be elected yet."""
+        """Return whether no other node can be elected yet."""
         settings = self.settings
         if settings.lease is None or not settings.check_quorum or not self.leases:
             return False
         return now < self.confirmed + settings.lease
 
     def begin_round(self, now: float) -> None:
-        """Ask all others whether we still lead."""
+        """Send a heartbeat to all nodes, to confirm that this node still leads."""
         self.round += 1
         self.rounds.append((self.round, now))
         self.beat = now + self.settings.heartbeat
         if self.commit >= self.began:
-            self.asked += [(self.round, self.commit, *waiting) for waiting in self.waiting]
+            self.pending += [(self.round, self.commit, *waiting) for waiting in self.waiting]
             self.waiting = []
         for node in self.progress:
             self.feed(node, beat=True)
         self._confirm(now)
 
-    def answered(self, sender: Id, round: int, now: float) -> None:
-        """A node has answered a round."""
+    def handle_round_answer(self, sender: Id, round: int, now: float) -> None:
+        """Record that a node has answered a round."""
         progress = self.progress.get(sender)
         if progress is not None and round > progress.round:
             progress.round = round
             self._confirm(now)
 
     def _confirm(self, now: float) -> None:
-        heard = {node: progress.round for node, progress in self.progress.items()}
-        heard[self.id] = self.round
-        reached = self.agreed(heard)
+        answers = {node: progress.round for node, progress in self.progress.items()}
+        answers[self.id] = self.round
+        reached = self.majority_value(answers)
         while self.rounds and self.rounds[0][0] <= reached:
             _, self.confirmed = self.rounds.pop(0)
             self.heard = max(self.heard, self.confirmed)
-        while self.asked and self.asked[0][0] <= reached:
-            _, index, number, whose = self.asked.pop(0)
-            self.answer_read(number, whose, index)
-        if self.waiting and not self.asked:
+        while self.pending and self.pending[0][0] <= reached:
+            _, index, number, requester = self.pending.pop(0)
+            self.answer_read(number, requester, index)
+        if self.waiting and not self.pending:
             self.serve_reads(now)
 
-    def look_for_majority(self, now: float) -> None:
-        """Stop leading if no majority has answered for long."""
+    def stop_without_majority(self, now: float) -> None:
+        """Stop leading if no majority has answered within the election timeout."""
         if self.settings.check_quorum and now >= self.heard + self.settings.election:
             self.follow(self.term, None, now)

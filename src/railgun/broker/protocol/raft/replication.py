@@ -1,15 +1,16 @@
-"""Replication: the log of the leader becomes everybody's.
+"""Log replication: the log of the leader is copied to all nodes.
 
-1. A leader never changes its log but at the end. It begins its term with an entry of that term.
-2. Entries are taken by who has the one before them. Who has not says where its log may agree, and the leader goes
-   back to there. What differs in a follower's log is cut.
-3. An entry is *committed* when a majority of voters has it on disk, and it is of the leader's own term; with it, all
-   before it. Entries of earlier terms may be on a majority and be lost all the same.
-4. A follower knows of what is committed only up to where its log is known to be the leader's.
-5. Entries are sent ahead of answers, within a window. A heartbeat names the last one that was sent, so what was lost on
-   the way is noticed.
-6. Who needs what is no longer in the log gets a snapshot, in pieces, each one when the one before has come.
-7. A leader that is no member any more leads until that is committed.
+1. A leader changes its log only by adding entries at the end. It begins its term with an entry of that term.
+2. A node takes entries if it has the entry before them. Otherwise it answers where its log may agree, and the leader
+   goes back to that place. Entries of a follower that differ from the leader's are cut.
+3. An entry is *committed* when a majority of voters has it on disk, and it is of the leader's own term; all entries
+   before it are committed with it. Entries of earlier terms may be on a majority and be lost all the same.
+4. A follower counts entries as committed only up to where its log is known to equal the leader's.
+5. Entries are sent ahead of answers, within a window. A heartbeat names the last entry sent, so the loss of a message
+   is noticed.
+6. A node that needs entries no longer in the log gets a snapshot, in pieces; each piece is sent when the one before has
+   arrived.
+7. A leader that a change of members removed leads until the change is committed.
 """
 
 from __future__ import annotations
@@ -32,34 +33,36 @@ from railgun.errors import ProtocolError
 
 
 class Replication(State):
-    """The part of the machine that replicates."""
+    """The part of the machine that replicates the log."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------ a leader
 
     def lead(self, now: float) -> None:
-        """Be the leader."""
+        """Become the leader, and begin the term with an entry of its own."""
         self.role, self.leader = Role.LEADER, self.id
         self.votes = {}
         self.confirmed, self.leases = NEVER, True
-        self.heard = now  # so long a majority was with us
+        self.heard = now  # a majority has just voted for this node
         self.progress = {}
         self.began = self.log.last + 1
         self._extend([Entry(self.began, self.term)])
         self.begin_round(now)
 
-    def check_leads(self, what: str) -> None:
-        """Raise unless this node leads."""
+    def check_leads(self, request: str) -> None:
+        """Raise `NotLeaderError` unless this node leads and is not handing over. `request` is for the error text."""
         if self.role is not Role.LEADER:
-            raise NotLeaderError(f"{self.id} cannot {what}: it is a {self.role.value}", self.leader)
+            raise NotLeaderError(
+                f"{self.id} cannot {request}: it is a {self.role.value}", self.leader
+            )
         if self.moving is not None:
             raise NotLeaderError(
-                f"{self.id} cannot {what}: {self.moving[0]} is to lead", self.moving[0]
+                f"{self.id} cannot {request}: it hands over to {self.moving[0]}", self.moving[0]
             )
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Entries come into the log, and go to the others."""
+        """Add entries to the log and send them to all nodes."""
         self._extend(entries)
         for node in self.progress:
             self.feed(node)
@@ -71,7 +74,10 @@ class Replication(State):
                 self.progress[node] = Progress(next=self.log.last)
 
     def feed(self, to: Id, *, beat: bool = False, empty: bool = False) -> None:
-        """Send a node what it needs; `beat`: also if an answer is awaited; `empty`: also if that is nothing."""
+        """Send a node the entries or the snapshot it needs, as far as its window allows.
+
+        `beat`: send even while an answer is awaited. `empty`: send even if there are no entries.
+        """
         progress = self.progress[to]
         while True:
             previous = progress.next - 1
@@ -96,8 +102,8 @@ class Replication(State):
                 entries = ()
             if not entries and not empty and not beat:
                 return
-            told = Append(self.term, previous, term, entries, self.commit, self.round)
-            self.early.append((to, told))
+            message = Append(self.term, previous, term, entries, self.commit, self.round)
+            self.early.append((to, message))
             if progress.mode is Mode.PROBE or not entries:
                 return
             beat = empty = False
@@ -109,51 +115,51 @@ class Replication(State):
             return
         progress.paused = True
         data = snapshot.data[progress.offset : progress.offset + self.settings.chunk]
-        about = replace(snapshot, data=b"")
+        header = replace(snapshot, data=b"")
         size = len(snapshot.data)
-        self.early.append((to, Install(self.term, about, progress.offset, data, size, self.round)))
+        self.early.append((to, Install(self.term, header, progress.offset, data, size, self.round)))
 
-    def heard_from(self, sender: Id, answer: Appended, now: float) -> None:
-        """A follower has taken entries; or not."""
+    def handle_appended(self, sender: Id, answer: Appended, now: float) -> None:
+        """Handle the answer of a follower to entries."""
         progress = self.progress.get(sender)
         if self.role is not Role.LEADER or progress is None:
             return
         if answer.ok:
             if progress.has(min(answer.index, self.log.last)):
                 self.advance(now)
-        elif progress.mode is not Mode.SNAPSHOT and self._is_news(progress, answer):
-            progress.probe(self.log.fits(answer.hint, answer.hint_term) + 1)
-        self.answered(sender, answer.round, now)
+        elif progress.mode is not Mode.SNAPSHOT and self._is_new_refusal(progress, answer):
+            progress.probe(self.log.last_possible_match(answer.hint, answer.hint_term) + 1)
+        self.handle_round_answer(sender, answer.round, now)
         if sender in self.progress:
             self.feed(sender)
 
     @staticmethod
-    def _is_news(progress: Progress, answer: Appended) -> bool:
-        """Whether what a follower has not taken says something new of its log."""
+    def _is_new_refusal(progress: Progress, answer: Appended) -> bool:
+        """Return whether a follower's refusal says something new about its log, and is not outdated."""
         if progress.mode is Mode.STREAM:
             return answer.index > progress.match
         return answer.index == progress.next - 1
 
-    def has_piece(self, sender: Id, answer: Installing, now: float) -> None:
-        """A follower has a piece of a snapshot."""
+    def handle_installing(self, sender: Id, answer: Installing, now: float) -> None:
+        """Handle the answer of a follower to a piece of a snapshot."""
         progress = self.progress.get(sender)
         if self.role is not Role.LEADER or progress is None:
             return
         snapshot = progress.snapshot
         if snapshot is not None and snapshot.index == answer.index:
-            # What it has already said starts nothing: else each heartbeat, which sends a piece again, would start a
-            # further row of pieces beside the first. If it has lost some, the next heartbeat goes on from there.
+            # A repeated answer sends no further piece: otherwise each heartbeat, which sends a piece again, would
+            # start a second sequence of pieces. If the follower lost pieces, the next heartbeat goes on from there.
             progress.paused = progress.paused and answer.offset <= progress.offset
             progress.offset = min(answer.offset, len(snapshot.data))
-        self.answered(sender, answer.round, now)
+        self.handle_round_answer(sender, answer.round, now)
         if sender in self.progress:
             self.feed(sender)
 
     def advance(self, now: float) -> None:
-        """See what is committed by now."""
-        has = {node: progress.match for node, progress in self.progress.items()}
-        has[self.id] = self.log.durable
-        reached = self.agreed(has)
+        """Commit entries that a majority has on disk, and tell the followers."""
+        matches = {node: progress.match for node, progress in self.progress.items()}
+        matches[self.id] = self.log.durable
+        reached = self.majority_value(matches)
         if reached <= self.commit or self.log.term(reached) != self.term:
             return
         self.commit = reached
@@ -168,21 +174,21 @@ class Replication(State):
         self.serve_reads(now)
 
     def serve_reads(self, now: float) -> None:
-        """Reads may have waited for it."""
+        """Answer reads that waited for a commit; `Reads` implements it."""
         raise NotImplementedError
 
     def begin_round(self, now: float) -> None:
-        """Ask all others whether we still lead."""
+        """Send a heartbeat to all nodes, to confirm that this node still leads; `Reads` implements it."""
         raise NotImplementedError
 
-    def answered(self, sender: Id, round: int, now: float) -> None:
-        """A node has answered a round."""
+    def handle_round_answer(self, sender: Id, round: int, now: float) -> None:
+        """Record that a node has answered a round; `Reads` implements it."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ a follower
 
-    def hear(self, leader: Id, now: float) -> None:
-        """A leader of our term is there."""
+    def hear_leader(self, leader: Id, now: float) -> None:
+        """Record that the leader of this term is alive, and follow it."""
         if self.role is Role.LEADER:
             raise ProtocolError(f"{leader} and {self.id} both lead in term {self.term}")
         if self.role is not Role.FOLLOWER or self.leader != leader:
@@ -190,28 +196,28 @@ class Replication(State):
         self.heard = now
         self.wait_for_election(now)
 
-    def append(self, sender: Id, told: Append, now: float) -> None:
-        """Take entries of the leader."""
-        self.hear(sender, now)
-        log, previous = self.log, told.prev_index
+    def append(self, sender: Id, message: Append, now: float) -> None:
+        """Take entries from the leader, or answer where the logs may agree."""
+        self.hear_leader(sender, now)
+        log, previous = self.log, message.prev_index
         if previous < self.commit:
-            # All that is committed is the leader's as well; what it sends before that we have.
-            entries = tuple(e for e in told.entries if e.index > self.commit)
+            # The leader has every committed entry, so those it sends up to there are the ones in this log.
+            entries = tuple(e for e in message.entries if e.index > self.commit)
             if not entries:
-                self._took(sender, told, self.commit)
+                self._confirm_append(sender, message, self.commit)
                 return
             previous = self.commit
-        elif log.has(previous, told.prev_term):
-            entries = told.entries
+        elif log.has(previous, message.prev_term):
+            entries = message.entries
         else:
-            hint = log.fits(previous, told.prev_term)
+            hint = log.last_possible_match(previous, message.prev_term)
             term = log.term(hint) or 0
-            self.say(sender, Appended(self.term, False, previous, told.round, hint, term))
+            self.send_late(sender, Appended(self.term, False, previous, message.round, hint, term))
             return
         self._take(entries)
         last = previous + len(entries)
-        self.commit = max(self.commit, min(told.commit, last))
-        self._took(sender, told, last)
+        self.commit = max(self.commit, min(message.commit, last))
+        self._confirm_append(sender, message, last)
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
         log = self.log
@@ -219,41 +225,41 @@ class Replication(State):
             if log.has(entry.index, entry.term):
                 continue
             if entry.index <= self.commit:
-                raise ProtocolError(f"{self.id} is to forget entry {entry.index}, committed")
+                raise ProtocolError(f"{self.id} would cut entry {entry.index}, which is committed")
             if entry.index <= log.last:
                 log.cut(entry.index)
             log.append(entries[at:])
             return
 
-    def _took(self, sender: Id, told: Append, last: int) -> None:
-        self.say(sender, Appended(self.term, True, last, told.round))
+    def _confirm_append(self, sender: Id, message: Append, last: int) -> None:
+        self.send_late(sender, Appended(self.term, True, last, message.round))
 
-    def install(self, sender: Id, told: Install, now: float) -> None:
-        """Take a piece of a snapshot."""
-        self.hear(sender, now)
-        snapshot = told.snapshot
+    def install(self, sender: Id, message: Install, now: float) -> None:
+        """Take a piece of a snapshot; restore the snapshot when it is complete."""
+        self.hear_leader(sender, now)
+        snapshot = message.snapshot
         if snapshot.index <= self.commit:
             self.incoming = None
-            self.say(sender, Appended(self.term, True, self.commit, told.round))
+            self.send_late(sender, Appended(self.term, True, self.commit, message.round))
             return
-        # Two leaders may write the same snapshot in different words, so pieces are of one leader.
-        source = sender, told.term, snapshot, told.size
+        # Two leaders may encode the same snapshot differently, so all pieces must come from one leader.
+        source = sender, message.term, snapshot, message.size
         if self.incoming is None or self.incoming[0] != source:
             self.incoming = source, []
         pieces = self.incoming[1]
         have = sum(map(len, pieces))
-        if told.offset == have and (told.data or not told.size):
-            pieces.append(told.data)
-            have += len(told.data)
-        if have < told.size:
-            self.say(sender, Installing(self.term, snapshot.index, have, told.round))
+        if message.offset == have and (message.data or not message.size):
+            pieces.append(message.data)
+            have += len(message.data)
+        if have < message.size:
+            self.send_late(sender, Installing(self.term, snapshot.index, have, message.round))
             return
         self.incoming = None
         if self.log.has(snapshot.index, snapshot.term):
-            self.commit = snapshot.index  # the entries are here; they need not be replaced
+            self.commit = snapshot.index  # the log already has these entries
         else:
             whole = replace(snapshot, data=b"".join(pieces))
             self.log.restore(whole)
             self.commit = self.applied = snapshot.index
             self.restoring = whole
-        self.say(sender, Appended(self.term, True, snapshot.index, told.round))
+        self.send_late(sender, Appended(self.term, True, snapshot.index, message.round))

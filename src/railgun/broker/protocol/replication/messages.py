@@ -1,29 +1,29 @@
-"""What masters and replicas of a stream say to each other, what is to be done, and what a driver has to see to.
+"""Messages between masters and replicas of a stream, commands to a driver, and the driver's duties.
 
-A driver owns the disk, the links and the promises of its node. Its duties:
+A driver owns the disk, the connections and the promises of its node. Its duties:
 
-1. *Promises.* A master opens a session with each replica by `Fence`. The replica's node promises to take nothing of an
-   older epoch, and the promise is on disk before `Fenced` is sent; a node that has promised more refuses. Then its
-   `Replica` is told (`fenced`), and what was being written is written first: the standing that goes back is on disk.
-   A node that becomes a master has made the promise itself, and written what it had to write. A master whose node
-   promises a later epoch is none from that moment: it counts nothing any more after its standing was told.
-2. *Sessions.* Messages of one session come in order, or not at all: if one may be lost, the session is over, and the
-   master opens another one. What belongs to another session than the last is not for anybody to hear. Above all, the
-   answer to a `Fence` of an older epoch is no promise for this one: `stands` is called for the last session of this
-   very epoch only. Session numbers of a master and a replica grow, through epochs and restarts.
-3. *Commands* are done in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
+1. *Promises.* A master opens a session with each replica by `Fence`. The replica's node promises to accept nothing of
+   an older epoch, and the promise is on disk before `Fenced` is sent; a node that has promised a later epoch refuses.
+   Then the driver calls `fenced` of its `Replica`, after pending writes are finished: the standing that is sent back is
+   on disk. A node that becomes a master has made the promise itself, and finished its writes. A master whose node
+   promises a later epoch stops being one at that moment: it counts no answers any more after its standing was sent.
+2. *Sessions.* Messages of one session arrive in order, or not at all: if one may be lost, the session is over, and the
+   master opens another. Messages of any session but the last are dropped. Above all, the answer to a `Fence` of an
+   older epoch is no promise for this one: `stands` is called for the last session of this very epoch only. Session
+   numbers of a master and a replica grow, across epochs and restarts.
+3. *Commands* are executed in the order in which they are given. `Write`, `Cut`, `Anew` and `Label` are on disk before
    `wrote`, `has_cut`, `labelled` and so on are called. `Anew` is done as a whole or not at all; a `Write` may be torn
    between two batches, also within a unit (rule 8 of `master`), but `appended` is of whole units. If a `Write` or a
-   `Label` fails, those that wait behind it are dropped, and `failed` is called; the same of `WriteGroups` and
+   `Label` fails, those that wait behind it are dropped, and `failed` is called; the same holds for `WriteGroups` and
    `failed_groups`. If a `Cut`, a `CutHalf`, an `Anew` or a `Trim` fails, the node reads its copy from disk again, as
-   after a crash. A master that cannot write is none any more.
-4. A copy that finds its files damaged sets aside what is bad and all behind it, drops what waits to be written, and its
-   label is `LOST`, on disk, before it says or hears anything more (`lost`). A master is none any more then.
-   What a copy knew to be safe may be of an `Anew` that was dropped: who reads a copy from disk again begins without it,
-   or with one that was written behind the `Anew`, in the same line.
-5. A `Fetch` is answered in the session that is the last, from what is on disk.
-6. A master says something (`push`, with batches or without) when a session begins, when a replica has told anew how it
-   stands, and when what is safe or kept has changed.
+   after a crash. A master that cannot write stops being one.
+4. A copy that finds its files damaged sets aside the damage and everything behind it, and drops pending writes; its
+   label is `LOST`, on disk, before it sends or handles any further message (`lost`). A master stops being one then. The
+   safe offset that a copy knew may be of an `Anew` that was dropped: a driver that reads a copy from disk again begins
+   without it, or with one that was written behind the `Anew`, in the same queue.
+5. A `Fetch` is answered in the last session, from what is on disk.
+6. A master sends a `push`, with batches or without, when a session begins, when a replica has sent a new standing, and
+   when the safe or the first kept offset has changed.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from railgun.broker.protocol.replication.standing import Runs, Standing
 
 Id: TypeAlias = str
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- messages
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """From the master: batches from `base` on (`runs` says of which epochs; none: only what is said here)."""
+    """From the master: batches from `base` on, of the epochs in `runs`. Without runs, only the other fields matter."""
 
     session: int
     epoch: int
     base: int
     before: int
-    """The epoch of what lies before `base`; 0 if that is nothing, or not kept any more."""
+    """The epoch of the message before `base`; 0 if there is none, or if it is no longer kept."""
     start: int
-    """Where the epoch began."""
+    """The offset where the epoch began."""
     safe: int
-    """The high watermark."""
+    """The high watermark: all messages below are safe."""
     first: int
-    """What lies before is not kept any more."""
+    """The first offset that the master keeps."""
     anew: bool = False
-    """Drop what you have, and begin at `base`."""
+    """Whether the replica must drop its copy and begin at `base`."""
     runs: Runs = ()
     turn: int = 0
-    """How often the replica has said in this session how it stands (`Stands`): what was sent before is void."""
+    """How often the replica has sent `Stands` in this session: pushes of an earlier turn are void."""
 
     @property
     def end(self) -> int:
-        """The offset after it."""
+        """Return the offset after the last pushed message."""
         return self.runs[-1][1] if self.runs else self.base
 
 
@@ -77,7 +77,7 @@ class Has:
 
 @dataclass(frozen=True, slots=True)
 class Stands:
-    """From a replica: what was pushed does not fit (a full disk, or damage): begin anew from here."""
+    """From a replica: a push does not fit its copy (a full disk, or damage); push again from this standing."""
 
     session: int
     standing: Standing
@@ -85,7 +85,7 @@ class Stands:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """From a master that recovers: give me what you have from there on."""
+    """From a master that recovers: send the batches from `begin` on."""
 
     session: int
     begin: int
@@ -93,7 +93,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The answer: batches, the next ones at least; or none, for they cannot be read."""
+    """Answer to `Fetch`: at least the next batch; or no runs, if they cannot be read."""
 
     session: int
     base: int
@@ -102,7 +102,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PushGroups:
-    """From the master: the states of all groups (`whole`), or the changes that make number `number`."""
+    """From the master: the states of all groups (`whole`), or the changes that lead to `number`."""
 
     session: int
     epoch: int
@@ -114,7 +114,7 @@ class PushGroups:
 
 @dataclass(frozen=True, slots=True)
 class HasGroups:
-    """From a replica: the groups are on disk up to there."""
+    """From a replica: its groups are on disk up to this epoch and number."""
 
     session: int
     epoch: int
@@ -123,14 +123,14 @@ class HasGroups:
 
 @dataclass(frozen=True, slots=True)
 class FetchGroups:
-    """From a master that recovers: give me the states of your groups."""
+    """From a master that recovers: send the states of all groups."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedGroups:
-    """The answer: the states as of there; or they cannot be read (`epoch` is LOST)."""
+    """Answer to `FetchGroups`: the states as of this epoch and number; `epoch` is LOST if they cannot be read."""
 
     session: int
     epoch: int
@@ -141,12 +141,12 @@ Message: TypeAlias = (
     Push | Has | Stands | Fetch | Fetched | PushGroups | HasGroups | FetchGroups | FetchedGroups
 )
 
-# ---------------------------------------------------------------- what is to be done
+# ---------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send a message."""
+    """Send a message to a node."""
 
     to: Id
     message: Message
@@ -154,7 +154,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append the batches that came with the message, and sync; then `wrote`."""
+    """Append the batches that came with the message, and sync; then call `wrote`."""
 
     base: int
     runs: Runs
@@ -162,28 +162,28 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut the log off there, then `has_cut`; what is cut is kept aside, for people."""
+    """Cut the log at `offset`, then call `has_cut`; set the cut part aside for operators."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class CutHalf:
-    """If the log ends within a unit, cut that off; then `cut_half`, with the end of the log."""
+    """If the log ends within a unit, cut the unit off; then call `cut_half` with the end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """Drop the log; it begins anew, empty, at this offset."""
+    """Drop the log; it begins anew, empty, at `base`."""
 
     base: int
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Write to disk that the copy matches this epoch's log; then `labelled`.
+    """Write to disk that the copy matches the log of this epoch; then call `labelled`.
 
-    `groups`: and that its groups are number 0 of that epoch, for a master.
+    `groups`: also write that its groups are number 0 of the epoch (for a master).
     """
 
     epoch: int
@@ -192,14 +192,14 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """What lies before is not kept any more, by the master: take it away."""
+    """Remove messages before `first`: the master no longer keeps them."""
 
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteGroups:
-    """Write the states or changes that came with the message, and their number with them; then `wrote_groups`."""
+    """Write the states or changes that came with the message, with their number; then call `wrote_groups`."""
 
     epoch: int
     number: int
@@ -208,14 +208,14 @@ class WriteGroups:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The copy is the log: take what is published."""
+    """Start to accept publishes: the copy is the log of the epoch, which begins at `start`."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class Safe:
-    """Messages below this offset are safe, and readers may see them."""
+    """Messages below `end` are safe: readers may see them."""
 
     end: int
 
