@@ -51,7 +51,7 @@ class StreamSettings:
     """The deduplication window ("ID time box"): for how long the ID of a message is remembered."""
     max_ids: int = 1_000_000
     duplicates: Literal["refuse", "ok"] = "refuse"
-    """How a publisher is answered when the ID of its message is already stored: with an error, or as if it were new."""
+    """The answer to a publisher if the ID of its message is already stored: an error, or OK."""
     max_age: float | None = None
     max_bytes: int | None = None
     max_staged: int = 8 << 30
@@ -70,41 +70,41 @@ class StreamSettings:
         return frozenset(field.name for field in dataclasses.fields(StreamSettings))
 
     @staticmethod
-    def of(given: Any) -> StreamSettings:
+    def of(raw: Any) -> StreamSettings:
         """Return the settings that a JSON object describes; raise `BadSettingsError` if they are not valid."""
-        if not isinstance(given, dict):
-            raise BadSettingsError(f"settings are an object, not {type(given).__name__}")
-        if "region" in given:  # a cluster has taken it out before
+        if not isinstance(raw, dict):
+            raise BadSettingsError(f"settings are an object, not {type(raw).__name__}")
+        if "region" in raw:  # in a cluster, the region was taken out before this is called
             raise BadSettingsError(
-                f"region is {given['region']!r}: regions belong to a cluster, and this node is in none. Leave region "
+                f"region is {raw['region']!r}: regions belong to a cluster, and this node is in none. Leave region "
                 "out, or ask a node of a cluster"
             )
         names = StreamSettings.names()
-        for name in given:
+        for name in raw:
             if name not in names:
                 raise BadSettingsError(
                     f"a stream has no setting {name!r}; there are {', '.join(sorted(names))}"
                 )
-        settings = StreamSettings(**given)
+        settings = StreamSettings(**raw)
         settings.check()
         return settings
 
     @staticmethod
-    def merged(existing: Mapping[str, Any] | None, asked: Any) -> StreamSettings:
+    def merged(existing: Mapping[str, Any] | None, changes: Any) -> StreamSettings:
         """Return the settings of a stream after a request to change them.
 
-        `existing`: its settings now (None: there is no stream). A setting that `asked` leaves out stays as it is, and
-        the result is checked as a whole. If `asked` names another kind of stream, it is taken alone: the kinds cannot
+        `existing`: its settings now (None: there is no stream). A setting that `changes` leaves out stays as it is, and
+        the result is checked as a whole. If `changes` names another kind of stream, it is taken alone: the kinds cannot
         be merged.
 
         >>> StreamSettings.merged({"id_box": 10.0}, {"max_age": 60}).id_box
         10.0
         """
-        if not isinstance(asked, dict):
-            raise BadSettingsError(f"settings are an object, not {type(asked).__name__}")
-        if existing is None or asked.get("kind", existing.get("kind")) != existing.get("kind"):
-            return StreamSettings.of(asked)
-        return StreamSettings.of(dict(existing) | asked)
+        if not isinstance(changes, dict):
+            raise BadSettingsError(f"settings are an object, not {type(changes).__name__}")
+        if existing is None or changes.get("kind", existing.get("kind")) != existing.get("kind"):
+            return StreamSettings.of(changes)
+        return StreamSettings.of(dict(existing) | changes)
 
     def check(self) -> None:
         """Raise `BadSettingsError` if a setting is out of range, or two of them contradict each other."""
