@@ -33,7 +33,15 @@ from zlib_ng.zlib_ng import crc32
 
 from railgun.broker.errors import LaterFormatError, later_format, later_tail
 from railgun.broker.log.disk import Disk, File, put, unless_read_only
-from railgun.broker.log.tail import MARK, MARK_SIZE, Tail, has_mark, mark, read_mark, what_mark
+from railgun.broker.log.tail import (
+    MARK,
+    MARK_SIZE,
+    Tail,
+    describe_bad_mark,
+    has_mark,
+    mark,
+    read_mark,
+)
 from railgun.transport.records import is_later as is_later_magic
 
 Take: TypeAlias = Callable[[int, str, bytes], object]
@@ -45,7 +53,7 @@ _READ_BYTES: Final = 1 << 18
 
 
 @dataclass(slots=True)
-class Found:
+class ReadSummary:
     """The result of reading a file: how many notes and bytes were read, and why reading stopped ("": at the end)."""
 
     count: int = 0
@@ -69,7 +77,7 @@ class Notes:
     >>> notes.recover(print)
     1 name b'body'
     2  b'other'
-    Found(count=2, size=93, problem='', damaged=False)
+    ReadSummary(count=2, size=93, problem='', damaged=False)
     >>> notes.close()
     """
 
@@ -90,7 +98,7 @@ class Notes:
 
     # ------------------------------------------------------------ opening
 
-    def recover(self, take: Take, least: int = 0) -> Found | None:
+    def recover(self, take: Take, least: int = 0) -> ReadSummary | None:
         """Read the notes and cut off a torn end; return None if there is no file.
 
         A damaged file stays unchanged, and must not be written to. A file with fewer than the `least` notes that were
@@ -159,7 +167,7 @@ class Notes:
         """Make all written notes durable."""
         self.tail.sync()
 
-    def read(self, take: Take) -> Found:
+    def read(self, take: Take) -> ReadSummary:
         """Read all notes that were written."""
         return self._read(self.tail.file, self.tail.size, take)
 
@@ -195,13 +203,13 @@ class Notes:
         """Sync, write a mark, and close the file."""
         self.tail.close(self.count)
 
-    def _read(self, file: File, size: int, take: Take) -> Found:
+    def _read(self, file: File, size: int, take: Take) -> ReadSummary:
         data, at = b"", 0  # bytes that were read; those from `at` on were not parsed yet
-        summary = Found()
+        summary = ReadSummary()
         while summary.size < size:
             if data[at : at + 4] == MARK and len(data) - at >= MARK_SIZE:
                 if read_mark(data, at, summary.size) != summary.count:
-                    summary.problem = what_mark(data, at, summary.size)
+                    summary.problem = describe_bad_mark(data, at, summary.size)
                     break
                 at += MARK_SIZE
                 summary.size += MARK_SIZE

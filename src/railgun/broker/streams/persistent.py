@@ -171,7 +171,7 @@ class Persistent:
     def _look_for_missing(self, where: str) -> None:
         """See whether all messages are there that the group log (`where`) knows of."""
         positions = (max(saved.floor, saved.highest + 1) for saved in self._saved.values())
-        missing = self.log.miss(
+        missing = self.log.note_missing(
             max([int(self.note.safe), *positions]),
             f"its group log ({where})",
             "To go on without what is missing, stop the node and remove the group log: its groups begin anew then, "
