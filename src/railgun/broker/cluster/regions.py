@@ -320,7 +320,7 @@ class Region:
         with contextlib.suppress(TimeoutError, RailgunError):
             async with asyncio.timeout(DRAIN):
                 for driver in self._groups():
-                    driver.safe(lambda error: None)
+                    driver.when_saved(lambda error: None)
                 for copy in list(self.streams.values()):
                     await copy.settle()
                 while any(copy.owes for copy in self.streams.values()):

@@ -61,7 +61,7 @@ from railgun.broker.server.relay import Relay
 from railgun.broker.settings import SECOND, TRACKED, check_group, check_name
 from railgun.broker.streams import admin
 from railgun.broker.streams.copies import Acks
-from railgun.broker.streams.groups import GroupDriver, Told
+from railgun.broker.streams.groups import GroupDriver, OnSaved
 from railgun.broker.streams.listener import (
     MAX_UNSENT_BYTES,
     SOFT_UNSENT_BYTES,
@@ -729,7 +729,7 @@ class Session:
             consumer.begun = True
             driver.begin(name, command.credit)
 
-        driver.safe(begin)
+        driver.when_saved(begin)
 
     def _check_position(
         self, stream: Persistent, identity: str, command: p.Subscribe, offset: int
@@ -769,7 +769,7 @@ class Session:
             if not stale:  # else it has been answered
                 self._safe(channel, request, error)
 
-        told: Told | None = safe if request else None
+        told: OnSaved | None = safe if request else None
         match command:
             case p.Nack():
                 stale += driver.nack(
