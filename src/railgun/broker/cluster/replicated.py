@@ -735,7 +735,7 @@ class Replicated:
         else:
             self._unwritten = ""
             self._known_safe = max(self._known_safe, safe)
-            self.stream.gone_before()
+            self.stream.report_trimmed()
 
     @staticmethod
     def _has_cut(machine: Master | Replica, end: int, whole: int) -> list[m.Command]:
@@ -804,7 +804,7 @@ class Replicated:
             _tell(self._accepting.popleft()[1])
         while self._waiting and self._waiting[0][0] <= safe:
             _tell(self._waiting.popleft()[1])
-        self.stream.more()
+        self.stream.notify_groups()
         if self.master is not None:
             self._tell_soon()
 
@@ -846,7 +846,7 @@ class Replicated:
             self.stream.follow(DeposedError("this node is no master any more"))
             return
         self._ready = True
-        self.stream.more()
+        self.stream.notify_groups()
         self.stream.look()
         self.around.changed()
 
