@@ -545,7 +545,7 @@ class Member:
         if name not in self.node.streams:
             raise NoMasterError(f"{name!r} is not there yet")
 
-    async def every(self) -> list[dict[str, Any]]:
+    async def describe_all(self) -> list[dict[str, Any]]:
         """All streams of the cluster, as their masters describe them."""
         return await self.overview.streams()
 

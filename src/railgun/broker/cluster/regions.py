@@ -349,7 +349,7 @@ class Region:
         self.lease = max(self.lease, until)
         if idle and self.may_act():
             for copy in self.streams.values():
-                copy.stream.look()
+                copy.stream.check_groups()
             self.changed()
 
     # ------------------------------------------------------------ sessions

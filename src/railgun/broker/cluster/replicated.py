@@ -48,7 +48,7 @@ from railgun.broker.errors import (
 )
 from railgun.broker.log.committer import Committer, Stamp
 from railgun.broker.log.group_log import pack_change, unpack_records
-from railgun.broker.log.segment import extend
+from railgun.broker.log.segment import extend_runs
 from railgun.broker.protocol.replication import messages as m
 from railgun.broker.protocol.replication.master import Master, Phase
 from railgun.broker.protocol.replication.replica import Replica
@@ -847,7 +847,7 @@ class Replicated:
             return
         self._ready = True
         self.stream.notify_groups()
-        self.stream.look()
+        self.stream.check_groups()
         self.around.changed()
 
     # ------------------------------------------------------------ what goes wrong
@@ -968,7 +968,7 @@ def _came(blob: Blob) -> tuple[list[memoryview], Runs, int]:
     runs: list[tuple[int, int]] = []
     whole = 0
     for found, batch in intact(blob):
-        extend(runs, found.epoch, found.end)
+        extend_runs(runs, found.epoch, found.end)
         batches.append(batch)
         if not found.flags & CONTINUES:
             whole = found.end

@@ -70,7 +70,7 @@ class _Job:
     size: int
     work: Callable[[], object] | None = None
     cold: bool = False
-    failures_told: int = 0
+    failures_reported: int = 0
     """How many failed groups of the log its submitter could know of."""
 
 
@@ -79,7 +79,7 @@ class _Failures:
     """Failed groups of a log: how many, how many of them submitters could know of, and the last error."""
 
     count: int = 0
-    told: int = 0
+    reported: int = 0
     error: RailgunError | None = None
 
 
@@ -154,11 +154,11 @@ class Committer:
                 raise ClosedError("the committer is closed: the node is about to end")
             line = self._lines.get(id(log))
             if line is not None:
-                job.failures_told = line.failures.told
+                job.failures_reported = line.failures.reported
                 line.jobs.append(job)
                 return
             failures = self._failures.get(log) or _Failures()
-            job.failures_told = failures.told
+            job.failures_reported = failures.reported
             line = self._lines[id(log)] = _Line(log, failures)
             line.jobs.append(job)
         self._ready.put(line)
@@ -182,7 +182,9 @@ class Committer:
             with self._lock:
                 jobs = self._take(line)
             count, error = line.failures.count, line.failures.error
-            behind = [job for job in jobs if job.stamp is not None and job.failures_told < count]
+            behind = [
+                job for job in jobs if job.stamp is not None and job.failures_reported < count
+            ]
             results = [(job.done, error) for job in behind]
             if others := [job for job in jobs if job not in behind] if behind else jobs:
                 results += self._commit(line, others)
@@ -271,7 +273,7 @@ class Committer:
         count = failures.count
 
         def call() -> None:
-            failures.told = count  # from now on, submitters can know of these failures
+            failures.reported = count  # from now on, submitters can know of these failures
             for done, error in results:
                 try:
                     done(error)

@@ -64,10 +64,10 @@ from railgun.broker.log.segment import (
     Run,
     Segment,
     Walk,
-    extend,
+    empty_segment,
+    extend_runs,
     floor_name,
     floor_of,
-    fresh,
     index_name,
     load_index,
     log_name,
@@ -193,7 +193,7 @@ class StreamLog:
             for segment in self._segments:
                 for epoch, until in segment.runs:
                     if until > first and (not runs or runs[-1][1] < end):
-                        extend(runs, epoch, min(until, end))
+                        extend_runs(runs, epoch, min(until, end))
             return tuple(runs)
 
     def epoch_at(self, offset: int) -> int:
@@ -316,7 +316,7 @@ class StreamLog:
                 segment.first_time = placed[0][0].time
             for header, at in placed:
                 segment.index.add(header.base, begin + at, header.time)
-                extend(segment.runs, header.epoch, header.end)
+                extend_runs(segment.runs, header.epoch, header.end)
             segment.size, segment.end, segment.last_time = self._tail.size, following, time
             self._end, self._last_time, self._epoch = following, time, epoch
             self._whole = whole
@@ -353,7 +353,7 @@ class StreamLog:
         with self._lock:
             self._files[before.base] = self._tail.file
             self._tail = Tail(file, self._what(path), 0)
-            self._add(fresh(self._end, self.config.index_bytes))
+            self._add(empty_segment(self._end, self.config.index_bytes))
         save_index(self._disk, self.directory, before, index)
         with self._lock:
             self._close_idle_files()
@@ -434,7 +434,7 @@ class StreamLog:
     def _read(self, start: _ReadStart, offset: int, max_bytes: int) -> list[memoryview] | None:
         """Return whole batches from `offset` on.
 
-        None if the log was cut meanwhile, so that they may be of no valid log.
+        Return None if the log was cut meanwhile: the batches may be of no valid log.
         """
         begin_offset, position, want, limit = start.offset, start.position, start.want, start.limit
         batches: list[memoryview] = []
@@ -734,15 +734,15 @@ class StreamLog:
 
     @classmethod
     def open(
-        cls, disk: Disk, directory: str, config: LogConfig | None = None, known: bool = False
+        cls, disk: Disk, directory: str, config: LogConfig | None = None, existed: bool = False
     ) -> tuple[StreamLog, Recovery]:
         """Open the log in a directory; return it and what recovery has found.
 
-        A log that does not exist is made; but if it is `known` to have existed, raise `DamagedLogError`.
+        A log that does not exist is made; but if it `existed` before, raise `DamagedLogError`.
         """
         log = cls(disk, directory, config or LogConfig())
         try:
-            return log, recover(log, known)
+            return log, recover(log, existed)
         except LaterBatchError as error:
             raise later_format(f"the log in {disk.where(directory)}", error) from error
         except OSError as error:

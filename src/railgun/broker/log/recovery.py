@@ -19,9 +19,9 @@ from railgun.broker.log.disk import unless_read_only
 from railgun.broker.log.segment import (
     Segment,
     base_of,
+    empty_segment,
     floor_name,
     floor_of,
-    fresh,
     index_name,
     index_of,
     load_index,
@@ -64,14 +64,14 @@ class Recovery:
         return "; ".join(parts)
 
 
-def recover(log: StreamLog, known: bool = False) -> Recovery:
-    """Load the log from its disk, or make it; if it is `known` to have existed, raise `DamagedLogError` instead."""
+def recover(log: StreamLog, existed: bool = False) -> Recovery:
+    """Load the log from its disk, or make it; if it `existed` before and is gone, raise `DamagedLogError` instead."""
     disk, directory = log._disk, log.directory
     disk.make_directory(directory)
     finished, durable = truncation.finish(disk, directory, log.config.index_bytes)
     names = disk.list(directory)
     bases = sorted(base for base in map(base_of, names) if base is not None)
-    if known and not bases:
+    if existed and not bases:
         raise DamagedLogError(
             f"there is no log in {disk.where(directory)}, and there was one: somebody has removed its files. Nothing "
             "was changed. Restore them.",
@@ -82,7 +82,7 @@ def recover(log: StreamLog, known: bool = False) -> Recovery:
         path = log._path(log_name(0))
         log._tail = Tail(disk.create(path), log._what(path), 0)
         disk.sync_directory(directory)
-        log._add(fresh(0, log.config.index_bytes))
+        log._add(empty_segment(0, log.config.index_bytes))
         return Recovery(0, 0)
     rebuilt: list[str] = []
     damage: DamagedLogError | None = None

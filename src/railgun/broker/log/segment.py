@@ -200,7 +200,7 @@ class Segment:
         return self.end == self.base
 
 
-def fresh(base: int, every: int) -> Segment:
+def empty_segment(base: int, every: int) -> Segment:
     """Return a segment without messages."""
     return Segment(base, end=base, index=Index(every))
 
@@ -233,7 +233,7 @@ def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
                 if segment.empty:
                     segment.first_time = header.time
                 segment.end, segment.last_time = header.end, header.time
-                extend(segment.runs, header.epoch, header.end)
+                extend_runs(segment.runs, header.epoch, header.end)
                 if not header.flags & CONTINUES:
                     whole = header.end
         except LaterBatchError:
@@ -249,12 +249,12 @@ def scan(file: File, base: int, every: int, stop: int | None = None) -> Scan:
     return Scan(segment, index, size, problem, whole)
 
 
-def extend(runs: list[Run], epoch: int, end: int) -> None:
+def extend_runs(runs: list[Run], epoch: int, end: int) -> None:
     """Add batches of an epoch, up to the offset `end`, to the runs.
 
     >>> runs = [(1, 10)]
-    >>> extend(runs, 1, 12)
-    >>> extend(runs, 3, 15)
+    >>> extend_runs(runs, 1, 12)
+    >>> extend_runs(runs, 3, 15)
     >>> runs
     [(1, 12), (3, 15)]
     """

@@ -44,9 +44,9 @@ from railgun.broker.log.segment import (
     Scan,
     Segment,
     base_of,
+    empty_segment,
     floor_name,
     floor_of,
-    fresh,
     index_of,
     log_name,
     scan,
@@ -179,7 +179,7 @@ def reset(log: StreamLog, base: int) -> None:
     old = log._tail
     with log._lock:
         log._floor = log._before = 0
-        _replace(log, 0, fresh(base, log.config.index_bytes), base)
+        _replace(log, 0, empty_segment(base, log.config.index_bytes), base)
     try:
         file = _begin(log._disk, log.directory, base)
     except OSError as error:

@@ -181,7 +181,7 @@ class Call:
 
 
 async def _list(node: Node) -> Any:
-    streams = node.every() if node.cluster is None else await node.cluster.every()
+    streams = node.describe_all() if node.cluster is None else await node.cluster.describe_all()
     return [stream for stream in streams if not stream["name"].endswith(STAGING)]
 
 

@@ -75,7 +75,7 @@ class Consumer(Protocol):
     name: str
 
     def deliver(self, delivers: list[Deliver]) -> None:
-        """Send these messages."""
+        """Send these messages to the client."""
 
     def tell(self, command: Command) -> None:
         """Handle a notice of the group: `Missed` or `Recalled`."""
@@ -146,7 +146,7 @@ class GroupDriver:
         joined = commands[0]
         assert isinstance(joined, Joined)
         self._tell(commands[1:])
-        self.look()
+        self.schedule_check()
         if seek is None:
             return joined
         return Joined(joined.member, self.group.floor, "sought", joined.receives)
@@ -154,7 +154,7 @@ class GroupDriver:
     def begin(self, member: str, credit: int) -> None:
         """Give a member that has joined its first credit."""
         self.group.grant(member, credit, self.stream.now())
-        self.look()
+        self.schedule_check()
 
     def when_saved(self, done: OnSaved) -> None:
         """Call `done` when all changes up to now are in the log."""
@@ -175,13 +175,13 @@ class GroupDriver:
         """Remove a consumer that leaves; `graceful`: it has said so, and did not just vanish."""
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.leave(member, graceful, self.stream.now()))
-            self.look()
+            self.schedule_check()
 
     def send_away(self, member: str) -> None:
         """Remove a consumer without fault of its own: this node, or the one that relays it, stops serving it."""
         if self.consumers.pop(member, None) is not None:
             self._tell(self.group.send_away(member, self.stream.now()))
-            self.look()
+            self.schedule_check()
 
     def let_go(self, error: RailgunError) -> None:
         """Send all consumers elsewhere: rule 7."""
@@ -223,14 +223,14 @@ class GroupDriver:
         Groups that wait for the damaged part are told.
         """
         self._tell(self.group.unsent(member, receipts, self.stream.now()))
-        self.stream.look()
+        self.stream.check_groups()
 
     def _after_request(self, commands: list[Command], done: OnSaved | None) -> list[Stale]:
         stale = [command for command in commands if isinstance(command, Stale)]
         self._tell([command for command in commands if not isinstance(command, Stale)])
         if done is not None:
             self._on_saved.append(done)
-        self.look()
+        self.schedule_check()
         return stale
 
     # ------------------------------------------------------------ events of the stream
@@ -238,23 +238,23 @@ class GroupDriver:
     def appended(self, end: int) -> None:
         """Note that the stream has messages up to the offset `end`."""
         self.group.appended(end, self.stream.now())
-        self.look()
+        self.schedule_check()
 
     def trimmed(self, first: int) -> None:
         """Note that messages before the offset `first` are gone."""
         self._tell(self.group.trimmed(first, self.stream.now()))
-        self.look()
+        self.schedule_check()
 
     def reset(self, offset: int) -> None:
         """Begin anew at an offset, if no member is live."""
         self._tell(self.group.seek(offset, self.stream.now()))
-        self.look()
+        self.schedule_check()
 
     def redrive(self, letters: Sequence[tuple[int, int]]) -> list[Redrove]:
         """Deliver dead letters again; each is an offset in the stream, and how often it was redriven before."""
         became, commands = self.group.redrive(letters, self.stream.now())
         self._tell(commands)
-        self.look()
+        self.schedule_check()
         return became
 
     def explain(self) -> Explanation:
@@ -263,7 +263,7 @@ class GroupDriver:
 
     # ------------------------------------------------------------ checking
 
-    def look(self) -> None:
+    def schedule_check(self) -> None:
         """Schedule a check of the group in this turn of the event loop."""
         if not self._check_due and not self.ended:
             self._check_due = True
@@ -310,7 +310,7 @@ class GroupDriver:
         deadline = self.group.deadline()
         if deadline is not None:
             delay = max(0.0, (deadline - now) / SECOND)
-            self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.look)
+            self._timer = self.stream.loop.call_later(min(delay, 3600.0), self.schedule_check)
 
     def _hand_out(self, out: dict[str, list[Deliver]]) -> None:
         """Send deliveries once the log has their epoch, behind all that were made before them."""
@@ -333,7 +333,7 @@ class GroupDriver:
         while self._send_queue and self._send_queue[0].saved:
             self._send(self._not_taken_back(self._send_queue.popleft().out))
         if not self._send_queue and self.stream.damage is not None:
-            self.look()  # the damage is reported behind the messages that were sent
+            self.schedule_check()  # the damage is reported behind the messages that were sent
 
     def _not_taken_back(self, out: dict[str, list[Deliver]]) -> dict[str, list[Deliver]]:
         """Return the parts of these deliveries that were not taken back while the log was written."""
@@ -408,10 +408,10 @@ class GroupDriver:
         now = self.stream.now()
         if error is None:
             self.group.buried(bury.offset, now)
-            self.look()
+            self.schedule_check()
         else:
             self.group.kept(bury.offset, now)
-            self.stream.loop.call_later(RETRY_PAUSE_S, self.look)
+            self.stream.loop.call_later(RETRY_PAUSE_S, self.schedule_check)
 
     def end(self) -> None:
         """Save the changes, and stop."""

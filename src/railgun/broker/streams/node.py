@@ -178,7 +178,7 @@ class Cluster(Protocol):
         """Return the region of a stream; None if no node knows the stream."""
         ...
 
-    async def every(self) -> list[dict[str, Any]]:
+    async def describe_all(self) -> list[dict[str, Any]]:
         """Return all streams of the cluster, as their masters describe them."""
         ...
 
@@ -326,12 +326,12 @@ class Node:
             try:
                 stored = json.loads(file.read(0, file.size()))
                 id = int(stored.pop(_ID, 0))
-                made = str(stored.pop(_MADE, ""))
+                identity = str(stored.pop(_MADE, ""))
                 settings = StreamSettings.of(stored)
             except (ValueError, TypeError, AttributeError, RailgunError) as error:
-                wrong = self._bad_settings(name, stored, error)
-                self.not_opened[name] = wrong
-                messages.append(f"{wrong} The stream is left alone.")
+                failure = self._bad_settings(name, stored, error)
+                self.not_opened[name] = failure
+                messages.append(f"{failure} The stream is left alone.")
                 continue
             finally:
                 file.close()
@@ -340,14 +340,14 @@ class Node:
                 self.left_alone.append(name)
                 continue
             # Missing files of a copy in a cluster are fetched from other nodes; here they are damage.
-            known = not (self.in_cluster or id)
+            existed = not (self.in_cluster or id)
             try:
-                stream = self.streams[name] = self._start(name, settings, id, made, known)
+                stream = self.streams[name] = self._start(name, settings, id, identity, existed)
             except DamagedLogError as error:
                 what = f"stream {name!r} is there and cannot be opened"
-                wrong = DamagedLogError(f"{what}: {error} {self._way_out(home)}", error.offset)
-                self.not_opened[name] = wrong
-                messages.append(f"{wrong} The stream is left alone.")
+                failure = DamagedLogError(f"{what}: {error} {self._way_out(home)}", error.offset)
+                self.not_opened[name] = failure
+                messages.append(f"{failure} The stream is left alone.")
                 continue
             if isinstance(stream, Persistent):
                 messages += [f"stream {name!r}: {finding}" for finding in stream.findings]
@@ -522,7 +522,7 @@ class Node:
             task.exception()  # mark it as seen: callers that await the task get it
 
     def _start(
-        self, name: str, settings: StreamSettings, id: int, made: str, known: bool = False
+        self, name: str, settings: StreamSettings, id: int, identity: str, existed: bool = False
     ) -> Stream:
         stream: Stream
         if settings.kind == "ephemeral":
@@ -533,9 +533,9 @@ class Node:
                 *(self.now, self._dead_letters_of, self._staging_of),
                 in_cluster=self.in_cluster,
                 paced=self.paced,
-                known=known,
+                existed=existed,
             )
-        stream.id, stream.made = id, made
+        stream.id, stream.made = id, identity
         return stream
 
     def identity_of(self, stream: Stream) -> str:
@@ -594,7 +594,7 @@ class Node:
         now_ahead = self.now() - _steady()
         if abs(now_ahead - ahead) > CLOCK_JUMP_US:
             for stream in self._persistent():
-                stream.look()
+                stream.check_groups()
         self._beating = self.loop.call_later(CHECK_CLOCK_S, self._check_clock, now_ahead)
 
     async def _check_files(self) -> None:
@@ -715,7 +715,7 @@ class Node:
             raise storage_error(error, f"the stream {name!r} cannot be changed") from error
         stream.settings = settings
         if isinstance(stream, Persistent):
-            stream.changed()
+            stream.settings_changed()
 
     async def make(self, name: str, settings: StreamSettings, id: int) -> Stream:
         """Make the copy of a stream of the cluster."""
@@ -956,7 +956,7 @@ class Node:
             description["region"] = self.cluster.region_of(name)
         return description
 
-    def every(self) -> list[dict[str, Any]]:
+    def describe_all(self) -> list[dict[str, Any]]:
         """Return descriptions of all streams, sorted by name."""
         return [self.describe(name) for name in sorted(self.streams)]
 

@@ -114,9 +114,9 @@ class Persistent:
         log_config: LogConfig | None = None,
         in_cluster: bool = False,
         paced: Callable[[], int] | None = None,
-        known: bool = False,
+        existed: bool = False,
     ) -> None:
-        """Open the files of a stream. `known`: they existed before, and belong to no cluster (rule 6)."""
+        """Open the files of a stream. `existed`: they existed before, and belong to no cluster (rule 6)."""
         self.name = name
         self.settings = settings
         self.loop = loop
@@ -127,7 +127,7 @@ class Persistent:
         self.id = 0
         """In a cluster, the number of the entry that made the stream; 0 outside of a cluster."""
         self.made = ""
-        """Outside of a cluster, the identity that tells the stream from others of its name.
+        """The identity that tells the stream from others of its name, outside of a cluster.
 
         "" for an old stream without one.
         """
@@ -135,7 +135,7 @@ class Persistent:
         self._in_cluster = in_cluster
         self._committer = committer
         self._dead_letters_of = dead_letters_of
-        self.log, self.recovery = StreamLog.open(disk, f"{directory}/log", log_config, known)
+        self.log, self.recovery = StreamLog.open(disk, f"{directory}/log", log_config, existed)
         self.log.limit_bytes(settings.max_bytes)
         self.findings: list[str] = []
         """Messages for the log about the files, as they were found."""
@@ -167,7 +167,7 @@ class Persistent:
         self.producing.take_notes(self._saved)
         self.note = self._saved.pop("", CopyNote())
         """The record that a copy in a cluster must not forget; the group log has it, too."""
-        if known:
+        if existed:
             self._check_for_missing(disk.where(f"{directory}/groups/groups"))
         for group in [] if in_cluster else list(self._saved):
             self._driver(group, False, 0, 0)
@@ -241,10 +241,10 @@ class Persistent:
         who: object = None,
         acks: Acks = Acks.QUORUM,
     ) -> None:
-        """Store batches that were checked before; `answer` is called when they are as safe as `acks` says. `who`: the
-        sender.
+        """Store batches that were checked before; `answer` is called when they are as safe as `acks` says.
 
-        Outside of a cluster, every message is safe when it is on the disk of the node, whatever `acks` is.
+        `who` identifies the sender (rule 1). Outside of a cluster, a message is safe when it is on the disk of the
+        node, whatever `acks` is.
         """
         if not self.acting:  # the IDs on this node may be out of date
             self.loop.call_soon(answer, self._no_master())
@@ -375,14 +375,14 @@ class Persistent:
         if self._early is not early:  # another node is master now, and the publishers were told
             return
         self._box, self._early = box, None
-        self.changed()  # settings may have changed while the IDs were read
+        self.settings_changed()  # settings may have changed while the IDs were read
         for publish in early:
             if failure is not None:
                 publish.answer(failure)
             else:
                 self._line_up(publish)
 
-    def changed(self) -> None:
+    def settings_changed(self) -> None:
         """Apply changed settings to the log and to the remembered IDs."""
         self.log.limit_bytes(self.settings.max_bytes)
         if self._box is not None:
@@ -484,7 +484,7 @@ class Persistent:
             publish.answer(error)
 
     def _try_again(self, publish: _Publish) -> None:
-        """Try a publish that has waited; unless it has to wait again, those behind it have their turn."""
+        """Try a publish that has waited; unless it has to wait again, let those behind it have their turn."""
         line = self._behind.pop(publish.who)
         line.appendleft(publish)
         while line and publish.ticket not in self._waiting:
@@ -797,10 +797,10 @@ class Persistent:
             if first > driver.group.first:
                 driver.trimmed(first)
 
-    def look(self) -> None:
+    def check_groups(self) -> None:
         """Let the groups check their deadlines, because the time of day has jumped or the log has changed."""
         for driver in list(self.groups.values()):
-            driver.look()
+            driver.schedule_check()
 
     async def flush_groups(self) -> None:
         """Let the groups save their changes and stop."""
