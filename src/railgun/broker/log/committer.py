@@ -142,13 +142,13 @@ class Committer:
 
         `cold`, for batches of a stream: nobody will read them soon.
         """
-        self._line_up(log, _Job(batches, done, stamp, sum(map(len, batches)), None, cold))
+        self._enqueue(log, _Job(batches, done, stamp, sum(map(len, batches)), None, cold))
 
     def perform(self, log: Log, work: Callable[[], object], done: Done) -> None:
         """Run `work` once all jobs submitted before are done; no other thread writes to the log meanwhile."""
-        self._line_up(log, _Job((), done, None, 0, work))
+        self._enqueue(log, _Job((), done, None, 0, work))
 
-    def _line_up(self, log: Log, job: _Job) -> None:
+    def _enqueue(self, log: Log, job: _Job) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError("the committer is closed: the node is about to end")

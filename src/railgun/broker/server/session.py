@@ -499,7 +499,7 @@ class Session:
             stream.producing.stage(command.staging, batches, len(blob), answer)  # type: ignore[arg-type]
             return
         acks = Acks(command.acks)
-        stream.publish(batches, answer, together=command.together, who=self, acks=acks)  # type: ignore[arg-type]
+        stream.publish(batches, answer, together=command.together, sender=self, acks=acks)  # type: ignore[arg-type]
         if command.acks == p.NONE:
             self.send(p.Published(request=command.request))
 

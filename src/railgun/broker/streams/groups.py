@@ -152,7 +152,7 @@ class GroupDriver:
         return Joined(joined.member, self.group.floor, "sought", joined.receives)
 
     def begin(self, member: str, credit: int) -> None:
-        """Give a member that has joined its first credit."""
+        """Give a member credit for more messages."""
         self.group.grant(member, credit, self.stream.now())
         self.schedule_check()
 

@@ -93,7 +93,7 @@ class _Publish:
     ticket: int
     answer: Answer
     together: bool
-    who: object
+    sender: object
     acks: Acks
 
 
@@ -154,7 +154,7 @@ class Persistent:
         self.groups: dict[str, GroupDriver] = {}
         self.counts = Counts()
         self._gone: RailgunError | None = None  # why the stream takes no more requests
-        self._burials: set[asyncio.Task[None]] = set()
+        self._dead_letter_tasks: set[asyncio.Task[None]] = set()
         self._box: IdBox | None = None
         self._early: list[_Publish] | None = None  # publishes that came while the IDs are read
         self._loading: asyncio.Task[None] | None = None
@@ -238,13 +238,13 @@ class Persistent:
         answer: Answer,
         *,
         together: bool = False,
-        who: object = None,
+        sender: object = None,
         acks: Acks = Acks.QUORUM,
     ) -> None:
         """Store batches that were checked before; `answer` is called when they are as safe as `acks` says.
 
-        `who` identifies the sender (rule 1). Outside of a cluster, a message is safe when it is on the disk of the
-        node, whatever `acks` is.
+        `sender`: publishes of one sender stay in order (rule 1). Outside of a cluster, a message is safe when it is on
+        the disk of the node, whatever `acks` is.
         """
         if not self.acting:  # the IDs on this node may be out of date
             self.loop.call_soon(answer, self._no_master())
@@ -256,19 +256,19 @@ class Persistent:
             self._commit(batches, acks, partial(self._stored, batches, answer, ()))
             return
         ticket = next(self._tickets)
-        who = ticket if who is None else who
-        publish = _Publish(batches, ids, ticket, answer, together, who, acks)
+        sender = ticket if sender is None else sender
+        publish = _Publish(batches, ids, ticket, answer, together, sender, acks)
         if self._box is None and self._early is None:
             self._early = []
             self._loading = self.loop.create_task(self._load_ids(self._early))
         if self._early is not None:
             self._early.append(publish)
         else:
-            self._line_up(publish)
+            self._enqueue(publish)
 
-    def _line_up(self, publish: _Publish) -> None:
-        if publish.who in self._behind:
-            self._behind[publish.who].append(publish)
+    def _enqueue(self, publish: _Publish) -> None:
+        if publish.sender in self._behind:
+            self._behind[publish.sender].append(publish)
         else:
             self._try(publish)
 
@@ -380,7 +380,7 @@ class Persistent:
             if failure is not None:
                 publish.answer(failure)
             else:
-                self._line_up(publish)
+                self._enqueue(publish)
 
     def settings_changed(self) -> None:
         """Apply changed settings to the log and to the remembered IDs."""
@@ -430,7 +430,7 @@ class Persistent:
         if any(isinstance(verdict, Twin) for verdict in verdicts):
             box.begin(ids, publish.ticket)
             self._waiting[publish.ticket] = publish
-            self._behind.setdefault(publish.who, deque())
+            self._behind.setdefault(publish.sender, deque())
             return
         fresh = [n for n, verdict in enumerate(verdicts) if isinstance(verdict, Fresh)]
         if len(fresh) == len(ids):
@@ -485,13 +485,13 @@ class Persistent:
 
     def _try_again(self, publish: _Publish) -> None:
         """Try a publish that has waited; unless it has to wait again, let those behind it have their turn."""
-        line = self._behind.pop(publish.who)
+        line = self._behind.pop(publish.sender)
         line.appendleft(publish)
         while line and publish.ticket not in self._waiting:
             publish = line.popleft()
             self._try(publish)
         if line:
-            self._behind[publish.who] = line
+            self._behind[publish.sender] = line
 
     def _refused(
         self, verdicts: Sequence[Any], offsets: dict[int, int]
@@ -721,8 +721,8 @@ class Persistent:
                 dead_letters.publish([letter], answer)
 
         task = self.loop.create_task(publish())
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+        self._dead_letter_tasks.add(task)
+        task.add_done_callback(self._dead_letter_tasks.discard)
 
     # ------------------------------------------------------------ retention, closing
 
