@@ -487,8 +487,8 @@ def test_es_who_listened_before_the_cluster_was_is_known_too(tmp_path: Path) -> 
 def test_es_when_too_much_waits_on_the_way_nobody_there_gets_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "FLOOD", 1 << 20)
-    monkeypatch.setattr(events_module, "ROOM", 1 << 18)
+    monkeypatch.setattr(events_module, "MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(events_module, "SOFT_UNSENT_BYTES", 1 << 18)
 
     async def main() -> None:
         async with cluster(tmp_path, "ab") as nodes:

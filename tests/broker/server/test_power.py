@@ -79,7 +79,7 @@ class Fragile(Running):
                 driver.ended = True
         await server._listener.close()
         committer = server.node.committer
-        committer._end()
+        committer._stop_threads()
         for thread in committer._threads:
             await asyncio.to_thread(thread.join)
         self.disk.lose_power()

@@ -25,7 +25,7 @@ from tests.broker.running import (
 from railgun.broker.errors import StoppingError
 from railgun.broker.server import upstream as upstream_module
 from railgun.broker.server.session import MOST_UNSTORED, Session
-from railgun.broker.streams.listener import ROOM
+from railgun.broker.streams.listener import SOFT_UNSENT_BYTES
 from railgun.client.client import Client
 from railgun.client.errors import StreamsError
 from railgun.transport.commands import VERSION, encode
@@ -359,7 +359,7 @@ def test_a_slow_client_does_not_fill_the_memory_of_the_node_between(tmp_path: Pa
             for _ in range(50):
                 most = max(most, between._outbox.unsent)
                 await asyncio.sleep(0.002)
-            assert ROOM <= most < 4 * ROOM
+            assert SOFT_UNSENT_BYTES <= most < 4 * SOFT_UNSENT_BYTES
             assert await direct.publish("orders", b"end") == 400  # nobody else is hindered
             connection.transport.resume_reading()
             got = await take(sub, 400)

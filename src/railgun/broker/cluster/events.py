@@ -27,7 +27,12 @@ from railgun.broker.cluster.links import Links
 from railgun.broker.cluster.responding import Done, Responding
 from railgun.broker.protocol.exchange import Loss, Routing, Send
 from railgun.broker.protocol.interest import Listening, Neighbour, News, Remote
-from railgun.broker.streams.listener import FLOOD, ROOM, Listener, some
+from railgun.broker.streams.listener import (
+    MAX_UNSENT_BYTES,
+    SOFT_UNSENT_BYTES,
+    Listener,
+    slice_batches,
+)
 from railgun.broker.streams.node import Ephemeral, Node
 from railgun.transport.commands import Blob, FrameError
 from railgun.transport.proto import cluster_pb2 as n
@@ -139,7 +144,7 @@ class Events:
         count: int,
     ) -> None:
         first = min(send.first for send in sends)
-        blob = some(batches, first, max(send.end for send in sends), count)
+        blob = slice_batches(batches, first, max(send.end for send in sends), count)
         neighbour = self._neighbours[node]
         for at in range(0, len(sends), MOST_PARTS):
             parts = [
@@ -154,7 +159,7 @@ class Events:
                 line=neighbour.line,
             )
             self._links.send(node, "events", told, blob)
-        if self._links.unsent(node, "events") >= FLOOD and not neighbour.known.held:
+        if self._links.unsent(node, "events") >= MAX_UNSENT_BYTES and not neighbour.known.held:
             neighbour.known.hold()
             self._look_for_room(node)
 
@@ -164,7 +169,7 @@ class Events:
         known = self._neighbours[node].known
         if not known.held:  # the connection was lost
             return
-        if self._links.unsent(node, "events") < ROOM:
+        if self._links.unsent(node, "events") < SOFT_UNSENT_BYTES:
             known.free()
             if self._lost:
                 self._soon()
@@ -318,7 +323,7 @@ class Events:
                 taken = listener.stream.exchange.take(listener, asked)
                 lost += asked - taken
                 if taken:
-                    chosen = some(batches, part.first, part.first + taken, count)
+                    chosen = slice_batches(batches, part.first, part.first + taken, count)
                     listener.deliver(deliver, chosen, taken)
                 self.changed(listener)
             if lost:

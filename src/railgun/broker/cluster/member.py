@@ -47,7 +47,7 @@ from railgun.broker.protocol.metadata.machine import Metadata
 from railgun.broker.protocol.metadata.nodes import NodeInfo
 from railgun.broker.protocol.raft.messages import Members, NotLeaderError, Settings
 from railgun.broker.settings import StreamSettings
-from railgun.broker.streams.node import LEAST_ROOM, Mode, Node
+from railgun.broker.streams.node import MIN_FREE_BYTES, Mode, Node
 from railgun.broker.streams.persistent import Persistent
 from railgun.broker.streams.routing import MASTER_WAIT, Here, Nobody, Place, There
 from railgun.errors import RailgunError, said
@@ -355,7 +355,7 @@ class Member:
     def _look_for_room(self) -> None:
         """See whether another node should rather be master, because its disk has room."""
         with contextlib.suppress(OSError):
-            self.full = self.disk.free() < (2 * LEAST_ROOM if self.full else LEAST_ROOM)
+            self.full = self.disk.free() < (2 * MIN_FREE_BYTES if self.full else MIN_FREE_BYTES)
 
     async def _look_around(self) -> None:
         """If nobody leads for a while, the others may have moved. And tell how far groups are, now and then."""
@@ -545,7 +545,7 @@ class Member:
         if name not in self.node.streams:
             raise NoMasterError(f"{name!r} is not there yet")
 
-    async def every(self) -> list[dict[str, Any]]:
+    async def describe_all(self) -> list[dict[str, Any]]:
         """All streams of the cluster, as their masters describe them."""
         return await self.overview.streams()
 

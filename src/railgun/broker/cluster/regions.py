@@ -331,7 +331,7 @@ class Region:
         with contextlib.suppress(TimeoutError, RailgunError):
             async with asyncio.timeout(limit_s):
                 for driver in self._groups():
-                    driver.safe(lambda error: None)
+                    driver.when_saved(lambda error: None)
                 for copy in list(self.streams.values()):
                     await copy.settle()
                 unsettled, polls = self._unsettled(), 0
@@ -373,7 +373,7 @@ class Region:
         self.lease = max(self.lease, until)
         if idle and self.may_act():
             for copy in self.streams.values():
-                copy.stream.look()
+                copy.stream.check_groups()
             self.changed()
 
     # ------------------------------------------------------------ sessions

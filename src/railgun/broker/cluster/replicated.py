@@ -48,7 +48,7 @@ from railgun.broker.errors import (
 )
 from railgun.broker.log.committer import Committer, Stamp
 from railgun.broker.log.group_log import pack_change, unpack_records
-from railgun.broker.log.segment import extend
+from railgun.broker.log.segment import extend_runs
 from railgun.broker.protocol.replication import messages as m
 from railgun.broker.protocol.replication.master import Master, Phase
 from railgun.broker.protocol.replication.replica import Replica
@@ -735,7 +735,7 @@ class Replicated:
         else:
             self._unwritten = ""
             self._known_safe = max(self._known_safe, safe)
-            self.stream.gone_before()
+            self.stream.report_trimmed()
 
     @staticmethod
     def _has_cut(machine: Master | Replica, end: int, whole: int) -> list[m.Command]:
@@ -804,7 +804,7 @@ class Replicated:
             _tell(self._accepting.popleft()[1])
         while self._waiting and self._waiting[0][0] <= safe:
             _tell(self._waiting.popleft()[1])
-        self.stream.more()
+        self.stream.notify_groups()
         if self.master is not None:
             self._tell_soon()
 
@@ -846,8 +846,8 @@ class Replicated:
             self.stream.follow(DeposedError("this node is no master any more"))
             return
         self._ready = True
-        self.stream.more()
-        self.stream.look()
+        self.stream.notify_groups()
+        self.stream.check_groups()
         self.around.changed()
 
     # ------------------------------------------------------------ what goes wrong
@@ -968,7 +968,7 @@ def _came(blob: Blob) -> tuple[list[memoryview], Runs, int]:
     runs: list[tuple[int, int]] = []
     whole = 0
     for found, batch in intact(blob):
-        extend(runs, found.epoch, found.end)
+        extend_runs(runs, found.epoch, found.end)
         batches.append(batch)
         if not found.flags & CONTINUES:
             whole = found.end

@@ -61,8 +61,13 @@ from railgun.broker.server.relay import Relay
 from railgun.broker.settings import SECOND, TRACKED, check_group, check_name
 from railgun.broker.streams import admin
 from railgun.broker.streams.copies import Acks
-from railgun.broker.streams.groups import GroupDriver, Told
-from railgun.broker.streams.listener import FLOOD, ROOM, Listener, some
+from railgun.broker.streams.groups import GroupDriver, OnSaved
+from railgun.broker.streams.listener import (
+    MAX_UNSENT_BYTES,
+    SOFT_UNSENT_BYTES,
+    Listener,
+    slice_batches,
+)
 from railgun.broker.streams.node import Ephemeral, Node, refuse_hidden
 from railgun.broker.streams.persistent import Persistent, Stored
 from railgun.broker.streams.routing import There
@@ -260,7 +265,9 @@ class Session:
         self.paused = False
         """Whether it is not read for the time being."""
         self._outbox = Outbox(node.loop, connection.transport, self._flushed)
-        connection.transport.set_write_buffer_limits(high=ROOM - 1)  # no room: it will be resumed
+        connection.transport.set_write_buffer_limits(
+            high=SOFT_UNSENT_BYTES - 1
+        )  # no room: it will be resumed
         connection.resumed = self._resumed
 
     # ------------------------------------------------------------ sending
@@ -268,7 +275,7 @@ class Session:
     @property
     def room(self) -> bool:
         """Whether more than answers may be sent."""
-        return self._outbox.unsent < ROOM
+        return self._outbox.unsent < SOFT_UNSENT_BYTES
 
     def drop(self, channel: int) -> None:
         """Forget the subscription of a channel."""
@@ -277,7 +284,7 @@ class Session:
     @property
     def flooded(self) -> bool:
         """Whether nothing but answers may be sent."""
-        return self._outbox.unsent >= FLOOD
+        return self._outbox.unsent >= MAX_UNSENT_BYTES
 
     def hold(self) -> None:
         """Too much waits: the listeners get nothing until there is room."""
@@ -492,7 +499,7 @@ class Session:
             stream.producing.stage(command.staging, batches, len(blob), answer)  # type: ignore[arg-type]
             return
         acks = Acks(command.acks)
-        stream.publish(batches, answer, together=command.together, who=self, acks=acks)  # type: ignore[arg-type]
+        stream.publish(batches, answer, together=command.together, sender=self, acks=acks)  # type: ignore[arg-type]
         if command.acks == p.NONE:
             self.send(p.Published(request=command.request))
 
@@ -549,7 +556,7 @@ class Session:
             routing = self.node.events.scatter(command, batches, routing)
         told = p.Deliver(topic=command.topic, response=name)
         for send in routing.sends:
-            chosen = some(batches, send.first, send.end, count)
+            chosen = slice_batches(batches, send.first, send.end, count)
             send.member.deliver(told, chosen, send.end - send.first)
         for loss in routing.losses:
             for member in loss.members:
@@ -722,7 +729,7 @@ class Session:
             consumer.begun = True
             driver.begin(name, command.credit)
 
-        driver.safe(begin)
+        driver.when_saved(begin)
 
     def _check_position(
         self, stream: Persistent, identity: str, command: p.Subscribe, offset: int
@@ -762,7 +769,7 @@ class Session:
             if not stale:  # else it has been answered
                 self._safe(channel, request, error)
 
-        told: Told | None = safe if request else None
+        told: OnSaved | None = safe if request else None
         match command:
             case p.Nack():
                 stale += driver.nack(
