@@ -1,31 +1,32 @@
-"""How many records to read from the sources at once, learned from how long reads take.
+"""Choose how many records to read from the sources at once, learned from how long reads take.
 
 While a user's functions run, links and orders wait, so a read (the records and everything that is done with them before
 control returns) should take about `TARGET_US`. The time of a read is modelled as `wait + each * records`:
 
-- `each` is what a smaller read saves. A function that computes something for every record is all `each`.
-- `wait` is what no size shortens: a call of a service, one query for a whole batch. Reading less at once does not make
-  such a call shorter, it only makes more of them.
+- `each` is the time per record, which a smaller read saves. For a function that computes something for every record,
+  all time is `each`.
+- `wait` is the time that no size shortens: a call of a service, one query for a whole batch. Smaller reads do not make
+  such a call shorter; they only make more calls.
 
 Rules:
 
 1. A read may take `TARGET_US`, or twice its `wait` if that is longer. So a flow of slow records keeps to about
    `TARGET_US`, and a flow that waits asks for as many records at a time as it can.
 2. A read that takes longer shrinks the next one in proportion, counting only the time that falls with the size. Where
-   most of the time is `wait`, which is noisy, it takes a median of reads that is longer, or one `DRASTIC` times.
-   A read for which fewer than `FEW` records were there tells nothing of how time grows with them: it shrinks the
-   next one to `FEW` at most.
+   most of the time is `wait`, which is noisy, the size shrinks only if the median of several reads is too long, or if
+   one read takes `DRASTIC` times too long. A read that found fewer than `FEW` records does not show how time grows
+   with their number: it shrinks the next one to `FEW` at most.
 3. A full read whose records take less than a quarter of the time they may take makes the next one larger, at most
    twice as large.
 4. `wait` is estimated by comparing reads of two sizes of which one is at least twice the other. Where the larger one
    takes less than `FLAT` times as long, all of it is `wait`. Estimating too much makes reads somewhat longer;
-   estimating too little makes them smaller and smaller, so in doubt it is `wait`. Where the larger one takes `STEEP`
-   times as long as its records account for, some records wait and others do not (those that go to another worker):
-   then all of its time is `wait`, too.
+   estimating too little makes them smaller and smaller, so in doubt all time is `wait`. Where the larger read takes
+   `STEEP` times as long as its records account for, some records wait and others do not (those that go to another
+   worker): then all of its time is `wait`, too.
 5. While the size is below the largest, a read is halved from time to time, to be compared with the others (a single
    record is doubled): soon after a read was shrunk, and then less and less often. A halved read is never longer.
 
-Times are noisy, so medians of a few reads are compared, and an estimate counts only in part. Nothing here reads a
+Times are noisy, so medians of a few reads are compared, and an estimate counts only in part. This module reads no
 clock: the driver measures and calls `record`.
 """
 
@@ -36,15 +37,15 @@ from typing import Final, NamedTuple
 
 TARGET_US: Final = 50_000
 MEMORY: Final = 64
-"""Reads after which a measurement is forgotten; and between two halved reads at most."""
+"""Reads after which a measurement is forgotten; also the most reads between two halved ones."""
 FIRST_PROBE: Final = 2
-"""Reads after a shrunk one until a read is halved; each time it is twice as many."""
+"""Reads between a shrunk read and the next halved one; doubled each time."""
 SAMPLES: Final = 5
-"""Reads of about one size that a median is made of."""
+"""Reads of about one size that make up a median."""
 FLAT: Final = 1.5
 STEEP: Final = 4
 FEW: Final = 8
-"""Records that have to be there before a read that took long shrinks the next one below as many."""
+"""A slow read of fewer records than this shrinks the next one to this size at the lowest."""
 DRASTIC: Final = 8
 TRUST: Final = 0.4
 """Weight of a new estimate of `wait` against those before it."""
@@ -57,7 +58,7 @@ class _Read(NamedTuple):
 
 
 class ReadSize:
-    """The number of records to read at once; see the rules above.
+    """The number of records to read at once; see the module's rules.
 
     >>> size = ReadSize(largest=5_000)
     >>> size.next
@@ -80,22 +81,22 @@ class ReadSize:
 
     @property
     def next(self) -> int:
-        """How many records to ask for in the next read."""
+        """Return how many records to ask for in the next read."""
         if self._probing:
             return self.size // 2 if self.size > 1 else 2
         return self.size
 
     @property
     def limit_us(self) -> float:
-        """How long a read may take."""
+        """Return how long a read may take, in µs."""
         return max(TARGET_US, 2 * self.wait_us)
 
     def record(self, rows: int, asked: int, took_us: int) -> None:
-        """Learn from a read: it was asked for `asked` records, brought `rows` (at least one), and took `took_us`."""
+        """Learn from a read that asked for `asked` records, brought `rows` (at least one), and took `took_us`."""
         took_us = max(0, took_us)
         full = rows >= asked
         if took_us <= TARGET_US and (self.size == self.largest or not full):
-            return  # as large and as short as it should be: nothing to learn
+            return  # as large and as short as a read should be: nothing to learn
         self._number += 1
         probed, self._probing = self._probing, False
         usual_us = self._compare(_Read(self._number, rows, took_us))
@@ -153,7 +154,7 @@ class ReadSize:
 
 
 def _wait_us(small: _Read, large: _Read) -> float:
-    """What a read of no records would take, if time grows with the records as between these two."""
+    """Return the time of a read of no records, if time grows with the records as between these two reads."""
     if large.took_us < FLAT * small.took_us or large.rows == small.rows:
         return min(small.took_us, large.took_us)
     if large.took_us * small.rows > STEEP * small.took_us * large.rows:

@@ -1,36 +1,36 @@
-"""The life of a flow: starting, running, rescaling, saving, stopping, and what happens when a worker is lost.
+"""State machine of a flow's life: start, run, rescale, save, stop, and recover when a worker is lost.
 
-One machine for a job; the controller drives it. It decides who is launched, when a generation of the flow starts,
-when a rescale may begin, when a snapshot is taken, and when all is over. Its rules:
+One machine for a job; the controller drives it. It decides when processes are launched, when a generation of the flow
+starts, when a rescale may begin, when a snapshot is taken, and when the flow is over. Its rules:
 
-1. **Generations.** All workers of a flow start together, in a generation. Whatever goes wrong ends it: all that is
-   under way is given up, and the next generation starts, from the last snapshot, or else from the sources. What is
-   of an older generation is dropped.
-2. **Processes** are launched, and turned away, as `crew` says; snapshots come about as `saving` says.
-3. **Launch first.** A rescale begins when its new workers are there: waiting for a cluster to find room for them
-   holds up nothing. Of several requests that wait, the last one wins.
-4. **Rescales and the end** do not meet: a flow that is through with its sources ends when no rescale is under way.
-5. **Failures** that would come again (a user's function that raises) stop the flow. Others restart it, each one a
-   little later than the one before; when there are more than `restarts` of them within `window`, the flow has
-   failed, with the last cause. All workers that are lost of one generation are one failure: whoever was there when it
-   failed, and is lost before it is ready for the next, is launched again and told of, and counts no more. A restart
-   ends the rescale that is under way, which says so (`not-rescaled`), though the next generation has the size that was
-   asked for: keys did not move live.
+1. **Generations.** All workers of a flow start together, in a generation. Any failure ends the generation: all work
+   under way is given up, and the next generation starts from the last snapshot or, without one, from the sources.
+   Messages of an older generation are dropped.
+2. **Processes** are launched and turned away by the rules of `worker_processes`; snapshots follow `snapshot_rounds`.
+3. **Launch first.** A rescale begins when its new workers are up: waiting for a cluster to find room for them
+   delays nothing. Of several requests that wait, the last one wins.
+4. **Rescales and the end** do not meet: a flow whose sources have ended ends when no rescale is under way.
+5. **Failures** that would come again (a user's function that raises) stop the flow. Other failures restart it, each
+   restart a little later than the one before; after more than `restarts` of them within `window` the flow has failed,
+   with the last cause. All workers lost of one generation are one failure: a worker that was there when the generation
+   failed, and is lost before it is ready for the next, is reported and launched again, but not counted. A restart
+   ends the rescale under way, and the event `not-rescaled` says so, though the next generation has the requested
+   size: keys did not move live.
 6. **New workers that are lost** before they join do not touch the flow: they are launched again. When one of them is
-   lost more than `restarts` times within `window`, the request is given up, and who was launched for it is let go.
+   lost more than `restarts` times within `window`, the request is given up, and the workers launched for it leave.
 7. **A stop** with snapshots is a last snapshot: the flow goes on from there when it is run again. Without them, or if
    it is to *drain*, sources end, and what was read is written. A flow that is stopped while it starts has its last
-   snapshot already; if perhaps not all of that is visible, it starts nevertheless. If a stop cannot be kept (a
-   worker is lost while the flow stops, or it is stopped while it starts again, and there are no snapshots), it has
-   failed, and says so.
-8. **Before the start** nothing is launched: a flow that waits for its cluster can be rescaled, stopped and looked at.
-9. **The end** of all sources is saved too, and the flow is over when all that belongs to it is visible.
-10. **Who leaves** lets go of sources and sinks. If one of them cannot be closed, the flow has failed, also one that
-    had finished: everything is written, but somebody should look. While the flow goes on, what may pass is only told,
-    and so is whatever befalls a worker that has not begun: it has written nothing. One that is ended while it loads the
-    flow was to end: that is nothing at all.
+   snapshot already; if some output of that snapshot may not be visible yet, the flow starts nevertheless. If a stop
+   cannot be completed (a worker is lost while the flow stops, or the flow is stopped while it starts again, and there
+   are no snapshots), the flow has failed, and reports that.
+8. **Before the start** nothing is launched: a flow that waits for its cluster can be rescaled, stopped and inspected.
+9. **The end** of all sources is saved too, and the flow is over when all its output is visible.
+10. **A leaving worker** closes its sources and sinks. If one of them cannot be closed, the flow has failed, even one
+    that had finished: everything is written, but somebody should look. While the flow goes on, an error that may pass
+    is only reported, and so is any error of a worker that has not begun: it has written nothing. A worker that is
+    ended while it loads the flow was to end anyway: nothing is reported.
 
-Methods take what happened and the time, and return orders, to be carried out in order.
+Methods take an event and the time, and return orders, to be carried out in order.
 """
 
 from __future__ import annotations
@@ -79,34 +79,34 @@ GRACE = SECOND // 2
 
 
 class Lifecycle(Snapshots):
-    """The life of one flow."""
+    """The state machine of one flow's life."""
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def start(self, now: int) -> list[Order]:
-        """Let workers be launched: those that were asked for meanwhile, if someone has."""
+        """Allow workers to be launched, for the placement last requested meanwhile, if any."""
         self.started = True
         if self.wanted is not None:
             self.placement, self.wanted = self.wanted, None
         return self._orders(now)
 
     def expects(self, worker: Worker, incarnation: int) -> bool:
-        """Whether this process is waited for."""
+        """Return whether this process is expected."""
         return self.crew.expects(worker, incarnation)
 
     def up(self, worker: Worker, incarnation: int, address: Address, now: int) -> list[Order]:
-        """A worker's process has come. Raises `StaleWorkerError` if nobody waits for it."""
+        """Take note that a worker's process is up; raise `StaleWorkerError` if it is not expected."""
         self.crew.up(worker, incarnation, address)
         return self._orders(now)
 
     def unfit(self, worker: Worker, why: str, now: int) -> list[Order]:
-        """A worker that is expected cannot load the flow: then no flow can run there."""
+        """Take note that an expected worker cannot load the flow: no flow can run there."""
         end = self._fail if self.coordinator is None else self._give_up_rescale
         end(f"worker {worker}: {why}")
         return self._orders(now)
 
     def down(self, worker: Worker, incarnation: int, why: str, now: int) -> list[Order]:
-        """A worker's process has ended, or nobody can talk to it any more."""
+        """Take note that a worker's process has ended or cannot be reached any more."""
         member = self.members.get(worker)
         if member is None or member.incarnation != incarnation:
             return []
@@ -124,14 +124,14 @@ class Lifecycle(Snapshots):
         return self._orders(now)
 
     def lost_leaving(self, worker: Worker, why: str, now: int) -> list[Order]:
-        """A worker that was to leave has ended inside user code: of a source or a sink that it closed (rule 10)."""
+        """Take note that a leaving worker died inside user code, closing a source or a sink (rule 10)."""
         member = self.members[worker]
         if member.leaving and member.address is not None:
             self._failed_leaving(worker, Failed(self.generation, why, final=False))
         return self._orders(now)
 
     def reported(self, worker: Worker, report: WorkerReport, now: int) -> list[Order]:
-        """A worker reported."""
+        """Take a worker's report; drop it if it is of another generation."""
         member = self.members.get(worker)
         if member is None or report.generation != self.generation:
             return []
@@ -141,9 +141,8 @@ class Lifecycle(Snapshots):
             member.owing = False
             return self._orders(now)
         if member.leaving or self.over:
-            if isinstance(report, Failed) and (
-                report.final or report.step
-            ):  # of links it is no wonder
+            # Errors of links are to be expected from a worker that leaves.
+            if isinstance(report, Failed) and (report.final or report.step):
                 self._failed_leaving(worker, report)
             return self._orders(now)
         match report:
@@ -173,7 +172,10 @@ class Lifecycle(Snapshots):
         return self._orders(now)
 
     def scale(self, placement: Placement, now: int) -> list[Order]:
-        """Someone wants this placement; replaces a request that has not begun."""
+        """Request this placement, in place of a request that has not begun.
+
+        Raise `LifecycleError` if the flow is over or stopping.
+        """
         if self.over or self._stopping:
             state = self.told_state if self.over else "stopping"
             raise LifecycleError(f"the flow is {state}: it cannot be rescaled")
@@ -182,7 +184,7 @@ class Lifecycle(Snapshots):
         return self._orders(now)
 
     def stop(self, now: int, *, drain: bool = False) -> list[Order]:
-        """Let the flow end: with a last snapshot, or, if it is to `drain` or there are none, with its sources."""
+        """End the flow: with a last snapshot or, if it is to `drain` or takes no snapshots, with its sources."""
         if not self.over and not self._stopping:
             self.wanted = None
             self._drain = drain or not self.saving.on
@@ -208,30 +210,30 @@ class Lifecycle(Snapshots):
         return self._orders(now)
 
     def abort(self, why: str, now: int) -> list[Order]:
-        """End at once."""
+        """End the flow at once, as failed."""
         self.crew.haste = True
         if not self.over:
             self._fail(why)
         return self._orders(now)
 
     def tick(self, now: int) -> list[Order]:
-        """Time has passed."""
+        """Take note that time has passed."""
         return self._orders(now)
 
-    # ------------------------------------------------------------ what people see
+    # ------------------------------------------------------------ state for people
 
     @property
     def gone(self) -> bool:
-        """Whether it is over, and no process is left."""
+        """Return whether the flow is over and no process is left."""
         return self.over and not self.members
 
     @property
     def shown(self) -> State:
-        """The state, for people."""
+        """Return the state to show to people: "rescaling" while a running flow rescales."""
         busy = self.coordinator is not None and self.coordinator.phase != "idle"
         return "rescaling" if self.state == "running" and (busy or self.wanted) else self.state
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ steps
 
     def _orders(self, now: int) -> list[Order]:
         while self._advance(now):
@@ -241,7 +243,7 @@ class Lifecycle(Snapshots):
         return out
 
     def _advance(self, now: int) -> bool:
-        """Do the next thing that can be done; False if there is none."""
+        """Take the next step that is possible; return False if there is none."""
         if self.over or not self.started:
             return False
         if self._hurt is not None and now - self._hurt[0] >= GRACE:
@@ -270,7 +272,7 @@ class Lifecycle(Snapshots):
         return self.wanted is not None and self._try_scale(self.wanted, now)
 
     def _begin_generation(self, now: int) -> bool:
-        """When all are up, let them start; when all are ready, let them begin."""
+        """Order the workers to start once all are up, and to begin once all are ready."""
         if now < self._not_before or self.saving.phase == "writing":
             return False
         for worker in self.placement.workers:
@@ -319,7 +321,7 @@ class Lifecycle(Snapshots):
     # ------------------------------------------------------------ rescaling
 
     def _try_scale(self, wanted: Placement, now: int) -> bool:
-        """Launch who is missing; with all there, begin."""
+        """Launch the missing workers; once all are up, begin the rescale."""
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
             if worker not in wanted.workers:
@@ -327,7 +329,7 @@ class Lifecycle(Snapshots):
         missing = [worker for worker in wanted.workers if worker not in self.members]
         for worker in missing:
             self.crew.launch(worker, now)
-        # The coordinator would wait for the snapshot too, but not notice who is lost meanwhile.
+        # The coordinator would wait for the snapshot too, but not notice a worker lost meanwhile.
         if self.coordinator.saving or any(map(self.crew.is_leaving_or_coming, wanted.workers)):
             return False
         self.wanted = None
@@ -338,7 +340,7 @@ class Lifecycle(Snapshots):
         return True
 
     def _follow(self, orders: Iterable[c.Order]) -> None:
-        """Carry out what the coordinator wants."""
+        """Carry out the coordinator's orders."""
         for order in orders:
             match order:
                 case c.Launch(workers, members):
@@ -404,7 +406,7 @@ class Lifecycle(Snapshots):
         self._happened("restarting", f"{why}; {again}")
 
     def _next_generation(self) -> None:
-        """Let all workers start once more; reports of the generation before are stale from now on."""
+        """Order all workers to start once more; reports of the previous generation are stale from now on."""
         self._hurt = None
         self._starting = False
         self.generation += 1
@@ -413,20 +415,20 @@ class Lifecycle(Snapshots):
             member.begun = member.begun and member.leaving
 
     def _lost_too(self, worker: Worker, why: str) -> None:
-        """Another worker of the generation that failed is lost: the flow goes back already (rule 5)."""
+        """Report another lost worker of the generation that failed: the flow goes back already (rule 5)."""
         if self._starting:
             self._next_generation()
         self._happened("trouble", f"worker {worker} is lost too: {why}")
 
     def _lost_before_joining(self, worker: Worker, why: str, now: int) -> None:
-        """A worker that was to join was lost before it did: the flow itself is well."""
+        """Count a worker lost before it joined; the flow itself is not touched (rule 6)."""
         lost = [at for at in self._lost_joining.get(worker, []) if now - at < self.window]
         self._lost_joining[worker] = [*lost, now]
         if self.wanted is not None and len(self._lost_joining[worker]) > self.restarts:
             self._give_up_rescale(why)
 
     def _give_up_rescale(self, why: str) -> None:
-        """Before it has begun: whoever was launched for it goes."""
+        """Give up the waiting rescale, and dismiss the workers launched for it."""
         self.wanted = None
         self._happened("not-rescaled", f"{why}; the flow stays as it is")
         assert self.coordinator is not None
@@ -434,7 +436,7 @@ class Lifecycle(Snapshots):
             self.crew.dismiss(worker)
 
     def _failed_leaving(self, worker: Worker, report: Failed) -> None:
-        """A worker that leaves could not let go of its sources and sinks (rule 10)."""
+        """Handle an error of a leaving worker that could not close its sources and sinks (rule 10)."""
         why = f"worker {worker}, on its way out: {report.error}"
         if not self.members[worker].begun:
             self._happened("trouble", why)

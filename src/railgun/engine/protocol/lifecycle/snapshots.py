@@ -1,4 +1,4 @@
-"""The part of the `Lifecycle` machine that takes snapshots, by the rules of `saving`; and what all its parts share."""
+"""Take snapshots in the `Lifecycle` machine, by the rules of `snapshot_rounds`; and hold the state its parts share."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from railgun.engine.protocol.rescale import messages as m
 from railgun.errors import RailgunError
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-BACK_OFF = SECOND // 2  # before the second restart; doubled for each further one,
+BACK_OFF = SECOND // 2  # pause before the second restart; doubled for each further one,
 LONGEST = 16 * SECOND  # up to this
 
 
 class LifecycleError(RailgunError):
-    """A flow in this state cannot do that."""
+    """The flow cannot do that in its current state."""
 
 
 class Snapshots:
-    """What the machine knows, and how it saves it."""
+    """The state of the machine, and the part that takes snapshots."""
 
     def __init__(
         self,
@@ -55,29 +55,29 @@ class Snapshots:
         self.generation = generation
         self.crew = Crew(self._give)
         self.members = self.crew.members
-        self.coordinator: c.Coordinator | None = None  # from the moment that all are ready
-        self.wanted: Placement | None = None
+        self.coordinator: c.Coordinator | None = None  # set once all workers are ready
+        self.wanted: Placement | None = None  # the requested placement, until its rescale begins
         self.cause = ""  # of a failure
         self.failed_step = ""
-        self.failures: list[int] = []  # within the window
+        self.failures: list[int] = []  # times within the window
         self.failed_times = 0  # in all
-        self._lost_joining: dict[Worker, list[int]] = {}  # when, within the window
-        self.how = ""  # it stops
+        self._lost_joining: dict[Worker, list[int]] = {}  # times within the window
+        self.how = ""  # how the flow stops, for people
         self._has_run = False
-        self._starting = False  # whether this generation's workers have been told to start
-        self._draining = False  # whether sources have been told to stop
+        self._starting = False  # whether this generation's workers have been ordered to start
+        self._draining = False  # whether sources have been ordered to stop
         self._drain = True  # whether a stop lets sources end
         self._stopping = False
         self._not_before = 0  # when the next generation may begin
-        self._hurt: tuple[int, str] | None = None
+        self._hurt: tuple[int, str] | None = None  # a failure to act on after `GRACE`: time, reason
         self._out: list[Order] = []
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come but the end of processes."""
+        """Return whether nothing more will happen but the end of processes."""
         return self.state in ("finished", "failed")
 
-    # ------------------------------------------------------------ what the other parts do
+    # ------------------------------------------------------------ defined by the other parts
 
     def _orders(self, now: int) -> list[Order]:
         raise NotImplementedError
@@ -91,7 +91,7 @@ class Snapshots:
     def _end(self, state: State) -> None:
         raise NotImplementedError
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     @property
     def told_state(self) -> str:
@@ -100,7 +100,7 @@ class Snapshots:
         return f"{self.state} ({cause[0]})" if cause else self.state
 
     def snapshot(self, now: int) -> list[Order]:
-        """Someone wants a snapshot."""
+        """Request a snapshot; raise `LifecycleError` if the flow takes none or is over."""
         if not self.saving.on:
             raise LifecycleError(
                 "the flow takes no snapshots: it was started without a place for them"
@@ -113,7 +113,7 @@ class Snapshots:
         return self._orders(now)
 
     def recorded(self, snapshot: int, error: str, now: int) -> list[Order]:
-        """The store has written down that a snapshot begins; or cannot."""
+        """Take note that the store has written down that a snapshot begins, or that it cannot (`error`)."""
         saving = self.saving
         if saving.number == snapshot and saving.phase == "recording":
             if error:
@@ -125,7 +125,7 @@ class Snapshots:
         return self._orders(now)
 
     def written(self, snapshot: int, error: str, now: int) -> list[Order]:
-        """The store has written a manifest, so the snapshot is committed; or cannot."""
+        """Take note that the store has written a manifest (the commit), or that it cannot (`error`)."""
         saving = self.saving
         if saving.number != snapshot or saving.phase != "writing":
             return self._orders(now)
@@ -143,10 +143,10 @@ class Snapshots:
                 saving.phase = "publishing"
         return self._orders(now)
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ steps
 
     def _advance_snapshot(self, now: int) -> bool:
-        """How the one under way goes on."""
+        """Take the next step of the snapshot under way; return False if there is none."""
         saving = self.saving
         if saving.phase == "whole":
             if saving.trouble:
@@ -165,7 +165,7 @@ class Snapshots:
         return False
 
     def _next_snapshot(self, now: int) -> bool:
-        """Whether it is time for one, which begins; a flow that stops takes only its last."""
+        """Begin a snapshot if one is due and return whether it began; a stopping flow takes only its last."""
         if self._stopping or not self.saving.is_due(now):
             return False
         self.saving.began = now
@@ -177,7 +177,7 @@ class Snapshots:
         self._give(Record(self.saving.number, self.saving.full, why))
 
     def _last_snapshot(self, now: int) -> bool:
-        """What the flow ends with; if it cannot be saved, it is tried again."""
+        """Begin the last snapshot, or try it again after a failure; return whether it began."""
         saving = self.saving
         if saving.busy or (saving.tries and now < self._not_before):
             return False
@@ -214,13 +214,13 @@ class Snapshots:
                 self._fail(f"the last snapshot cannot be saved: {why}")
 
     def _settle(self, snapshot: int, *, committed: bool) -> None:
-        """Tell all what became of it; who took part may leave now."""
+        """Tell all workers whether the snapshot was committed; workers that took part may leave now."""
         assert self.coordinator is not None
         self._tell_all(Settled(self.generation, snapshot, committed))
         self._follow(self.coordinator.settled())
 
     def _abandon(self, why: str) -> None:
-        """Nobody is there to go on with the one under way; of one that is being written, the store will tell."""
+        """Give up the snapshot under way, unless it is being written: of that one, the store reports the outcome."""
         saving = self.saving
         if saving.phase == "writing":
             return
@@ -229,7 +229,7 @@ class Snapshots:
             self._happened("snapshot-failed", f"snapshot {saving.number} is given up: {why}")
         saving.phase = "none"
 
-    # ------------------------------------------------------------ what all parts need
+    # ------------------------------------------------------------ shared by all parts
 
     def _where(self, text: str) -> str:
         at = self.saving.committed

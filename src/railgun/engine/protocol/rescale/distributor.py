@@ -1,19 +1,19 @@
-"""The distributor: routes keyed batches to the workers that own the keys, and moves the keys live.
+"""Route keyed batches to the workers that own the keys, and move the keys while records flow.
 
-There is one for each stage on each worker. It plays three parts at once, and during a rescale from the
-placement F to F′ these are the rules (the numbers are those of docs/design/rescale.md):
+There is one distributor for each stage on each worker. It plays three parts at once. During a rescale from placement F
+to F′ these are the rules (the numbers are those of docs/design/rescale.md):
 
-- **Sender** C, of records from its own upstream. Rule 1: route a key K to its home F(K), as OLD, until it has
+- **Sender** C, of records from its own upstream. Rule 1: route a key K to its home F(K), as OLD, until C has
   *switched* for that home; from then on to F′(K), as NEW. Rule 6: on `Done(A)` send `Flush` to A, then switch.
 - **Home** A, of the keys F gives it. Its phase decides about OLD records (rule 2): `normal`, `interrogate`,
-  `collect`, `settle`, one file each. Rule 5: with no key left it tells all `Done`. Rule 7: on `Flush` from C
-  it tells the new owners `Flushed(C)`.
+  `collect`, `settle`, one file each. Rule 5: with no key left, A sends `Done` to all. Rule 7: on `Flush` from C, A
+  sends `Flushed(C)` to the new owners.
 - **New owner** B, of the keys F′ gives it (`arrivals.py`). Rule 8: a NEW record from C waits until `Flushed(C)`
   has come from its key's home.
 
-Rule 9: a worker is through when it has switched for all homes, has been flushed by all senders, and nothing can
-come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`, frontiers (rule 11) kept by
-`frontier.py`. A machine like all in `core`: `handle(event)` returns commands, in order; it never blocks.
+Rule 9: a worker has completed the rescale when it has switched for all homes, has been flushed by all senders, and no
+message can come by way of a home any more. Snapshots (rule 10) are aligned by `barrier.py`, frontiers (rule 11) kept
+by `frontier.py`. Like all machines of `protocol`, `handle(event)` returns commands, in order, and never blocks.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from railgun.engine.protocol.rescale.settle import Settle
 from railgun.errors import ProtocolError
 
 ADDING: Final = (m.Local, m.Data, m.Forward, m.Acquire)
-"""Records and state only add to what is here and what waits: nothing else becomes possible by them."""
+"""Events that only add records or state: no waiting step becomes possible by them."""
 
 
 class Distributor(Machine):
-    """One stage's distributor on one worker: `handle(event)` returns the commands it leads to."""
+    """One stage's distributor on one worker: `handle(event)` returns the commands that follow."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------ events
 
     def handle(self, event: m.Event) -> list[m.Command]:
-        """Take one event; the commands it leads to, to be carried out in order."""
+        """Take one event and return the commands to carry out, in order.
+
+        Raise `ProtocolError` if the event breaks the protocol.
+        """
         try:
             self._take_event(event)
             if not isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
@@ -83,7 +86,7 @@ class Distributor(Machine):
                 raise ProtocolError(f"{self}: {event!r} is not an event")
 
     def _upstream(self, event: m.UpstreamEvent) -> None:
-        """What comes from the own upstream, in order; behind a barrier it waits for the snapshot."""
+        """Take an event of the worker's own upstream, in order; behind a barrier it waits for the snapshot."""
         if self.barrier.stopped:
             self.barrier.backlog.append(event)
             return
@@ -109,7 +112,7 @@ class Distributor(Machine):
                 self._confirm(fence)
 
     def _upstream_of_the_gone(self, event: m.UpstreamEvent) -> None:
-        """A worker that has left has nothing to say, and nothing to save."""
+        """Take an upstream event after leaving: pass barriers on, accept the end, refuse anything else."""
         if isinstance(event, m.StartSnapshot):
             self.emit(m.Snapshot(event.snapshot))
         elif not (isinstance(event, m.Advanced) and event.value == MAX):
@@ -118,9 +121,9 @@ class Distributor(Machine):
             )
 
     def _receive(self, sender: Worker, message: m.Message) -> None:
-        """A message from a link. Only confirmations overtake a barrier: a snapshot waits for them."""
+        """Take a peer's message. Only confirmations overtake a barrier: a snapshot waits for them."""
         if isinstance(message, m.Fenced):
-            # Also from one who has left this stage, but not the next: it is asked for its word there.
+            # Also from a worker that has left this stage but not the next, and must confirm there.
             migration = self._current(message.epoch, message)
             if sender not in migration.members or message.home not in migration.arrivals.homes:
                 raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
@@ -130,7 +133,7 @@ class Distributor(Machine):
             raise ProtocolError(f"{self}: {message} from worker {sender}, which is not a peer")
         if self.left:
             if isinstance(message, m.Bar1 | m.Bar2 | m.Frontier | m.Emission | m.Leave):
-                return  # from one who has not heard yet that this worker left
+                return  # from a peer that has not heard yet that this worker left
             raise ProtocolError(f"{self}: {type(message).__name__} from {sender} after leaving")
         if self.barrier.blocks(sender):
             self.barrier.wait_behind(sender, message)
@@ -182,7 +185,7 @@ class Distributor(Machine):
     # ------------------------------------------------------------ the sender
 
     def _route(self, batch: Batch) -> None:
-        """Rule 1. One key has one home, so its records never change between OLD and NEW in a batch."""
+        """Apply rule 1. A key has one home, so within a batch its records are all OLD or all NEW."""
         migration = self.migration
         if migration is None:
             self._dispatch(self.epoch, batch, self.placement)
@@ -209,7 +212,7 @@ class Distributor(Machine):
                 self.send(to, m.Data(epoch, part))
 
     def _on_done(self, home: Worker) -> None:
-        """Rule 6, put off while a snapshot is being aligned (rule 10)."""
+        """Apply rule 6, or put it off while a snapshot is being aligned (rule 10)."""
         if home in self.migration_now().switched or home in self.deferred:
             raise ProtocolError(f"{self}: worker {home} said Done twice")
         if self.barrier.stopped:
@@ -228,7 +231,7 @@ class Distributor(Machine):
     # ------------------------------------------------------------ the home, and the new owner
 
     def _data(self, sender: Worker, epoch: int, batch: Batch) -> None:
-        """Records routed by `sender` itself: OLD, NEW, or of a configuration that is not ours."""
+        """Take records that `sender` routed itself: OLD or NEW; raise `ProtocolError` for any other epoch."""
         migration = self.migration
         if epoch == self.epoch:
             if migration is not None and sender in migration.flushes:
@@ -264,7 +267,7 @@ class Distributor(Machine):
             self.emit(m.Interrogate())
 
     def _try_collect(self) -> None:
-        """From interrogate to collect, when the operators have answered and all have heard."""
+        """Go from interrogate to collect once the operators have answered and all peers have heard."""
         phase = self.phase
         if (
             isinstance(phase, Interrogate)
@@ -279,14 +282,14 @@ class Distributor(Machine):
             self._try_done()
 
     def _try_done(self) -> None:
-        """Rule 5."""
+        """Apply rule 5: with no key left, send `Done` to all."""
         if self._collecting().finished:
             self.tell(self.peers, m.Done(self.migration_now().epoch))
             self.go("no key left, Done is told")
             self._on_done(self.worker)
 
     def _on_flush(self, sender: Worker) -> None:
-        """Rule 7."""
+        """Apply rule 7: announce to the new owners that `sender` is flushed."""
         migration = self.migration_now()
         if sender in migration.flushes or not isinstance(self.phase, Settle):
             raise ProtocolError(f"{self}: a Flush from worker {sender} at a wrong time")
@@ -323,10 +326,10 @@ class Distributor(Machine):
         self.frontiers.leave(worker)
         self.emit(m.Left(worker))
 
-    # ------------------------------------------------------------ what follows from what happened
+    # ------------------------------------------------------------ after each event
 
     def _settle_down(self) -> None:
-        """After each event: what has become possible by it."""
+        """Take every step that the last event made possible."""
         self._relay()
         self._try_complete()
         self._align()
@@ -334,7 +337,7 @@ class Distributor(Machine):
         self._try_leave()
 
     def _relay(self) -> None:
-        """Rule 11 for a home: tell the new owners how far time is in what may still be forwarded."""
+        """Apply rule 11 as a home: announce to the new owners the frontier of what may still be forwarded."""
         migration = self.migration
         if migration is None or not isinstance(self.phase, Collect | Settle):
             return
@@ -349,7 +352,7 @@ class Distributor(Machine):
             self.tell(owners, m.Relay(migration.epoch, value))
 
     def _try_complete(self) -> None:
-        """Rule 9."""
+        """Apply rule 9: complete the rescale when all its conditions hold."""
         migration = self.migration
         if migration is None or not isinstance(self.phase, Settle):
             return
@@ -366,7 +369,7 @@ class Distributor(Machine):
             self.emit(m.Completed(self.epoch))
 
     def _align(self) -> None:
-        """Rule 10: send the barriers that are due; with all of them here, take the snapshot."""
+        """Apply rule 10: send the barriers that are due; take the snapshot once all have arrived."""
         barrier = self.barrier
         if not barrier.stopped or barrier.snapshot is None:
             return
@@ -380,7 +383,7 @@ class Distributor(Machine):
             self._take_snapshot(barrier)
 
     def _forwarded_all(self) -> bool:
-        """Whether everything sent before the cut has come here and gone on from here."""
+        """Return whether all records sent before the cut have arrived here and have been forwarded."""
         if not self.may_forward:
             return True
         return self.barrier.all_first(self.peers) and not self.phase.holding
@@ -403,7 +406,7 @@ class Distributor(Machine):
         self._settle_down()
 
     def _advance(self) -> None:
-        """Rule 11: tell the operators how far time has come."""
+        """Apply rule 11: announce the frontier to the operators."""
         if self.left:
             return
         migration = self.migration
@@ -415,12 +418,12 @@ class Distributor(Machine):
             self.emit(m.Advance(value))
 
     def _may_end(self) -> bool:
-        """Whether all keys that are to end here are here, and only they."""
+        """Return whether exactly the keys that are to end here are here."""
         return not isinstance(self.phase, Interrogate | Collect)
 
     def _advance_emissions(self, emissions: Emissions) -> int | None:
         if self.bound == MIN:
-            return None  # the driver is about to tell what the operators may emit now
+            return None  # the driver is about to give the operators' new bound
         mine = min(self.frontiers.told, self.bound)
         if emissions.changes(self.worker, mine):
             emissions.tell(self.worker, self.epoch, mine)
@@ -428,13 +431,13 @@ class Distributor(Machine):
         return emissions.advance(self.members)
 
     def _try_leave(self) -> None:
-        """A departing worker without keys whose upstream has ended has nothing more to say."""
+        """Leave the stage if this worker departs, has no keys, and its upstream has ended."""
         idle = self.migration is None and not self.barrier.stopped and self.local == MAX
         gone = idle and self.worker not in self.placement.workers
         if self.departing and gone and not self.left:
             self.tell(self.peers, m.Leave())
             self.left = True
-            self.barrier = Barrier()  # whatever peers still say is of no concern here
+            self.barrier = Barrier()  # later messages from peers do not matter to this worker
             time = self.frontiers if self.emissions is None else self.emissions
             if time.told < MAX:
                 time.told = MAX

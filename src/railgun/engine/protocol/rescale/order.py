@@ -1,9 +1,8 @@
-"""The order in which the keys of a home leave: that in which the operators name them.
+"""Keep the order in which the keys of a home leave: the order in which the operators name them.
 
-They name them as they find them, one beside the other in memory, and so they leave. To take a key out of a large table
-costs several times as much in an order that has nothing to do with the table, as that of the hashes
-(docs/design/rescale.md, "The order in which keys leave"). To find a key in the order there are its hashes sorted, and
-beside each its turn:
+Operators name keys in memory order, and the keys leave in that order. Taking a key out of a large table costs several
+times as much in an order unrelated to the table, such as that of the hashes (docs/design/rescale.md, "The order in
+which keys leave"). To look up a key's turn, `Order` keeps the hashes sorted, with the turn beside each:
 
 >>> order = Order.of([np.array([7, 3, 7], dtype=np.uint64), np.array([5, 3], dtype=np.uint64)])
 >>> order.hashes.tolist()
@@ -38,7 +37,7 @@ class Order:
 
     @classmethod
     def of(cls, named: Sequence[Hashes]) -> Order:
-        """The order in which these were named, the first time counts."""
+        """Return the order in which the keys were named; if a key was named twice, the first time counts."""
         hashes = np.concatenate([np.empty(0, dtype=np.uint64), *named])
         at = np.argsort(hashes)  # a stable sort would take five times as long
         keys = hashes[at]
@@ -52,7 +51,7 @@ class Order:
         return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[at])
 
     def then(self, late: Sequence[Hashes]) -> Order:
-        """And behind them those of these that are not among them."""
+        """Return this order followed by those keys of `late` that it lacks."""
         found = Order.of(late)
         new = found.hashes[self.find(found.hashes) < 0]
         if len(new) == 0:
@@ -69,14 +68,14 @@ class Order:
         return len(self.hashes)
 
     def find(self, hashes: Hashes) -> Turns:
-        """The turn of each of these keys; -1 for those that are not among them."""
+        """Return the turn of each of these keys, or -1 for a key that is not in the order."""
         if len(self.sorted) == 0:
             return np.full(len(hashes), -1, dtype=np.intp)
         at = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
         return np.where(self.sorted[at] == hashes, self.turns[at], -1)
 
     def validate(self) -> None:
-        """Check that each key is there once, and has its turn."""
+        """Check that each key is present once and has its turn."""
         assert bool((self.sorted[1:] > self.sorted[:-1]).all()), "sorted, each key once"
         assert sorted(self.turns.tolist()) == list(range(len(self.hashes))), "each turn once"
         assert bool((self.hashes[self.turns] == self.sorted).all()), "to each key its turn"

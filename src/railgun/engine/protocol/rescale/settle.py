@@ -1,6 +1,6 @@
-"""Settle: the home has given everything away (Done), and waits until the last OLD record has passed through it.
+"""Phase "settle": the home has given all keys away (Done) and waits until the last OLD record has passed through it.
 
-A worker that owned no keys before the rescale begins here.
+A worker that owned no keys before the rescale begins in this phase.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Settle(Phase):
-    """Rule 2, "Collect" with whitelist and hold empty: what moves is forwarded, the rest processed."""
+    """Rule 2, "Collect" with whitelist and hold empty: forward records of moving keys, process the rest."""
 
     __slots__ = ()
     name = "settle"
 
     def on_old(self, worker: Machine, batch: Batch) -> None:
-        """Forward what moves, process what stays."""
+        """Forward records of keys that move, process the others."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
         mine = select(batch, ~moving)
         if mine is not None:
