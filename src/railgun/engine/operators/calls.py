@@ -1,19 +1,19 @@
-"""Calls of user code: the one place where functions of steps, sources, sinks and codecs of users are called from.
+"""Call user code: functions of steps, sources, sinks and codecs of users are called only through this module.
 
-Whoever calls user code does it inside a `Call`:
+All user code is called inside a `Call`:
 
 1. **Nothing escapes.** User code may raise any `BaseException` (`asyncio.CancelledError`, `GeneratorExit`,
-   `SystemExit`). Outside of a call there are only `Exception`s: a `StepError` that names step, function and record and
-   fails the flow, or a dead letter. Only `KeyboardInterrupt` passes, as one that names the call
-   (`InterruptedCallError`): it comes from the terminal, or on a worker from that code.
-2. **What runs is known.** `running()` tells the calls a thread is in, the innermost last. A call is entered once for a
-   batch, a block of keys or a call of a source or sink, never once for a record; which record of a batch it is at is
-   worked out when somebody asks (`RecordCalls.row`), or told for each if `careful`. Every call says in words what it
-   is for (`Call.which`), and errors, breadcrumbs and what is told of a hang all use these words. This holds for every
-   thread: sinks commit in another one than that which calls functions for records (`others`).
+   `SystemExit`). A call turns it into an `Exception`: a `StepError` that names step, function and record and fails the
+   flow, or a dead letter. Only `KeyboardInterrupt` passes, as an `InterruptedCallError` that names the call: it comes
+   from the terminal, or on a worker from that code.
+2. **The running call is known.** `running()` returns the calls a thread is in, the innermost last. A call is entered
+   once for a batch, a block of keys or a call of a source or sink, never once for a record; the current record of a
+   batch is computed on request (`RecordCalls.row`), or reported for each record if `careful`. Every call describes its
+   purpose in words (`Call.which`); errors, breadcrumbs and reports of a hang all use these words. This holds for every
+   thread: sinks commit in another thread than that which calls functions for records (`others`).
 3. **No event loop is running.** A worker's own loop runs in the thread that calls user code. During a call asyncio is
-   told that none does, so `asyncio.run` works as it does in a plain program: a loop of its own runs inside the call,
-   and the worker's loop is the running one again when the call is over.
+   told that none does, so `asyncio.run` works as in a plain program: a loop of its own runs inside the call, and the
+   worker's loop is the running one again when the call is over.
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ Show = Callable[[Any], str]
 """Makes a short text of a record, a key or a position."""
 PICKLE: Final = "pickle of state"
 UNPICKLE: Final = "unpickle of state"
-"""How calls that pickle and unpickle states of keys are named."""
+"""Names, in messages, of calls that pickle and unpickle states of keys."""
 KEYS: Final = "__hash__ or __eq__ of keys"
-"""How it is named that keys are looked for in a dict or set."""
+"""Name, in messages, of lookups of keys in a dict or set."""
 _KEY_METHODS: Final = frozenset({"__hash__", "__eq__", "__stable_key__"})
 NO_PART: Final = object()
-"""The part of a source that a call for no part in particular has."""
+"""The part of a `SourceCall` that is for no part in particular."""
 
 _running: dict[int, list[Call]] = defaultdict(list)
 
 
 class Observer(Protocol):
-    """Hears of every call that is entered and left, in whatever thread; `depth` calls are entered now."""
+    """Hears of every call that is entered and left, in any thread; `depth` is the number of calls entered now."""
 
     def entered(self, call: Call, depth: int) -> None:
-        """A call begins."""
+        """Take note that a call begins."""
 
     def left(self, depth: int) -> None:
-        """A call has ended."""
+        """Take note that a call has ended."""
 
     def reached(self, call: Call) -> None:
-        """A call, the innermost one, has come to its next record; this is told only if `careful`."""
+        """Take note that the innermost call has come to its next record; called only if `careful`."""
 
 
 observer: Observer | None = None
-"""Who hears of calls: a worker's breadcrumb."""
+"""The observer of all calls: a worker's breadcrumb."""
 careful = False
 """Whether the observer hears of each record before a function is called for it. That costs a microsecond or two a
-record, so it is for a while after a worker was lost: if it is lost again, the record is known."""
+record, so it is on only for a while after a worker was lost: if it is lost again, the record is known."""
 
 
 def running(thread: int | None = None) -> list[Call]:
@@ -93,7 +93,7 @@ def others(thread: int) -> dict[int, list[Call]]:
 
 
 def told_place(step: str, name: str) -> str:
-    """Tell the place of a call whose function has this name, or these names.
+    """Return the place of a call as text; `name` is that of the function, or of several.
 
     >>> told_place("total", "add"), told_place("", "unpickling the flow")
     ("in step 'total', function add", 'unpickling the flow')
@@ -102,21 +102,21 @@ def told_place(step: str, name: str) -> str:
 
 
 class Call:
-    """User code of a step is running; `function` is the function or the name it has in messages."""
+    """A context in which user code of a step runs; `function` is the function or its name in messages."""
 
     __slots__ = ("_loop", "function", "step")
 
     def __init__(self, step: str, function: Callable[..., Any] | str) -> None:
         self.step = step
         self.function = function
-        self._loop: AbstractEventLoop | None = None  # that was running when the call began
+        self._loop: AbstractEventLoop | None = None  # the loop that was running when the call began
 
     def __enter__(self) -> Self:
         entered = _running[get_ident()]
         entered.append(self)
         if observer is not None:
             observer.entered(self, len(entered))
-        # Without asyncio no loop can be running; programs that need none, as the command line, do not load it.
+        # Without asyncio no loop can be running; programs without a loop, like the command line, do not load it.
         if (events := sys.modules.get("asyncio.events")) is not None:
             self._loop = events._get_running_loop()
             if self._loop is not None:
@@ -145,7 +145,7 @@ class Call:
             self.failed(error)
 
     def following(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return a function that does the same as `function`; if `careful`, it tells the observer of each record."""
+        """Return a function that does the same as `function`; if `careful`, it reports each record to the observer."""
         if not careful or observer is None:
             return function
         told = observer
@@ -158,7 +158,7 @@ class Call:
         return follow
 
     def failed(self, error: BaseException) -> None:
-        """Raise what names the user code that raised `error`; return to let `error` pass."""
+        """Raise an error that names the user code that raised `error`; return to let `error` pass."""
         if not isinstance(error, Exception):
             raise self.named(error) from error
 
@@ -170,12 +170,12 @@ class Call:
 
     @property
     def place(self) -> str:
-        """Where one is in this call, as in "it was …": in a function of a step, or at what is done for all steps."""
+        """Return the place of this call, to follow "it was": in a function of a step, or in work for all steps."""
         return told_place(self.step, self.name)
 
     @property
     def name(self) -> str:
-        """What the function is called in messages."""
+        """Return the name of the function in messages."""
         return self.function if isinstance(self.function, str) else name_of(self.function)
 
     @property
@@ -184,23 +184,23 @@ class Call:
         return self.name
 
     def which(self, show: Show = shorten) -> str:
-        """Say what the function is called for now, as in "for the record 7"; nothing if for nothing in particular."""
+        """Return what the function is called for now, as in "for the record 7", or "" if nothing in particular."""
         return ""
 
     def which_raised(self, error: BaseException) -> str:
-        """Say what the function was called for when it raised `error`."""
+        """Return what the function was called for when it raised `error`, as `which` does."""
         return self.which()
 
     def began_with(self, show: Show) -> str:
-        """Say what the call was entered for: where `which` changes from record to record, all of them."""
+        """Return what the call was entered for: where `which` changes from record to record, all records."""
         return self.which(show)
 
 
 class RecordCalls(Call):
-    """Calls of a function for the rows of a batch, one after the other: `results` of those that returned.
+    """Calls a function for the rows of a batch, in order; `results` has the results of the rows that succeeded.
 
-    The rows that it raised for are in `failed_rows`. Whoever calls catches `BaseException`, and gives it to `raised`.
-    `at_once`: the function is called once, for all rows. `other`: a function that is called beside it for some rows.
+    `failed_rows` has the rows that the function raised for. The caller catches `BaseException` and gives it to
+    `raised`. `at_once`: the function is called once, for all rows. `other`: a function also called for some rows.
     """
 
     __slots__ = ("aside", "at_once", "batch", "failed_rows", "operator", "other", "results")
@@ -220,10 +220,10 @@ class RecordCalls(Call):
         self.results: list[Any] = []
         self.failed_rows: list[int] = []
         self.other = other
-        self.aside = False  # whether it is `other` that is called now
+        self.aside = False  # whether `other` is being called
 
     def beside(self, other: Callable[[], R]) -> Callable[[], R]:
-        """Return a function that does the same as `other`, and lets it be known while it runs."""
+        """Return a function that does the same as `other`, and marks the call as one of `other` while it runs."""
 
         def call_other() -> R:
             self.aside = True
@@ -251,16 +251,16 @@ class RecordCalls(Call):
 
     @property
     def row(self) -> int:
-        """The row of the batch that the function is called for."""
+        """Return the row of the batch that the function is called for."""
         return len(self.results) + len(self.failed_rows)
 
     @property
     def over(self) -> bool:
-        """Whether the function was called for every row."""
+        """Return whether the function was called for every row."""
         return self.row == len(self.batch)
 
     def which(self, show: Show = shorten) -> str:
-        """Name the record that the function is called for now, with its key."""
+        """Return the record that the function is called for now, with its key, as text."""
         row = self.row
         if self.at_once or row >= len(self.batch):
             return self.began_with(show)
@@ -269,16 +269,16 @@ class RecordCalls(Call):
         return f"for the record {show(self.batch.values[row])}{of}"
 
     def began_with(self, show: Show) -> str:
-        """Say how many records the batch has, and which is the first."""
+        """Return the number of records in the batch and the first of them, as text."""
         values = self.batch.values
         if not len(values):
             return ""
         return f"in a batch of {len(values)} records that begins with {show(values[0])}"
 
     def raised(self, error: BaseException, blamed: Callable[..., Any] | None = None) -> None:
-        """Note that the function raised for the present row: make a dead letter of it, or raise a `StepError`.
+        """Record that the function raised for the current row: make a dead letter of it, or raise a `StepError`.
 
-        `blamed`: the function that is named, if it is not the one that is called.
+        `blamed` is the function to name, if not the one that is called.
         """
         row = self.row
         called = self.other if self.aside else self.function
@@ -288,7 +288,7 @@ class RecordCalls(Call):
 
 
 class TimerCalls(Call):
-    """Calls of `on_timer` or `on_end` for keys, one after the other."""
+    """Calls `on_timer` or `on_end` for keys, in order."""
 
     __slots__ = ("begun", "context")
 
@@ -298,19 +298,19 @@ class TimerCalls(Call):
         self.begun = False
 
     def begin(self) -> None:
-        """Note that the context has the first key, which was not known when the call was entered."""
+        """Take note that the context has the first key, which was not known when the call was entered."""
         self.begun = True
         if observer is not None:
             observer.entered(self, len(running()))
 
     def which(self, show: Show = shorten) -> str:
-        """Name the key and the time that the function is called for now."""
+        """Return the key and the time that the function is called for now, as text."""
         if not self.begun:
             return ""
         return f"for the key {show(self.context.key)} at time {self.context.time}"
 
     def began_with(self, show: Show) -> str:
-        """Name the first key and its time."""
+        """Return the first key and its time, as text."""
         if not self.begun:
             return ""
         return (
@@ -319,9 +319,9 @@ class TimerCalls(Call):
 
 
 class ValueCalls(Call):
-    """Calls of user code for values that are not rows of a batch; `what` says what they are: "record", "key".
+    """Calls user code for values that are not rows of a batch; `what` is their noun: "record", "key".
 
-    `done` tells how many have been dealt with; None: nobody knows. `owners`: the objects whose methods are called, one
+    `done` returns how many values are finished (None: unknown). `owners` are the objects whose methods are called, one
     for each value, if these are not the values.
     """
 
@@ -343,16 +343,16 @@ class ValueCalls(Call):
         self.owners = owners
 
     def which(self, show: Show = shorten) -> str:
-        """Name the value that the code is called for now, or the first of them."""
+        """Return the value that the code is called for now, or else the first of them, as text."""
         at = len(self.values) if self.done is None else self.done()
         return self.told(at, show) if at < len(self.values) else self.began_with(show)
 
     def told(self, at: int, show: Show) -> str:
-        """Name one of the values."""
+        """Return the value with this index as text."""
         return f"for the {self.what} {show(self.values[at])}"
 
     def which_raised(self, error: BaseException) -> str:
-        """Name the value that the code was called for, also where only the way that `error` came tells it."""
+        """Return the value that the code was called for as text, found by the traceback of `error` if need be."""
         if self.done is None:
             for owners in (self.values, self.owners or ()):
                 at = _find_caller(error, owners)
@@ -361,7 +361,7 @@ class ValueCalls(Call):
         return self.which()
 
     def began_with(self, show: Show) -> str:
-        """Say how many values there are, and which is the first."""
+        """Return the number of values and the first of them, as text."""
         if not len(self.values):
             return ""
         first = show(self.values[0])
@@ -370,9 +370,9 @@ class ValueCalls(Call):
         return f"for {len(self.values)} {self.what}s that begin with {first}"
 
     def try_each(self, call: Callable[[Any], object], values: Sequence[Any]) -> None:
-        """If `careful`, call `call` for each value alone, so that a loss names the very one.
+        """If `careful`, call `call` for each value alone, so that the breadcrumb of a lost worker names the value.
 
-        The caller then does the same for all of them at once. So what `call` raises is left for that to be raised.
+        The caller then does the same for all of them at once, and raises any error: one that `call` raises is ignored.
         """
         if not careful or observer is None:
             return
@@ -387,13 +387,13 @@ class ValueCalls(Call):
                 break
             tried.append(value)
         self.done = done
-        observer.reached(self)  # what follows is for none of them in particular
+        observer.reached(self)  # the code that follows is for no value in particular
 
 
 class KeyCalls(ValueCalls):
-    """Keys are looked for in dicts and sets of keys, or put there, which may call their `__hash__` and `__eq__`.
+    """Looks up or adds keys in dicts and sets, which may call the keys' `__hash__` and `__eq__`.
 
-    `keys`: those it is done for, if that is known. `records`: the records they are of, as far as there are any.
+    `keys` are the keys concerned, if known. `records` are the keys' records, as far as there are any.
     """
 
     __slots__ = ("records",)
@@ -403,22 +403,22 @@ class KeyCalls(ValueCalls):
         self.records = records
 
     def told(self, at: int, show: Show) -> str:
-        """Name one of the keys, and its record."""
+        """Return a key and its record as text."""
         of = f" of the record {show(self.records[at])}" if at < len(self.records) else ""
         return super().told(at, show) + of
 
     def walk(self) -> Iterator[Any]:
-        """Return an iterator over the keys: from now to `walked`, the last one it gave is the one that is named."""
+        """Return an iterator over the keys: until `walked` is called, errors name the last key it yielded."""
         walked = iter(self.values)
         self.done = begun_before(walked, len(self.values))
         return walked
 
     def walked(self) -> None:
-        """Note that what follows is for none of the keys in particular."""
+        """Take note that the code that follows is for no key in particular."""
         self.done = None
 
     def try_keys(self, *places: Container[Any]) -> None:
-        """If `careful`, look for each key alone in these dicts or sets, and among each other (`try_each`)."""
+        """If `careful`, look up each key alone in these dicts or sets, and among each other (`try_each`)."""
         if careful and observer is not None:
             tried: set[Any] = set()
 
@@ -430,7 +430,7 @@ class KeyCalls(ValueCalls):
             self.try_each(look_for, self.values)
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `UserCodeError` that names the key for what a method of a key raised; let pass what did not."""
+        """Raise a `UserCodeError` that names the key for an error of a key's method; let other errors pass."""
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_name in _KEY_METHODS and not isinstance(
@@ -448,11 +448,11 @@ class KeyCalls(ValueCalls):
 
 
 def _find_caller(error: BaseException, owners: Sequence[Any]) -> int | None:
-    """Return which of `owners` has the method that `error` came through, or was given to it to be compared.
+    """Return the index of the owner whose method `error` came through, or that was an argument of a comparison.
 
-    None: none, as far as can be known.
+    Return None if no owner is found.
 
-    Pickle goes through a list outside of Python, and does not tell how far it is; nor may it be asked to try again, as
+    Pickle walks over a list outside of Python, and does not tell how far it is; nor may it be asked to try again, as
     the code that was interrupted may have been hanging.
     """
     trace = error.__traceback__
@@ -460,7 +460,7 @@ def _find_caller(error: BaseException, owners: Sequence[Any]) -> int | None:
         frame = trace.tb_frame
         for name in frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 2)]:
             given = frame.f_locals.get(name)
-            if type(given).__module__ != "builtins":  # these may stand at many places
+            if type(given).__module__ != "builtins":  # built-in values may occur at many places
                 for at, owner in enumerate(owners):
                     if owner is given:
                         return at
@@ -469,10 +469,10 @@ def _find_caller(error: BaseException, owners: Sequence[Any]) -> int | None:
 
 
 def begun_before(walked: Iterator[Any], values: int) -> Callable[[], int]:
-    """Return a `done` for `ValueCalls` of values that are walked over outside of Python, and costs nothing there.
+    """Return a `done` for `ValueCalls` of values that C code iterates over, at no cost per value.
 
-    `walked`: the iterator over a list of so many `values`. The last value it gave is the one that is dealt with now.
-    Before it gave any, nobody knows.
+    `walked` is the iterator over a list of so many `values`. The last value it yielded is the current one. Before the
+    first, the current one is unknown.
 
     >>> walked = iter(["a", "b", "c"])
     >>> done = begun_before(walked, 3)
@@ -488,7 +488,7 @@ def begun_before(walked: Iterator[Any], values: int) -> Callable[[], int]:
 
 
 class Unpickling(Call):
-    """Records that another worker sent to a step are unpickled."""
+    """Unpickles records that another worker sent to a step."""
 
     __slots__ = ()
 
@@ -496,7 +496,7 @@ class Unpickling(Call):
         super().__init__(step, "unpickle of records")
 
     def failed(self, error: BaseException) -> None:
-        """Raise an `UnloadableRecordError` for what would be raised again."""
+        """Raise an `UnloadableRecordError` for an error that would come again."""
         if isinstance(error, CannotUnpickleError):
             raise UnloadableRecordError(self.step, "", "", "", str(error)) from error
         super().failed(error)
@@ -513,14 +513,14 @@ class SourceCall(Call):
         self.position = position
 
     def which(self, show: Show = shorten) -> str:
-        """Name the part, and the position in it."""
+        """Return the part and the position in it, as text."""
         if self.part is NO_PART:
             return ""
         at = "its beginning" if self.position is None else f"position {show(self.position)}"
         return f"for part {show(self.part)} at {at}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `SourceError`."""
+        """Raise a `SourceError` that names the part and the position."""
         part = "" if self.part is NO_PART else shorten(self.part)
         position = "" if self.position is None else shorten(self.position)
         failed = SourceError(self.step, self.name, part, position, tell(error))
@@ -529,7 +529,7 @@ class SourceCall(Call):
 
 
 def attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Call `work`, which calls user code, and return its result, or what it raised as an `Exception`.
+    """Call `work`, which calls user code, and return its result, or its error as an `Exception`.
 
     For work of another thread: a future cannot hold a `StopIteration`, and takes a `CancelledError` for its own.
     """
@@ -554,13 +554,13 @@ class SinkCall(Call):
         self.items = items
 
     def which(self, show: Show = shorten) -> str:
-        """Say how many items there are, and which is the first."""
+        """Return the number of items and the first of them, as text."""
         if not len(self.items):
             return ""
         return f"for {len(self.items)} items that begin with {show(self.items[0])}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `SinkError`."""
+        """Raise a `SinkError` that names the first item."""
         record = shorten(self.items[0]) if len(self.items) else ""
         failed = SinkError(self.step, self.name, "", record, tell(error))
         failed.passing = may_pass(error)
@@ -568,12 +568,12 @@ class SinkCall(Call):
 
 
 class TokenCall(SinkCall):
-    """A call of a sink for what was prepared for a snapshot; `items` are the tokens."""
+    """A call of a sink for tokens, which stand for output prepared for a snapshot; `items` are the tokens."""
 
     __slots__ = ()
 
     def which(self, show: Show = shorten) -> str:
-        """Name the token; of several, how many there are, and the first."""
+        """Return the token as text; of several tokens, their number and the first."""
         if len(self.items) == 1:
             return f"for the token {show(self.items[0])}"
         if not len(self.items):
@@ -581,7 +581,7 @@ class TokenCall(SinkCall):
         return f"for {len(self.items)} tokens that begin with {show(self.items[0])}"
 
     def failed(self, error: BaseException) -> None:
-        """Raise a `TokenError`."""
+        """Raise a `TokenError` that names the tokens."""
         named = self.which().removeprefix("for ")
         failed = TokenError(self.step, self.name, "", named, tell(error))
         failed.passing = may_pass(error)

@@ -1,14 +1,14 @@
-"""Copies of values that somebody else may change: quick ones of plain values, so that they can be made always.
+"""Copy values that later code may change: plain values so quickly that they can always be copied.
 
 Most values of flows are *plain*: numbers, text, dates, enums; tuples, lists, dicts, sets, named tuples, arrays of
 numbers; objects that have nothing but their attributes and slots; and these inside of each other. Rules:
 
-1. A copy shares nothing with its value that can change. What cannot change (a tuple of numbers) is its own copy.
-2. An object that is there twice in a value is there twice in its copy; an object may contain itself.
-3. A copy of a plain value is what `copy.deepcopy` makes of it, and calls no code of users but the `__hash__`
-   and `__eq__` of keys. It takes some hundred nanoseconds for a small dict, where `deepcopy` takes some microseconds.
-4. Anything else is *odd*: classes that say how they are copied or pickled, subclasses of what is built in, classes of
-   other languages. Only `deepcopy` can copy it, which may call code of users, take long, or be refused.
+1. A copy shares nothing changeable with its value. A value that cannot change (a tuple of numbers) is its own copy.
+2. An object that occurs twice in a value occurs twice in its copy; an object may contain itself.
+3. A copy of a plain value equals that of `copy.deepcopy`, and calls no user code but the `__hash__` and `__eq__` of
+   keys. It takes some hundred nanoseconds for a small dict, where `deepcopy` takes some microseconds.
+4. Any other value is *odd*: classes that define how they are copied or pickled, subclasses of built-in types, classes
+   of other languages. Only `deepcopy` can copy it, which may call user code, take long, or be refused.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ ATOMS: Final = frozenset({
     types.BuiltinFunctionType, types.ModuleType, datetime.datetime, datetime.date, datetime.time,
     datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
 })  # fmt: skip
-"""Types of values that cannot change, and have nothing inside that can."""
+"""Types of values that cannot change, and have nothing changeable inside."""
 ODD: Final = object()
-"""What `plain_copy` returns for a value that is not plain."""
-_FEW: Final = 16  # parts that are sooner looked at one by one
+"""The result of `plain_copy` for a value that is not plain."""
+_FEW: Final = 16  # up to so many parts, a loop over them beats one look at all types
 MOST_KNOWN: Final = 10_000
-"""Types of which it is remembered how they are copied."""
+"""The largest number of types whose copiers are remembered."""
 
 Memo = dict[int, Any]
-"""Copies, by the identity of what they are copies of."""
+"""Copies, by the identity of their originals."""
 Copier = Callable[[Any, Memo], Any]
 
 
 class _OddError(Exception):
-    """There is something odd inside of a value."""
+    """A value contains something odd."""
 
 
 def plain_copy(value: Any) -> Any:
-    """Return a copy of a plain value; `ODD` if it is not plain, or nested too deeply.
+    """Return a copy of a plain value, or `ODD` if the value is not plain or nested too deeply.
 
-    >>> one = [1]
-    >>> made = plain_copy({"a": one, "b": one, "c": (1, "x")})
-    >>> made, made["a"] is made["b"], made["a"] is one
+    >>> inner = [1]
+    >>> copy = plain_copy({"a": inner, "b": inner, "c": (1, "x")})
+    >>> copy, copy["a"] is copy["b"], copy["a"] is inner
     ({'a': [1], 'b': [1], 'c': (1, 'x')}, True, False)
     >>> pair = (1, "x")
     >>> plain_copy(pair) is pair, plain_copy([iter("ab")]) is ODD
@@ -69,7 +69,7 @@ def plain_copy(value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that shares nothing that can change. Raises what `deepcopy` raises of an odd value."""
+    """Return a copy that shares nothing changeable with the value; raise what `deepcopy` raises for an odd value."""
     if type(value) in ATOMS:
         return value
     made = plain_copy(value)
@@ -77,7 +77,7 @@ def copied(value: Any) -> Any:
 
 
 def own_copy(value: Any) -> Any:
-    """Return a copy that shares nothing that can change, or the value itself if it cannot be copied."""
+    """Return a copy that shares nothing changeable, or the value itself if it cannot be copied."""
     try:
         return copied(value)
     except BaseException as error:
@@ -199,7 +199,7 @@ def _copy_object(value: Any, memo: Memo) -> Any:
 
 
 def _copier_of_slots(slots: Sequence[Any], has_attributes: bool) -> Copier:
-    """Return what copies objects that have these slots; `has_attributes`: and others."""
+    """Return the copier of objects that have these slots and, with `has_attributes`, attributes."""
 
     def copy_slots(value: Any, memo: Memo) -> Any:
         if has_attributes:
@@ -209,7 +209,7 @@ def _copier_of_slots(slots: Sequence[Any], has_attributes: bool) -> Copier:
         for slot in slots:
             try:
                 part = slot.__get__(value)
-            except AttributeError:  # nothing is in it
+            except AttributeError:  # the slot is empty
                 continue
             slot.__set__(made, part if type(part) in ATOMS else _copy(part, memo))
         return made
@@ -226,7 +226,7 @@ def _refuse(value: Any, memo: Memo) -> Any:
 
 
 class _Plain:
-    """What an object is made of that has nothing but its attributes."""
+    """A class without slots: its size is that of an object with nothing but attributes."""
 
 
 class _Slot:
@@ -237,7 +237,7 @@ _MADE_IN_PYTHON: Final = 1 << 9  # a flag of CPython's types: Py_TPFLAGS_HEAPTYP
 _SIZE: Final = _Plain.__basicsize__
 _SLOT: Final = _Slot.__basicsize__ - object.__basicsize__
 _MAKES: Final = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__getattribute__")
-"""Methods that all classes have; one that has its own may copy itself in its own way."""
+"""Methods that all classes have; a class that overrides one may copy itself in its own way."""
 _HOOKS: Final = (
     "__deepcopy__", "__copy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__getattr__",
 )  # fmt: skip
@@ -261,14 +261,14 @@ def _copier_of(kind: type) -> Copier:
     has_attributes = kind.__dictoffset__ != 0
     size = (_SIZE if has_attributes else object.__basicsize__) + len(slots) * _SLOT
     if kind.__basicsize__ != size or kind.__itemsize__:
-        return _refuse  # there is more in its objects than Python shows
+        return _refuse  # its objects hold more than Python shows
     if has_attributes and not slots:
         return _copy_object
     return _copier_of_slots(slots, has_attributes)
 
 
 def _slots_of(kind: type) -> list[Any]:
-    """Return the slots of a class and of those it comes from."""
+    """Return the slots of a class and of its base classes."""
     return [
         slot
         for one in kind.__mro__
@@ -278,7 +278,7 @@ def _slots_of(kind: type) -> list[Any]:
 
 
 def _hides_attributes(kind: type) -> bool:
-    """Whether a class has a `__dict__` of its own making, which is not where its attributes are."""
+    """Return whether a class defines a `__dict__` of its own, which does not hold its attributes."""
     found = vars(kind).get("__dict__")
     return found is not None and not isinstance(found, types.GetSetDescriptorType)
 

@@ -1,4 +1,4 @@
-"""How exceptions, functions and values appear in messages."""
+"""Describe exceptions, functions and values in messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from railgun.flows.errors import StepError
 
 SHOWN: Final = 500
 _RAILGUN: Final = str(Path(__file__).parents[1])
-PLACES: Final = 200  # of which tracebacks are remembered
+PLACES: Final = 200  # number of places whose tracebacks are remembered
 
 
 def tell(error: BaseException) -> str:
-    """An exception in a message: with its traceback, unless it says all there is to say."""
+    """Return an exception as text: with its traceback, unless its message says everything."""
     if isinstance(error, RailgunError) and not isinstance(error, StepError):
         return f"{type(error).__name__}: {error}"
     hidden = error.__suppress_context__ or error.__context__ is None
@@ -28,7 +28,7 @@ def tell(error: BaseException) -> str:
 
 
 def beyond_railgun(trace: TracebackType | None) -> TracebackType | None:
-    """Return where a traceback comes to code of users, without what leads there; all of it if it never does."""
+    """Return the part of a traceback from the first frame of user code on; all of it if there is none."""
     at = trace
     while at is not None and at.tb_frame.f_code.co_filename.startswith(_RAILGUN):
         at = at.tb_next
@@ -39,7 +39,7 @@ _ways: dict[tuple[Any, ...], str] = {}
 
 
 def _way_to(error: BaseException) -> str:
-    """Where it was raised: mostly at one place, for thousands of records, so that is worked out once."""
+    """Return the traceback of an error as text. It is cached: thousands of records mostly fail at one place."""
     place: list[Any] = []
     at = first = beyond_railgun(error.__traceback__)
     while at is not None:
@@ -57,11 +57,11 @@ def _way_to(error: BaseException) -> str:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in a message."""
+    """Return the name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
 def shorten(value: Any) -> str:
-    """Return a value as it appears in a message: at most `SHOWN` characters."""
+    """Return a value as text for messages: at most `SHOWN` characters."""
     text = represent(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"

@@ -1,8 +1,8 @@
-"""Which functions a step takes: those that return their result when they are called.
+"""Check that the functions of steps return their result when they are called.
 
 A coroutine function returns a coroutine, which is no result, and true to every filter. So does a generator function,
-whose body has not begun when it returns. They are refused where the flow is written (`why_not`). A function can return
-such an object without being one of them: this is noticed when it runs, at the first and the last result of each batch
+whose body has not begun when it returns. Such functions are refused when the flow is built (`why_not`). Another
+function may still return such an object: this is noticed when it runs, at the first and the last result of each batch
 (`check_result`).
 """
 
@@ -26,7 +26,7 @@ _RUN: Final = "call asyncio.run(...) in a plain function, which waits for the re
 
 
 def why_not(function: Any, *, generates: bool = False) -> str:
-    """Say why a function cannot be a step's, or nothing; `generates`: it may be a generator function.
+    """Return why a function cannot be a step's function, or ""; with `generates` it may be a generator function.
 
     >>> async def ask(item): ...
     >>> why_not(ask)
@@ -52,9 +52,9 @@ def why_not(function: Any, *, generates: bool = False) -> str:
 
 
 def check_methods(thing: object, plain: Sequence[str], generating: Sequence[str] = ()) -> str:
-    """Say which of the methods of `thing` cannot be called for its result, and why; or nothing.
+    """Return which of the methods of `thing` is asynchronous or a generator function, with the reason, or "".
 
-    `generating`: methods that may be generator functions.
+    `generating` names the methods that may be generator functions.
     """
     for names, generates in ((plain, False), (generating, True)):
         for name in names:
@@ -65,7 +65,7 @@ def check_methods(thing: object, plain: Sequence[str], generating: Sequence[str]
 
 
 def check_done(result: Any) -> None:
-    """Raise `TypeError` if a method that is called for what it does returned something that has not begun.
+    """Raise `TypeError` if a method called for its effect returned a generator or coroutine, which has not run.
 
     >>> check_done(None)
     >>> check_done(number for number in range(3))
@@ -84,7 +84,7 @@ def check_done(result: Any) -> None:
 
 
 def check_time(what: str, time: Any) -> int:
-    """Return a time (µs) that a function gave, as an `int`. Raise `TypeError` or `ValueError` if it is none.
+    """Return a time (µs) from a user's function as an `int`; raise `TypeError` or `ValueError` if it is not a time.
 
     >>> check_time("a time", 2**70)
     Traceback (most recent call last):
@@ -100,7 +100,7 @@ def check_time(what: str, time: Any) -> int:
 
 
 def check_pair(step: str, made: Any) -> tuple[Any, Any]:
-    """Return the state and the result that a function of `stateful_map` returned. Raise `NotAPairError` if it has not.
+    """Return the state and result that a function of `stateful_map` returned; raise `NotAPairError` if it is no pair.
 
     >>> check_pair("total", 5)
     Traceback (most recent call last):
@@ -137,7 +137,7 @@ def check_part(part: Any) -> None:
 def check_result(
     step: str, function: Callable[..., Any], result: Any, refused: frozenset[type]
 ) -> None:
-    """Raise `NotAResultError` if a result is of a type that is no result."""
+    """Raise `NotAResultError` if a result is of a refused type."""
     if type(result) in refused:
         what = _told(result)
         instead = "return the result itself" if what == "generator" else _RUN
@@ -147,7 +147,7 @@ def check_result(
 def check_state(
     step: str, function: Callable[..., Any], key: Any, state: Any, refused: frozenset[type]
 ) -> None:
-    """Raise `NotAStateError` if the state of a key that a function returned is of a type that is no state."""
+    """Raise `NotAStateError` if the state of a key that a function returned is of a refused type."""
     if type(state) in refused:
         what = _told(state)
         instead = "return what it gives, as a list" if what == "generator" else _RUN
@@ -155,7 +155,7 @@ def check_state(
 
 
 def _told(result: Any) -> str:
-    """Say what an object is that is no result, and let go of it."""
+    """Return the kind of an object that is no result, and close it if it is a coroutine."""
     if type(result) is CoroutineType:
         result.close()  # Python would warn that nobody has awaited it
     if type(result) is AsyncGeneratorType:

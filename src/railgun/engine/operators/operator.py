@@ -1,4 +1,4 @@
-"""What all operators share: batches in by `push`, out by `emit`, and what happens when a user's function raises.
+"""Base class of operators: take batches by `push`, emit them by `emit`, and handle errors of user functions.
 
 Operators of a stage call each other synchronously: when `push` returns, nothing is in flight inside the stage.
 """
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 MAPPED: Final = frozenset(
     {itemgetter, attrgetter, methodcaller, BuiltinFunctionType, MethodDescriptorType}
 )
-"""Types of functions that `map` calls in half the time. A StopIteration is raised anew there, without what it said: so
-functions of Python, which tell more, are called one by one (which takes as long)."""
+"""Types of functions that `map` calls in half the time. A StopIteration that the function raises reaches the caller
+without its message: so Python functions, whose message matters more, are called one by one (which takes as long)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record a user's function raised for."""
+    """A record that a user's function raised for."""
 
     step: str
     key: Any
@@ -47,7 +47,7 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Setting:
-    """What an operator is told of its surroundings when it is made."""
+    """The settings and surroundings of an operator, given when it is made."""
 
     step: str
     on_error: str = "stop"
@@ -56,16 +56,16 @@ class Setting:
     store: Callable[[str], KeyStore] | None = None
     """Makes the store of a step's state, from the step's name; None: state stays in memory."""
     upgrades: tuple[Callable[[Any], Any], ...] = ()
-    """For state saved in older forms."""
+    """Functions that bring state saved in older forms to the current form, one per version."""
 
     @property
     def version(self) -> int:
-        """Of the form its state has."""
+        """Return the version of the current form of the step's state."""
         return 1 + len(self.upgrades)
 
 
 class Operator:
-    """A step at work on one worker."""
+    """The instance of a step on one worker."""
 
     not_results: frozenset[type] = ASYNCHRONOUS
     """Types of objects that are no results of the step's function."""
@@ -74,21 +74,21 @@ class Operator:
         self.setting = setting
         self.outs: list[Operator] = []
         self.parting: Ways | None = None
-        """Set if ways part here that meet again in the stage."""
+        """Set if ways that part here meet again in the stage."""
         self.consumers: Consumers | None = None
         """Hands batches to `outs` if there are several."""
 
     @property
     def step(self) -> str:
-        """The name of the step."""
+        """Return the name of the step."""
         return self.setting.step
 
     def push(self, batch: RowBatch) -> None:
-        """Take a batch that is not empty."""
+        """Process a batch that is not empty."""
         raise NotImplementedError
 
     def emit(self, batch: RowBatch) -> None:
-        """Hand a batch to all that follow."""
+        """Hand a batch to all operators that follow."""
         if not len(batch.values):
             return
         if self.consumers is None:
@@ -104,7 +104,7 @@ class Operator:
         """Return the operators that batches go to from here."""
         return self.outs
 
-    # ------------------------------------------------------------ users' functions that raise
+    # ------------------------------------------------------------ errors of user functions
 
     def each(
         self,
@@ -113,10 +113,10 @@ class Operator:
         values: Sequence[Any] | None = None,
         user: Callable[..., Any] | None = None,
     ) -> tuple[list[Any], list[int]]:
-        """The function's results, and the rows (ascending) it raised for, which have no result.
+        """Call a function for every row; return its results, and the rows (ascending) it raised for.
 
-        `values`: what the function is called with, if not the batch's values; `user`:
-        the user's function, which is blamed, if `function` stands around it.
+        `values` are the arguments, if not the batch's values. `user` is the user's function to name in errors, if
+        `function` wraps it.
         """
         left = iter(batch.values if values is None else values)
         with RecordCalls(self, user or function, batch) as call:
@@ -142,7 +142,7 @@ class Operator:
     def raised(
         self, function: Callable[..., Any] | str, batch: RowBatch, row: int, error: BaseException
     ) -> None:
-        """A user's function raised for this row: to the dead letters with it, or stop."""
+        """Handle an error of a user's function for this row: make a dead letter, or raise a `StepError`."""
         key = None if batch.keys is None else batch.keys[row]
         time = batch.times if isinstance(batch.times, int) else int(batch.times[row])
         self.raised_for(function, key, batch.values[row], time, error)
@@ -156,9 +156,10 @@ class Operator:
         error: BaseException,
         timer: bool = False,
     ) -> None:
-        """As `raised`, for a record that is not in a batch. A function that gives coroutines always stops the flow.
+        """Do the same as `raised`, for a record that is not in a batch.
 
-        `timer`: the function was called for a key and a time, not for a record.
+        A function that returns coroutines always stops the flow. `timer`: the function was called for a key and a time,
+        not for a record.
         """
         pass_interrupt(error)
         if isinstance(error, NotAResultError):
@@ -176,6 +177,6 @@ class Operator:
 
 
 def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
-    """The values but for some rows."""
+    """Return the values without those of the failed rows."""
     gone = set(failed)
     return [value for row, value in enumerate(values) if row not in gone]

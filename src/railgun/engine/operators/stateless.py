@@ -1,4 +1,4 @@
-"""Steps without state: map, filter, flat_map, map_batches, inspect, branch, and the key as part of the item."""
+"""Steps without state: map, filter, flat_map, map_batches, inspect, branch, key_by, and the key as part of the item."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENOUGH: Final = 1_000  # rows that are keyed and sent at once
 
 
 def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
-    """The batch without the rows that failed."""
+    """Return the batch without the rows that failed."""
     if not failed:
         return batch
     mask = np.ones(len(batch), dtype=bool)
@@ -29,7 +29,7 @@ def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
 
 
 class Map(Operator):
-    """One item in, one item out."""
+    """Maps each item to one item."""
 
     def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
         super().__init__(setting)
@@ -42,18 +42,18 @@ class Map(Operator):
 
 
 class Filter(Map):
-    """Keep the items for which the function says yes."""
+    """Keeps the items for which the function returns a true value."""
 
     not_results = UNFINISHED
 
     def push(self, batch: RowBatch) -> None:
-        """Keep some rows."""
+        """Emit the rows for which the function returns a true value."""
         left, said = self.asked(batch)
         rows = np.fromiter(compress(range(len(said)), said), dtype=np.intp)
         self.emit(left if len(rows) == len(left) else left.take(rows))
 
     def asked(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
-        """The rows the function answered for, and its answers, which need not be plain truths, nor have one."""
+        """Return the rows the function answered for, and its answers as bools (which may fail for odd answers)."""
         results, failed = self.each(self.function, batch)
         left = kept(batch, failed)
         said, failed = self.each(bool, left, results, user=self.function)
@@ -61,10 +61,10 @@ class Filter(Map):
 
 
 class FlatMap(Map):
-    """One item in, any number out."""
+    """Maps each item to any number of items."""
 
     def push(self, batch: RowBatch) -> None:
-        """Apply the function to every row; its results follow each other."""
+        """Apply the function to every row; emit the results of all rows, in order."""
         results, failed = self.each(self._listed, batch, user=self.function)
         left = kept(batch, failed)
         self.emit(spread(left, results))
@@ -78,7 +78,7 @@ class FlatMap(Map):
 
 
 class MapBatches(Operator):
-    """A list of items in, a list of as many or others out."""
+    """Maps a list of items to a list of items, of any length if there are no keys."""
 
     def __init__(
         self, setting: Setting, function: Callable[[list[Any]], Iterable[Any]], keyed: bool
@@ -104,7 +104,7 @@ class MapBatches(Operator):
         if len(results) == len(batch):
             self.emit(batch.with_values(results))
         else:
-            # All results stand for all records: they have the latest time, and come after the last record.
+            # All results stand for all records: they have the latest time, and follow the last record.
             latest = 0 if isinstance(batch.times, int) else int(batch.times.argmax())
             origin = late = None
             if batch.origin is not None:
@@ -119,7 +119,7 @@ def _latest(batch: RowBatch) -> int:
 
 
 class Inspect(Map):
-    """Look at every item and let it pass."""
+    """Calls a function for every item and passes the items on."""
 
     def push(self, batch: RowBatch) -> None:
         """Call the function for every row."""
@@ -128,7 +128,7 @@ class Inspect(Map):
 
 
 class Branch(Filter):
-    """Items for which the function says yes go one way, the others another."""
+    """Sends the items for which the function returns a true value one way, the others another."""
 
     def __init__(self, setting: Setting, function: Callable[[Any], Any]) -> None:
         super().__init__(setting, function)
@@ -136,7 +136,7 @@ class Branch(Filter):
         self.no = Pass(setting)
 
     def push(self, batch: RowBatch) -> None:
-        """Split the rows."""
+        """Split the rows by the function's answers."""
         left, answers = self.asked(batch)
         said = np.array(answers, dtype=bool)
         if not len(left):
@@ -148,7 +148,7 @@ class Branch(Filter):
             self._part(left.numbered(), said)
 
     def ways_onwards(self) -> list[Operator]:
-        """Return the two ways."""
+        """Return the operators of the two branches."""
         return [self.yes, self.no]
 
     def _part(self, batch: RowBatch, said: NDArray[np.bool_]) -> None:
@@ -160,15 +160,15 @@ class Branch(Filter):
 
 
 class Pass(Operator):
-    """Lets everything pass: where streams come together, and where a port begins."""
+    """Passes all items on: where streams come together, and where a port begins."""
 
     def push(self, batch: RowBatch) -> None:
-        """Pass it on."""
+        """Pass the batch on."""
         self.emit(batch)
 
 
 class WithKey(Operator):
-    """The key becomes part of the item."""
+    """Makes the key part of the item."""
 
     def push(self, batch: RowBatch) -> None:
         """Pair keys and items."""
@@ -195,11 +195,11 @@ class KeyBy(Operator):
         self.port = port
         self.deliver = deliver
         self._hashing = f"__stable_key__ or __hash__ of keys of {name_of(key)}"
-        self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, of items
+        self._waiting: list[tuple[list[Any], list[Any], RowBatch]] = []  # keys, values, their rows
         self._rows = 0
 
     def push(self, batch: RowBatch) -> None:
-        """Key the rows. A few of them wait for `flush`: a hundred small batches cost as much as a large one."""
+        """Key the rows. A few rows wait for `flush`: a hundred small batches cost as much as a large one."""
         keys, failed = self.each(self.key, batch)
         left = kept(batch, failed)
         values = left.values
@@ -215,7 +215,7 @@ class KeyBy(Operator):
                 self.flush()
 
     def flush(self) -> bool:
-        """Deliver what waits; False if nothing did."""
+        """Deliver the waiting rows; return False if there were none."""
         waiting, self._waiting, self._rows = self._waiting, [], 0
         if not waiting:
             return False
@@ -247,9 +247,9 @@ class KeyBy(Operator):
     def _hashable(
         self, keys: list[Any], items: RowBatch, call: ValueCalls
     ) -> tuple[NDArray[np.intp], Hashes]:
-        """The rows whose keys have a stable hash, and the hashes; for the others it is as if the function had raised.
+        """Return the rows whose keys have a stable hash, and the hashes; handle an error as one of the key function.
 
-        `items`: the rows with the keys they had so far.
+        `items` has the rows with the keys they had before this step.
         """
         tried: list[bool] = []  # whether there is a hash
         hashes: list[int] = []
@@ -268,7 +268,7 @@ class KeyBy(Operator):
 
 
 def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
-    """A batch of all results, each with the key and time of the row it came from."""
+    """Return a batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
     values = list(chain.from_iterable(results))
     columns = batch.keys, batch.origin, batch.late

@@ -47,8 +47,8 @@ def late_rows(
     """Return which records of a part are late, given their times in order.
 
     A record is late if it is older than the bound of its part: the latest time before it, less the `lateness` allowed,
-    or the bound that the part had `reached` before. Return the bound for each late record and `MIN` for the others (None:
-    no record is late), and the bound that the part has reached with these records.
+    or the bound that the part had `reached` before. Return the bound for each late record and `MIN` for the others
+    (None: no record is late), and the bound that the part has reached with these records.
 
     >>> late_rows(np.array([10, 30, 15, 20, 31]), reached=MIN, lateness=10)[0].tolist() == [MIN, MIN, 20, MIN, MIN]
     True
