@@ -1,7 +1,7 @@
-"""Plan: a flow as stages.
+"""Compile a flow to stages, and make the operators of a stage.
 
-A stage is what lies between two distributors: it begins with a source's readers or with `key_by`, and holds every step
-that items reach without being keyed anew. Rules:
+A stage lies between two distributors: it begins with a source's readers or with `key_by`, and holds every step that
+items reach without being keyed again. Rules:
 
 1. A source is a stage: its keys are the parts of the source.
 2. Each `key_by` is a port of a stage. Keyed streams that are united share one stage, so both sides of a key live on one
@@ -37,12 +37,12 @@ from railgun.transport.rows import RowBatch
 if TYPE_CHECKING:
     from railgun.flows.flow import Flow
 
-DEAD: Final = "dead_letters"  # the step that writes them
+DEAD: Final = "dead_letters"  # the name of the step that writes dead letters
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage: its steps in order, the steps that are its ports, and the stages before and after it."""
+    """A stage: its steps in order, the steps that are its ports, and the preceding and following stages."""
 
     index: int
     name: str
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def is_source(self) -> bool:
-        """Whether it reads."""
+        """Return whether the stage reads a source."""
         return self.ports[0].kind == "source"
 
 
@@ -65,46 +65,46 @@ class Plan:
     stages: tuple[Stage, ...]
     dead_letters: Sink[DeadLetter] | None
     state: OnDisk | None = None
-    """How state is kept on disk; None: it is kept in memory."""
+    """The settings for state on disk; None: state is kept in memory."""
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """The stage each port leads into, by the name of its step."""
+        """Return the stage each port leads into, by the name of the port's step."""
         return {port.name: stage.index for stage in self.stages for port in stage.ports}
 
     @property
     def timed(self) -> bool:
-        """Whether some step may set timers."""
+        """Return whether some step may set timers."""
         return any(step.kind == "stateful" for stage in self.stages for step in stage.steps)
 
     @property
     def sources(self) -> dict[str, Stage]:
-        """The stages that read, by the names of their sources."""
+        """Return the stages that read, by the names of their sources."""
         return {stage.ports[0].name: stage for stage in self.stages if stage.is_source}
 
     @property
     def pushed(self) -> dict[str, Pushed[Any]]:
-        """The sources that programs outside push to, by their steps."""
+        """Return the sources that outside programs push to, by their steps."""
         found = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
         return {name: source for name, source in found.items() if isinstance(source, Pushed)}
 
     @property
     def sinks(self) -> dict[str, Sink[Any]]:
-        """The sinks, by their steps; that for dead letters is the last, as `DEAD`."""
+        """Return the sinks by their steps; the sink for dead letters comes last, as `DEAD`."""
         steps = (step for stage in self.stages for step in stage.steps)
         sinks: dict[str, Sink[Any]] = {s.name: s.options["sink"] for s in steps if s.kind == "sink"}
         return sinks if self.dead_letters is None else {**sinks, DEAD: self.dead_letters}
 
     @property
     def commits_together(self) -> frozenset[str]:
-        """The steps whose sinks commit what all workers prepared by one call."""
+        """Return the steps whose sinks commit the output of all workers by one call."""
         sinks = self.sinks.items()
         return frozenset(
             step for step, sink in sinks if isinstance(sink, TwoPhaseSink) and sink.commits_together
         )
 
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
-        """The same plan, reading from other sources."""
+        """Return the same plan, reading from other sources."""
 
         def other(port: Step) -> Step:
             if port.name not in sources:
@@ -117,7 +117,7 @@ class Plan:
         return replace(self, stages=stages)
 
     def with_sinks(self, sinks: Mapping[str, Sink[Any]]) -> Plan:
-        """The same plan, writing to other sinks; `DEAD` names the one for dead letters."""
+        """Return the same plan, writing to other sinks; `DEAD` names the one for dead letters."""
 
         def other(step: Step) -> Step:
             if step.kind != "sink" or step.name not in sinks:
@@ -130,7 +130,7 @@ class Plan:
         return replace(self, stages=stages, dead_letters=sinks.get(DEAD, self.dead_letters))
 
     def leading_to(self, sinks: Collection[str]) -> Plan:
-        """What of the plan is needed for these sinks. For dead letters everything is: any step may have some."""
+        """Return the part of the plan these sinks need. Dead letters need all of it: any step may produce some."""
         if DEAD in sinks:
             return self
         needed: dict[str, Step] = {}
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How many distributors lie before each stage, on the longest way to it."""
+        """Return how many distributors lie before each stage, on the longest way to it."""
         levels: list[int] = []
         for stage in self.stages:
             levels.append(1 + max((levels[before] for before in stage.before), default=-1))
@@ -162,11 +162,11 @@ class Plan:
 
 
 def compile_flow(flow: Flow) -> Plan:
-    """The stages of a flow; `FlowError` if it is not complete."""
+    """Return the stages of a flow; raise `FlowError` if it is not complete."""
     steps = list(flow.steps.values())
     _check_complete(flow, steps)
     roots = _Roots()
-    inside: dict[str, tuple[Step, ...]] = {}  # step: the ports whose items reach it
+    inside: dict[str, tuple[Step, ...]] = {}  # step name → the ports whose items reach the step
     for step in steps:
         if step.kind in ("source", "key_by"):
             inside[step.name] = (step,)
@@ -229,7 +229,7 @@ def _check_complete(flow: Flow, steps: Sequence[Step]) -> None:
 
 
 class _Roots:
-    """Ports that belong to one stage: a union-find in the order the ports were made."""
+    """Groups of ports that belong to one stage: a union-find in the order the ports were added."""
 
     def __init__(self) -> None:
         self.parent: dict[int, int] = {}
@@ -265,7 +265,7 @@ def _check_no_circle(
     steps: Sequence[Step],
     edges: set[tuple[int, int]],
 ) -> None:
-    """Only a union can lead a stage back to itself: the one that does is blamed."""
+    """Raise `FlowError` for a union that leads a stage back to itself; no other step can."""
     for union in steps:
         if union.kind != "union" or not union.keyed:
             continue
@@ -285,7 +285,7 @@ def _check_no_circle(
 
 
 def _ordered(groups: dict[int, tuple[Step, ...]], edges: set[tuple[int, int]]) -> list[int]:
-    """The groups so that every edge leads onwards; sources first, then as they were written."""
+    """Return the groups so that every edge leads onwards; sources first, then in the order they were written."""
     left = dict(groups)
     order: list[int] = []
     while left:
@@ -311,7 +311,7 @@ class Operators:
     outlets: tuple[KeyBy, ...]
     errors: dict[str, int]
     consumers: tuple[Consumers, ...]
-    """Where several steps take from one stream."""
+    """The places where several steps follow one stream."""
     unites: bool
     """Whether streams are united in the stage."""
 
@@ -325,15 +325,15 @@ def build(
     dead_letter: Callable[[DeadLetter], None] | None = None,
     store: Callable[[str], KeyStore] | None = None,
 ) -> Operators:
-    """Make the operators of a stage; `deliver(stage, batch)` takes what is keyed for another stage.
+    """Make the operators of a stage; `deliver(stage, batch)` takes batches keyed for another stage.
 
-    `store` makes the stores of steps that are not to have their state in memory.
+    `store` makes the stores of steps whose state is not kept in memory.
     """
     errors: dict[str, int] = {}
 
     def setting(step: Step) -> Setting:
         upgrades = step.options.get("upgrades", ())
-        # The parts of a source are few, and open: they stay in memory.
+        # The parts of a source are few, and hold open readers: they stay in memory.
         there = None if step.kind == "source" else store
         return Setting(step.name, step.on_error, dead_letter, errors, there, upgrades)
 
@@ -345,7 +345,7 @@ def build(
             kind = Receiving if isinstance(source, Pushed) else Reading
             made[port.name] = kind(setting(port), source, clock, now)
         else:
-            # Before it is united with others, a stream has one side, whatever port of the stage it comes in by.
+            # Before it is united with others, a stream has one side, whatever port of the stage it enters by.
             made[port.name] = Side(setting(port), 0)
     for step in stage.steps:
         operator = _operator(step, setting(step), place, made, ways)
@@ -362,7 +362,7 @@ def build(
     stateful = any(isinstance(operator, StatefulSteps) for operator in made.values())
     for operator in made.values():
         if isinstance(operator, Meeting):
-            operator.keeps_ports = stateful  # no other step asks for the port
+            operator.keeps_ports = stateful  # no other step uses the port
     outlets = []
     for after in stage.after:
         ports = [
@@ -421,7 +421,7 @@ def _operator(
 
 
 class Side(Operator):
-    """Where one of several united streams comes in: its items say so."""
+    """The entry of one of several united streams: it marks the items with their side."""
 
     def __init__(self, setting: Setting, side: int) -> None:
         super().__init__(setting)

@@ -1,7 +1,8 @@
-"""A flow on its way to the workers: pickled, with the code that they cannot import by its name.
+"""Pickle a flow for the workers, with the code that they cannot import by its name.
 
-Functions of `__main__` travel by value, and so do those of modules that lie beside the flow: the workers' Python knows
-neither. What is installed travels by name. A flow that cannot be pickled is refused with the step to blame.
+Functions of `__main__` travel by value, and so do those of modules that lie beside the flow: the workers' Python can
+import neither. Installed modules travel by name. A flow that cannot be pickled is refused, and the error names the
+step.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from railgun.flows.plan import Plan
 
 
 class FlowNotPicklableError(RailgunError):
-    """A flow cannot be sent to workers."""
+    """A flow cannot be pickled to be sent to workers."""
 
     exit_code = ExitCode.NO_FLOW
     kind = "flow"
 
 
 def ship(flow: Flow, plan: Plan, by_value: Iterable[ModuleType] = ()) -> bytes:
-    """The plan as bytes; functions and classes of these modules travel by value."""
+    """Return the plan as bytes; functions and classes of the modules `by_value` travel by value.
+
+    Raise `FlowNotPicklableError` if something in the flow cannot be pickled.
+    """
     with _by_value(by_value):
         try:
             return _pickled(plan)
@@ -42,7 +46,7 @@ def ship(flow: Flow, plan: Plan, by_value: Iterable[ModuleType] = ()) -> bytes:
 
 
 def modules_beside(root: Path) -> list[ModuleType]:
-    """The modules that were imported from files below a directory, but for what is installed there."""
+    """Return the modules that were imported from files below a directory, except installed ones."""
     root = root.resolve()
     installed = [
         Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
@@ -75,7 +79,7 @@ def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends classes with `__slots__` as they are.
+    """Pickles classes with `__slots__` as they are.
 
     cloudpickle makes them again with a `__dict__`. Values of such a class cannot be unpickled in the program that
     started the flow, where the class has none.
@@ -86,7 +90,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (
             isinstance(obj, type)
             and "__slots__" in vars(obj)
-            and not issubclass(obj, tuple)  # a NamedTuple says so itself, and has no slots to fill
+            and not issubclass(
+                obj, tuple
+            )  # a NamedTuple declares __slots__ itself, and has no slots to fill
             and isinstance(reduced, tuple)
             and reduced[0].__name__ == "_make_skeleton_class"
         ):
@@ -103,7 +109,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _blame(flow: Flow, error: Exception) -> str:
-    """Which step it is, and what of it."""
+    """Return a message that names the step, and its part, that cannot be pickled."""
     for step in flow.steps.values():
         parts: dict[str, Any] = {}
         if isinstance(step.make, partial):
@@ -133,7 +139,7 @@ def _refused(value: Any) -> str | None:
 
 
 def _culprit(value: Any) -> str:
-    """The variable of a function, or the attribute of an object, that cannot be pickled."""
+    """Return the variable of a function, or the attribute of an object, that cannot be pickled, as text."""
     if isinstance(value, FunctionType):
         used = inspect.getclosurevars(value)
         for name, held in {**used.globals, **used.nonlocals}.items():

@@ -1,15 +1,15 @@
-"""SVG: a picture of a flow, laid out by hand.
+"""Draw a picture of a flow as SVG, with a layout of its own.
 
-Stages stand in columns, each right of the stages it takes from; the steps of a stage run from top to bottom. Rules that
+Stages stand in columns, each right of the stages that feed it; the steps of a stage run from top to bottom. Rules that
 keep lines off the boxes:
 
-1. Within a stage a step is one row below the lowest step it takes from. A line that passes a row has a place of its own
+1. Within a stage a step is one row below the lowest step that feeds it. A line that passes a row has a place of its own
    in it.
 2. A line to another stage leaves its step downwards, goes right below the step's row, up or down between the columns,
    and comes in from above. If it passes a column, it does so above all stages.
 3. Lines that run side by side have a track each.
-4. Nodes bring their own background and the rest is grey, so the picture reads on light and on dark pages. It needs no
-   font, style or script from elsewhere.
+4. Nodes have their own background and the rest is grey, so the picture reads on light and on dark pages. It needs no
+   external font, style or script.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from unicodedata import east_asian_width
 
 from railgun.flows.draw import COLOURS, Edge, Node, Picture
 
-MARGIN: Final = 16.0
+MARGIN: Final = 16.0  # these lengths are in pixels
 PADDING: Final = 18.0  # between a stage's frame and its steps
-TITLE: Final = 26.0  # for a stage's name
-HIGH: Final = 44.0  # a step
-BETWEEN: Final = 18.0  # steps of a row
-TRACK: Final = 7.0  # lines that run side by side
-SPACE: Final = 16.0  # lines and what is beside them
+TITLE: Final = 26.0  # height of a stage's name
+HIGH: Final = 44.0  # height of a step
+BETWEEN: Final = 18.0  # between the steps of a row
+TRACK: Final = 7.0  # between lines that run side by side
+SPACE: Final = 16.0  # between lines and what is beside them
 LONGEST: Final = 34  # characters of a name that are shown
 _GREY: Final = "#7d8896"
 _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
@@ -37,18 +37,18 @@ _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-ser
 
 @dataclass(slots=True)
 class Spot:
-    """A place in a row of a stage: a node's, or that of a line that passes the row (`node` is -1)."""
+    """A place in a row of a stage: that of a node, or of a line that passes the row (`node` is -1)."""
 
     node: int
     wide: float
     row: int
-    x: float = 0.0  # of its middle
+    x: float = 0.0  # of the spot's middle
     above: list[Spot] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Box:
-    """A stage: its rows of spots, and where it is."""
+    """A stage: its rows of spots, and its position."""
 
     title: str
     rows: list[list[Spot]]
@@ -76,7 +76,7 @@ class Lane:
 
 
 def svg(drawn: Picture) -> str:
-    """The picture as an SVG document."""
+    """Return the picture as an SVG document."""
     spots: dict[int, Spot] = {}
     boxes = [_box(drawn, stage, spots) for stage in range(len(drawn.stages))]
     crossing = [e for e in drawn.edges if drawn.nodes[e.start].stage != drawn.nodes[e.end].stage]
@@ -114,7 +114,7 @@ def svg(drawn: Picture) -> str:
 
 
 def _box(drawn: Picture, stage: int, spots: dict[int, Spot]) -> Box:
-    """The rows of a stage. Steps are in topological order, so one pass finds every row."""
+    """Return a stage with its rows. Steps are in topological order, so one pass finds every row."""
     mine = [number for number, node in enumerate(drawn.nodes) if node.stage == stage]
     inner = [e for e in drawn.edges if e.start in mine and e.end in mine]
     row: dict[int, int] = {}
@@ -140,7 +140,7 @@ def _box(drawn: Picture, stage: int, spots: dict[int, Spot]) -> Box:
 
 
 def _spread(box: Box) -> None:
-    """Give every spot its x: near the middle of what it takes from, and clear of its neighbours."""
+    """Set the x of every spot: near the middle of the spots that feed it, and clear of its neighbours."""
     for spots in box.rows:
         wished = {
             id(s): sum(a.x for a in s.above) / len(s.above) if s.above else 0.0 for s in spots
@@ -156,7 +156,7 @@ def _spread(box: Box) -> None:
 
 
 def _columns(drawn: Picture, boxes: list[Box], crossing: Iterable[Edge]) -> None:
-    """A stage stands right of those it takes from; stages are numbered in that order."""
+    """Set the column of every stage: right of the stages that feed it, which have lower numbers."""
     before: dict[int, set[int]] = {}
     for edge in crossing:
         before.setdefault(drawn.nodes[edge.end].stage, set()).add(drawn.nodes[edge.start].stage)
@@ -167,7 +167,7 @@ def _columns(drawn: Picture, boxes: list[Box], crossing: Iterable[Edge]) -> None
 def _lanes(
     drawn: Picture, boxes: list[Box], spots: dict[int, Spot], crossing: Iterable[Edge]
 ) -> tuple[list[Lane], list[int], int]:
-    """Tracks for the lines between stages; how many there are after each column, and above all."""
+    """Return the tracks of lines between stages, and how many there are after each column and above all stages."""
     gaps = [0] * (max(box.column for box in boxes) + 1)
     overs = 0
     lanes = []
@@ -186,7 +186,7 @@ def _lanes(
 
 
 def _size(box: Box) -> None:
-    """The size of a stage, and where its rows are in it."""
+    """Set the size of a stage, and the positions of its rows."""
     left = min(s.x - s.wide / 2 for row in box.rows for s in row)
     right = max(s.x + s.wide / 2 for row in box.rows for s in row)
     for row in box.rows:
@@ -208,7 +208,7 @@ def _size(box: Box) -> None:
 
 
 def _place(boxes: list[Box], gaps: list[int], overs: int) -> tuple[float, float, list[float]]:
-    """Put the columns side by side; the size of all, and where the space right of each column begins."""
+    """Place the columns side by side; return the total size, and where the space right of each column begins."""
     top = MARGIN + (overs * TRACK + SPACE if overs else 0.0)
     columns = [[box for box in boxes if box.column == at] for at in range(len(gaps))]
     tall = [sum(b.high for b in column) + BETWEEN * (len(column) - 1) for column in columns]
@@ -230,7 +230,7 @@ def _place(boxes: list[Box], gaps: list[int], overs: int) -> tuple[float, float,
 
 
 def _inner(box: Box, edge: Edge, path: list[Spot], labels: list[str]) -> str:
-    """A line within a stage: curves between the rows, straight where it passes one."""
+    """Return a line within a stage: curved between rows, straight where it passes one."""
     x, y = box.x + path[0].x, box.y + box.tops[path[0].row] + HIGH
     way = [f"M{x:.1f} {y:.1f}"]
     for spot in path[1:]:
@@ -255,7 +255,7 @@ def _outer(
     lefts: list[float],
     labels: list[str],
 ) -> str:
-    """A line to another stage, along its tracks."""
+    """Return a line to another stage, along its tracks."""
     start, end = boxes[drawn.nodes[lane.edge.start].stage], boxes[drawn.nodes[lane.edge.end].stage]
     first, last = spots[lane.edge.start], spots[lane.edge.end]
     x, y = start.x + first.x, start.y + start.tops[first.row] + HIGH
@@ -275,7 +275,7 @@ def _outer(
 
 
 def _rounded(corners: list[tuple[float, float]], radius: float = 6.0) -> str:
-    """A line along corners, which it cuts a little."""
+    """Return the path of a line along corners, with the corners rounded."""
     way = [f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"]
     for (ax, ay), (bx, by), (cx, cy) in zip(corners, corners[1:], corners[2:], strict=False):
         before, after = abs(bx - ax) + abs(by - ay), abs(cx - bx) + abs(cy - by)
@@ -290,7 +290,7 @@ def _rounded(corners: list[tuple[float, float]], radius: float = 6.0) -> str:
 
 
 def _pill(x: float, y: float, words: str) -> str:
-    """A label upon a line."""
+    """Return a label upon a line."""
     fill, line, text = COLOURS["plain"]
     wide = 10 + 6.2 * _length(words)
     return (
@@ -304,7 +304,7 @@ def _line(way: str) -> str:
 
 
 def _node(box: Box, spot: Spot, node: Node) -> str:
-    """A step: sources and sinks with round ends, steps with state as a store, the others as a box."""
+    """Return a step: sources and sinks with round ends, steps with state as a cylinder, the others as a box."""
     fill, line, text = COLOURS[node.role]
     x, y = box.x + spot.x - spot.wide / 2, box.y + box.tops[spot.row]
     paint = f'fill="{fill}" stroke="{line}" stroke-width="1.5"'
@@ -320,7 +320,7 @@ def _node(box: Box, spot: Spot, node: Node) -> str:
         round_by = {"source": HIGH / 2, "sink": HIGH / 2, "key": 10.0}.get(node.role, 4.0)
         shape = f'<rect {size} rx="{round_by:.0f}" {paint}/>'
     middle = box.x + spot.x
-    lower = 4.0 if node.role == "state" else 0.0  # its lid
+    lower = 4.0 if node.role == "state" else 0.0  # the height of the cylinder's lid
     if node.told:
         words = _text(middle, y + 20 + lower, node.name, 13, text, bold=True)
         words += _text(middle, y + 34 + lower / 2, node.told, 10.5, text)
@@ -347,7 +347,7 @@ def _text(
 
 
 def _width(node: Node) -> float:
-    """Wide enough for its words in any common font."""
+    """Return a width that fits the node's words in any common font."""
     return max(72.0, 28 + 7.8 * _length(_shown(node.name)), 28 + 6.2 * _length(_shown(node.told)))
 
 
@@ -360,5 +360,5 @@ def _shown(words: str) -> str:
 
 
 def _clean(words: str) -> str:
-    """As text of XML, which has no place for some characters."""
+    """Return a text for XML, with unprintable characters replaced."""
     return escape("".join(c if c.isprintable() else "�" for c in words))

@@ -757,7 +757,7 @@ def test_a_sink_knows_its_place() -> None:
     flow.source(Items([1])).sink(Where(), name="here")
     Harness(flow).run()
     assert [(p.flow, p.step, p.worker, p.generation) for p in places] == [("test", "here", 0, 0)]
-    with pytest.raises(RuntimeError, match="no way to the program"):
+    with pytest.raises(RuntimeError, match="cannot send items to the program"):
         Collect().open(Place("f", "s", 0, 0)).write([1])
 
 

@@ -138,7 +138,7 @@ class Table:
         if last > entry.seen:
             raise SessionError(
                 "BAD_IDS",
-                f"the end of {stream!r} is said to be {last}, but {entry.seen} was the last that came",
+                f"the end of {stream!r} names {last} as the last id, but {entry.seen} was the last that came",
                 stream,
             )
         entry.state, entry.after = State.CLOSING, self.begun + 1

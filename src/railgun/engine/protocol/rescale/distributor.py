@@ -126,7 +126,9 @@ class Distributor(Machine):
             # Also from a worker that has left this stage but not the next, and must confirm there.
             migration = self._current(message.epoch, message)
             if sender not in migration.members or message.home not in migration.arrivals.homes:
-                raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
+                raise ProtocolError(
+                    f"{self}: {message} from worker {sender} does not fit the state of the rescale"
+                )
             migration.arrivals.on_fenced(self, message.home, message.chunk)
             return
         if sender not in self.peers:
@@ -158,7 +160,9 @@ class Distributor(Machine):
                 self._on_flush(sender)
             case m.Flushed(epoch, origin):
                 if origin not in self._of_home(sender, epoch, message).members:
-                    raise ProtocolError(f"{self}: {message} speaks of a stranger")
+                    raise ProtocolError(
+                        f"{self}: {message} from worker {sender} names an origin that is no member"
+                    )
                 self._on_flushed(sender, origin)
             case m.Bar1(snapshot):
                 self.barrier.arrive(sender, snapshot, last=False)
@@ -170,7 +174,9 @@ class Distributor(Machine):
                 elif epoch == self.epoch + 1 and value >= self.early.get(sender, MIN):
                     self.early[sender] = value
                 else:
-                    raise ProtocolError(f"{self}: {message} from worker {sender} makes no sense")
+                    raise ProtocolError(
+                        f"{self}: {message} from worker {sender} does not fit the state of the rescale"
+                    )
             case m.Relay(epoch, value):
                 self._of_home(sender, epoch, message)
                 self.frontiers.relay(sender, value)

@@ -154,7 +154,9 @@ class Machine:
         """Return the migration under way; raise `ProtocolError` if the message is not of its epoch."""
         migration = self.migration
         if migration is None or migration.epoch != epoch:
-            raise ProtocolError(f"{self}: {type(message).__name__} of epoch {epoch} is not for now")
+            raise ProtocolError(
+                f"{self}: {type(message).__name__} of epoch {epoch}, which is not the epoch under way"
+            )
         return migration
 
     def _of_home(self, sender: Worker, epoch: int, message: m.Message) -> Migration:
@@ -166,7 +168,7 @@ class Machine:
 
     def _interrogating(self) -> Interrogate:
         if not isinstance(self.phase, Interrogate) or self.phase.named is not None:
-            raise ProtocolError(f"{self}: the operators answered, but were not asked")
+            raise ProtocolError(f"{self}: Interrogated without Interrogate")
         return self.phase
 
     def _collecting(self) -> Collect:
