@@ -147,14 +147,14 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
     "The first key of a block is not saved": _one(
         Changes,
         "step",
-        "for _ in range(min(BLOCK, len(self._left)))]",
-        "for _ in range(min(BLOCK, len(self._left)))][1:] or []",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))]",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))][1:] or []",
     ),
     "Saving of a full snapshot ends one block early": _one(
-        Changes, "step", "if block:", "if len(block) == BLOCK:"
+        Changes, "step", "if block:", "if len(block) == BLOCK_KEYS:"
     ),
     "Saving ends one block early": _one(
-        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK:"
+        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK_KEYS:"
     ),
     "A worker that leaves hands over only deletions before the cut": _one(
         Changes, "deleted", "[*{*self.changed, *self.flying}]", "[*self.flying]"
@@ -184,7 +184,10 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
         Changes,
         "_touch",
         (
-            ("if count > MOST_KEYS:", "if self.all_changed and count > MOST_KEYS:"),
+            (
+                "if count > MAX_ALL_CHANGED_KEYS:",
+                "if self.all_changed and count > MAX_ALL_CHANGED_KEYS:",
+            ),
             ("if not self.all_changed:", "elif not self.all_changed:"),
         ),
     ),

@@ -30,7 +30,7 @@ class Node:
 
     stage: int
     name: str
-    told: str
+    description: str
     """The kind of the step, and the class of a source or sink."""
     role: Role
 
@@ -99,7 +99,7 @@ def picture(plan: Plan) -> Picture:
         for step in (*stage.ports, *stage.steps):
             if step.kind != "way":
                 number[stage.index, step.name] = len(nodes)
-                nodes.append(Node(stage.index, step.name, _told(step), _role(step)))
+                nodes.append(Node(stage.index, step.name, _description(step), _role(step)))
     edges: list[Edge] = []
     for stage in plan.stages:
         for step in (*stage.ports, *stage.steps):
@@ -129,10 +129,10 @@ def _role(step: Step) -> Role:
     return "state" if isinstance(make, type) and issubclass(make, Keyed) else "plain"
 
 
-def _told(step: Step) -> str:
-    made = step.options.get(step.kind) if step.kind in ("source", "sink") else None
-    told = step.kind if made is None else f"{step.kind} {type(made).__name__}"
-    return "" if told == step.name else told
+def _description(step: Step) -> str:
+    endpoint = step.options.get(step.kind) if step.kind in ("source", "sink") else None
+    description = step.kind if endpoint is None else f"{step.kind} {type(endpoint).__name__}"
+    return "" if description == step.name else description
 
 
 # ---------------------------------------------------------------- mermaid
@@ -162,9 +162,11 @@ def mermaid(drawn: Picture) -> str:
         lines.append(f'    subgraph stage{stage}["{_quoted(name)}"]')
         for number, node in enumerate(drawn.nodes):
             if node.stage == stage:
-                told = f"<br><small>{_quoted(node.told)}</small>" if node.told else ""
+                description = (
+                    f"<br><small>{_quoted(node.description)}</small>" if node.description else ""
+                )
                 left, right = _SHAPES[node.role]
-                label = f'{left}"{_quoted(node.name)}{told}"{right}'
+                label = f'{left}"{_quoted(node.name)}{description}"{right}'
                 lines.append(f"        n{number}{label}:::{node.role}")
         lines.append("    end")
     for edge in drawn.edges:

@@ -8,7 +8,7 @@ from typing import Final
 from railgun.errors import ExitCode, RailgunError
 from railgun.transport.columns import CannotUnpickleError, EncodingError
 
-LASTING: Final = frozenset({
+LASTING_ERRNOS: Final = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
     errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EBADF,
 })  # fmt: skip
@@ -203,12 +203,12 @@ def may_pass(error: BaseException | None) -> bool:
     """
     while error is not None:
         if isinstance(error, OSError):
-            return error.errno not in LASTING
+            return error.errno not in LASTING_ERRNOS
         error = error.__cause__
     return False
 
 
-def would_come_again(error: BaseException, saves: bool) -> bool:
+def is_permanent(error: BaseException, saves: bool) -> bool:
     """Return whether a worker that starts again would fail in the same way. This is decided only here.
 
     `saves`: whether the flow takes snapshots. Without them it would begin anew, which is not worth it for a full disk.

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
-from railgun.engine.operators.functions import check_methods, why_not
+from railgun.engine.operators.functions import check_methods, reason_to_refuse
 from railgun.engine.operators.operator import DeadLetter, name_of
-from railgun.engine.operators.reading import SECOND, Clock
+from railgun.engine.operators.reading import SECOND_US, Clock
 from railgun.engine.operators.stateful import Reduce, Stateful, StatefulMap, StatefulSteps
 from railgun.engine.operators.stateless import (
     Branch,
@@ -59,7 +59,7 @@ def _check_function(function: Any, where: str, kind: str, name: str | None = Non
     """Raise `FlowError` unless the function can be called for a result; `kind` is its step or argument."""
     if not callable(function):
         raise FlowError(f"{where}: {kind} needs a function, not {function!r}")
-    why = why_not(function, generates=kind in GENERATES)
+    why = reason_to_refuse(function, generates=kind in GENERATES)
     if why:
         raise FlowError(f"{where}: {kind}{_named(name)}: {why}")
 
@@ -134,7 +134,7 @@ class Flow:
             raise FlowError(
                 f"{where}: lateness and idle_after are seconds, not {lateness!r} and {idle_after!r}"
             )
-        clock = Clock(time, int(lateness * SECOND), int(idle_after * SECOND))
+        clock = Clock(time, int(lateness * SECOND_US), int(idle_after * SECOND_US))
         step = self.add(
             "source", type(source).__name__, name, (), where, on_error, source=source, clock=clock
         )
@@ -222,8 +222,8 @@ class Stream(Generic[T]):
         on_error: ErrorPolicy | None = None,
     ) -> Stream[R]:
         """Map each item to one item."""
-        made: Stream[R] = self._then("map", Map, function, name, on_error)
-        return made
+        stream: Stream[R] = self._then("map", Map, function, name, on_error)
+        return stream
 
     def filter(
         self,
@@ -233,8 +233,8 @@ class Stream(Generic[T]):
         on_error: ErrorPolicy | None = None,
     ) -> Stream[T]:
         """Keep the items for which the function returns a true value."""
-        made: Stream[T] = self._then("filter", Filter, function, name, on_error)
-        return made
+        stream: Stream[T] = self._then("filter", Filter, function, name, on_error)
+        return stream
 
     def flat_map(
         self,
@@ -244,8 +244,8 @@ class Stream(Generic[T]):
         on_error: ErrorPolicy | None = None,
     ) -> Stream[R]:
         """Map each item to any number of items."""
-        made: Stream[R] = self._then("flat_map", FlatMap, function, name, on_error)
-        return made
+        stream: Stream[R] = self._then("flat_map", FlatMap, function, name, on_error)
+        return stream
 
     def map_batches(
         self,
@@ -256,8 +256,8 @@ class Stream(Generic[T]):
     ) -> Stream[R]:
         """Map lists of items to lists: for functions that are faster on many. Sizes of lists are not promised."""
         operator = partial(MapBatches, keyed=self.step.keyed)
-        made: Stream[R] = self._then("map_batches", operator, function, name, on_error)
-        return made
+        stream: Stream[R] = self._then("map_batches", operator, function, name, on_error)
+        return stream
 
     def inspect(
         self,
@@ -267,8 +267,8 @@ class Stream(Generic[T]):
         on_error: ErrorPolicy | None = None,
     ) -> Stream[T]:
         """Call a function for every item, and pass the item on."""
-        made: Stream[T] = self._then("inspect", Inspect, function, name, on_error)
-        return made
+        stream: Stream[T] = self._then("inspect", Inspect, function, name, on_error)
+        return stream
 
     def branch(
         self,
@@ -410,10 +410,10 @@ class KeyedStream(Stream[T], Generic[K, T]):
         not gone through yet.
         """
         _check_function(initial, caller(), "stateful_map, for its initial state,")
-        made: KeyedStream[K, R] = self._then(
+        stream: KeyedStream[K, R] = self._then(
             "stateful_map", StatefulMap, function, name, on_error, initial=initial
         )
-        return made._upgraded(upgrades)
+        return stream._upgraded(upgrades)
 
     def reduce(
         self,
@@ -424,8 +424,8 @@ class KeyedStream(Stream[T], Generic[K, T]):
         upgrades: Sequence[Callable[[Any], Any]] = (),
     ) -> KeyedStream[K, T]:
         """Call `function(so_far, item) -> so_far` and emit it after each item. `upgrades`: see `stateful_map`."""
-        made: KeyedStream[K, T] = self._then("reduce", Reduce, function, name, on_error)
-        return made._upgraded(upgrades)
+        stream: KeyedStream[K, T] = self._then("reduce", Reduce, function, name, on_error)
+        return stream._upgraded(upgrades)
 
     def stateful(
         self,
@@ -447,8 +447,8 @@ class KeyedStream(Stream[T], Generic[K, T]):
             "stateful", label, name, (self.step,), where, on_error,
             make=partial(StatefulSteps, logic=logic), keyed=True,
         )  # fmt: skip
-        made: KeyedStream[K, R] = KeyedStream(self.flow, step)
-        return made._upgraded(upgrades)
+        stream: KeyedStream[K, R] = KeyedStream(self.flow, step)
+        return stream._upgraded(upgrades)
 
     def _upgraded(self, upgrades: Sequence[Callable[[Any], Any]]) -> Self:
         for upgrade in upgrades:

@@ -85,8 +85,8 @@ class Plan:
     @property
     def pushed(self) -> dict[str, Pushed[Any]]:
         """Return the sources that outside programs push to, by their steps."""
-        found = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
-        return {name: source for name, source in found.items() if isinstance(source, Pushed)}
+        sources = {name: stage.ports[0].options["source"] for name, stage in self.sources.items()}
+        return {name: source for name, source in sources.items() if isinstance(source, Pushed)}
 
     @property
     def sinks(self) -> dict[str, Sink[Any]]:
@@ -106,26 +106,26 @@ class Plan:
     def with_sources(self, sources: Mapping[str, Source[Any]]) -> Plan:
         """Return the same plan, reading from other sources."""
 
-        def other(port: Step) -> Step:
+        def replaced(port: Step) -> Step:
             if port.name not in sources:
                 return port
             return replace(port, options={**port.options, "source": sources[port.name]})
 
         stages = tuple(
-            replace(stage, ports=tuple(map(other, stage.ports))) for stage in self.stages
+            replace(stage, ports=tuple(map(replaced, stage.ports))) for stage in self.stages
         )
         return replace(self, stages=stages)
 
     def with_sinks(self, sinks: Mapping[str, Sink[Any]]) -> Plan:
         """Return the same plan, writing to other sinks; `DEAD` names the one for dead letters."""
 
-        def other(step: Step) -> Step:
+        def replaced(step: Step) -> Step:
             if step.kind != "sink" or step.name not in sinks:
                 return step
             return replace(step, options={**step.options, "sink": sinks[step.name]})
 
         stages = tuple(
-            replace(stage, steps=tuple(map(other, stage.steps))) for stage in self.stages
+            replace(stage, steps=tuple(map(replaced, stage.steps))) for stage in self.stages
         )
         return replace(self, stages=stages, dead_letters=sinks.get(DEAD, self.dead_letters))
 
@@ -188,7 +188,7 @@ def compile_flow(flow: Flow) -> Plan:
     stages = []
     for group in order:
         ports = groups[group]
-        mine = tuple(
+        own_steps = tuple(
             step
             for step in steps
             if step.kind not in ("source", "key_by")
@@ -199,7 +199,7 @@ def compile_flow(flow: Flow) -> Plan:
                 number[group],
                 "+".join(port.name for port in ports),
                 ports,
-                mine,
+                own_steps,
                 tuple(sorted(number[a] for a, b in edges if b == group)),
                 tuple(sorted(number[b] for a, b in edges if a == group)),
             )
@@ -253,10 +253,10 @@ class _Roots:
             self.parent[self.of(port)] = lowest
 
     def groups(self) -> dict[int, tuple[Step, ...]]:
-        found: dict[int, list[Step]] = {}
+        groups: dict[int, list[Step]] = {}
         for port in self.ports:
-            found.setdefault(self.of(port), []).append(port)
-        return {group: tuple(ports) for group, ports in found.items()}
+            groups.setdefault(self.of(port), []).append(port)
+        return {group: tuple(ports) for group, ports in groups.items()}
 
 
 def _check_no_circle(
@@ -286,14 +286,14 @@ def _check_no_circle(
 
 def _ordered(groups: dict[int, tuple[Step, ...]], edges: set[tuple[int, int]]) -> list[int]:
     """Return the groups so that every edge leads onwards; sources first, then in the order they were written."""
-    left = dict(groups)
+    remaining = dict(groups)
     order: list[int] = []
-    while left:
-        ready = [g for g in left if not any(b == g and a in left for a, b in edges)]
+    while remaining:
+        ready = [g for g in remaining if not any(b == g and a in remaining for a, b in edges)]
         sources = [g for g in ready if groups[g][0].kind == "source"]
         chosen = min(sources or ready)
         order.append(chosen)
-        del left[chosen]
+        del remaining[chosen]
     return order
 
 
@@ -334,33 +334,33 @@ def build(
     def setting(step: Step) -> Setting:
         upgrades = step.options.get("upgrades", ())
         # The parts of a source are few, and hold open readers: they stay in memory.
-        there = None if step.kind == "source" else store
-        return Setting(step.name, step.on_error, dead_letter, errors, there, upgrades)
+        step_store = None if step.kind == "source" else store
+        return Setting(step.name, step.on_error, dead_letter, errors, step_store, upgrades)
 
-    made: dict[str, Operator] = {}
+    operators_by_name: dict[str, Operator] = {}
     ways = Ways()
     for port in stage.ports:
         if port.kind == "source":
             source, clock = port.options["source"], port.options["clock"]
             kind = Receiving if isinstance(source, Pushed) else Reading
-            made[port.name] = kind(setting(port), source, clock, now)
+            operators_by_name[port.name] = kind(setting(port), source, clock, now)
         else:
             # Before it is united with others, a stream has one side, whatever port of the stage it enters by.
-            made[port.name] = Side(setting(port), 0)
+            operators_by_name[port.name] = Side(setting(port), 0)
     for step in stage.steps:
-        operator = _operator(step, setting(step), place, made, ways)
-        made[step.name] = operator
+        operator = _operator(step, setting(step), place, operators_by_name, ways)
+        operators_by_name[step.name] = operator
         if step.kind == "union" and step.keyed:
             for side, before in enumerate(step.inputs):
                 entry = Side(setting(step), side)
                 entry.outs.append(operator)
-                made[before.name].outs.append(entry)
+                operators_by_name[before.name].outs.append(entry)
         elif step.kind != "way":
             for before in step.inputs:
-                if before.name in made:
-                    made[before.name].outs.append(operator)
-    stateful = any(isinstance(operator, StatefulSteps) for operator in made.values())
-    for operator in made.values():
+                if before.name in operators_by_name:
+                    operators_by_name[before.name].outs.append(operator)
+    stateful = any(isinstance(operator, StatefulSteps) for operator in operators_by_name.values())
+    for operator in operators_by_name.values():
         if isinstance(operator, Meeting):
             operator.keeps_ports = stateful  # no other step uses the port
     outlets = []
@@ -368,14 +368,14 @@ def build(
         ports = [
             (at, port)
             for at, port in enumerate(plan.stages[after].ports)
-            if port.inputs[0].name in made
+            if port.inputs[0].name in operators_by_name
         ]
         onward: Callable[[RowBatch], None] = partial(deliver, after)
         meeting = Meeting(setting(ports[0][1]), ways, deliver=onward)
         for at, port in ports:
             options: dict[str, Any] = port.options
             outlet = KeyBy(setting(port), options["key"], options["value"], at, onward)
-            made[port.inputs[0].name].outs.append(outlet)
+            operators_by_name[port.inputs[0].name].outs.append(outlet)
             outlets.append(outlet)
             if len(ports) > 1:
                 outlet.outs, outlet.deliver = [meeting], meeting.push
@@ -383,13 +383,13 @@ def build(
                 ways.release.append(outlet.flush)
         if len(ports) > 1:
             ways.release.append(meeting.release)
-    mark_parting([*made.values(), *outlets], ways)
-    operators = list(made.values())
+    mark_parting([*operators_by_name.values(), *outlets], ways)
+    operators = list(operators_by_name.values())
     for operator in operators:
         if len(operator.outs) > 1:
             operator.consumers = Consumers(operator.step, operator.outs)
             operator.consumers.numbered = operator.parting is not None
-    heads = tuple(made[port.name] for port in stage.ports)
+    heads = tuple(operators_by_name[port.name] for port in stage.ports)
     reading = heads[0] if isinstance(heads[0], Reading) else None
     return Operators(
         heads,
@@ -404,14 +404,14 @@ def build(
 
 
 def _operator(
-    step: Step, setting: Setting, place: Place, made: dict[str, Operator], ways: Ways
+    step: Step, setting: Setting, place: Place, operators_by_name: dict[str, Operator], ways: Ways
 ) -> Operator:
     if step.kind == "union":
         meeting = Meeting(setting, ways)
         ways.release.append(meeting.release)
         return meeting
     if step.kind == "way":
-        branch = made[step.inputs[0].name]
+        branch = operators_by_name[step.inputs[0].name]
         assert isinstance(branch, Branch)
         return branch.yes if step.options["way"] == "yes" else branch.no
     if step.kind == "sink":

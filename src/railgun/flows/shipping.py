@@ -42,7 +42,7 @@ def ship(flow: Flow, plan: Plan, by_value: Iterable[ModuleType] = ()) -> bytes:
         try:
             return _pickled(plan)
         except Exception as error:
-            raise FlowNotPicklableError(_blame(flow, error)) from error
+            raise FlowNotPicklableError(_explain_refusal(flow, error)) from error
 
 
 def modules_beside(root: Path) -> list[ModuleType]:
@@ -51,17 +51,17 @@ def modules_beside(root: Path) -> list[ModuleType]:
     installed = [
         Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
     ]
-    own = Path(__file__).resolve().parent.parent
-    found = []
+    package = Path(__file__).resolve().parent.parent
+    modules = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or name == "__main__":
             continue
         path = Path(file).resolve()
-        elsewhere = [*installed, own]
+        elsewhere = [*installed, package]
         if path.is_relative_to(root) and not any(path.is_relative_to(at) for at in elsewhere):
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _pickled(value: Any) -> bytes:
         return file.getvalue()
 
 
-def _blame(flow: Flow, error: Exception) -> str:
+def _explain_refusal(flow: Flow, error: Exception) -> str:
     """Return a message that names the step, and its part, that cannot be pickled."""
     for step in flow.steps.values():
         parts: dict[str, Any] = {}
@@ -116,21 +116,21 @@ def _blame(flow: Flow, error: Exception) -> str:
             parts |= step.make.keywords
         parts |= step.options
         for what, part in [*parts.items(), ("operator", step.make)]:
-            why = _refused(part)
+            why = _pickling_error(part)
             if why is not None:
-                named = _culprit(part)
+                named = _unpicklable_name(part)
                 return (
                     f"{step.where}: step {step.name!r} cannot be sent to the workers: its {what}"
                     f"{named} cannot be pickled: {why}. Make such things where they are used: in the "
                     "function itself, or in the methods of a Source, Sink or Stateful."
                 )
-    why = _refused(flow.dead_letters)
+    why = _pickling_error(flow.dead_letters)
     if why is not None:
         return f"flow {flow.name!r}: its sink for dead letters cannot be pickled: {why}"
     return f"flow {flow.name!r} cannot be sent to the workers: {error}"
 
 
-def _refused(value: Any) -> str | None:
+def _pickling_error(value: Any) -> str | None:
     try:
         _pickled(value)
     except Exception as error:
@@ -138,14 +138,14 @@ def _refused(value: Any) -> str | None:
     return None
 
 
-def _culprit(value: Any) -> str:
+def _unpicklable_name(value: Any) -> str:
     """Return the variable of a function, or the attribute of an object, that cannot be pickled, as text."""
     if isinstance(value, FunctionType):
         used = inspect.getclosurevars(value)
         for name, held in {**used.globals, **used.nonlocals}.items():
-            if _refused(held) is not None:
+            if _pickling_error(held) is not None:
                 return f", by its variable {name!r}"
     for name, held in getattr(value, "__dict__", {}).items():
-        if not isinstance(value, FunctionType) and _refused(held) is not None:
+        if not isinstance(value, FunctionType) and _pickling_error(held) is not None:
             return f", by its attribute {name!r}"
     return ""

@@ -75,10 +75,10 @@ class Source(ABC, Generic[T_co]):
         """Return what the positions in the parts depend on, by name, as JSON values; None: on nothing.
 
         The layout is saved with snapshots. A snapshot in whose layout a name has another value is refused: its
-        positions would mean something else, so that records would be left out or come twice. Names that only the current source
-        has are not compared. A source needs a layout if its parts are divided anew when it is made with other
-        arguments, as `Generate` with another number of partitions; not if each part is a thing of its own, like a file
-        or a stream. `layout` is called in the program that starts the flow, and must not wait for anything.
+        positions would mean something else, so that records would be left out or come twice. Names that only the
+        current source has are not compared. A source needs a layout if its parts are divided anew when it is made with
+        other arguments, as `Generate` with another number of partitions; not if each part is a thing of its own, like a
+        file or a stream. `layout` is called in the program that starts the flow, and must not wait for anything.
         """
         return None
 

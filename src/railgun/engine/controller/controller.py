@@ -800,7 +800,7 @@ class Controller:
     def _snapshot_early(self) -> None:
         life = self.lifecycle
         self._hastening, self._hastened = None, time.monotonic()
-        if life.saving.on and not life.over and not life.saving.asked:
+        if life.saving.on and not life.over and not life.saving.requests:
             self._obey(life.snapshot(_now()))
 
     def doors(self) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ All user code is called inside a `Call`:
    once for a batch, a block of keys or a call of a source or sink, never once for a record; the current record of a
    batch is computed on request (`RecordCalls.row`), or reported for each record if `careful`. Every call describes its
    purpose in words (`Call.which`); errors, breadcrumbs and reports of a hang all use these words. This holds for every
-   thread: sinks commit in another thread than that which calls functions for records (`others`).
+   thread: sinks commit in another thread than that which calls functions for records (`calls_of_other_threads`).
 3. **No event loop is running.** A worker's own loop runs in the thread that calls user code. During a call asyncio is
    told that none does, so `asyncio.run` works as in a plain program: a loop of its own runs inside the call, and the
    worker's loop is the running one again when the call is over.
@@ -26,7 +26,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from railgun.engine.operators.describe import name_of, shorten, tell
+from railgun.engine.operators.describe import describe_error, name_of, shorten
 from railgun.errors import RailgunError, pass_interrupt
 from railgun.flows.errors import (
     InterruptedCallError,
@@ -86,13 +86,17 @@ def running(thread: int | None = None) -> list[Call]:
     return _running[get_ident() if thread is None else thread]
 
 
-def others(thread: int) -> dict[int, list[Call]]:
+def calls_of_other_threads(thread: int) -> dict[int, list[Call]]:
     """Return the calls of user code that other threads than `thread` are in, by their identifiers."""
-    found = {other: list(within) for other, within in list(_running.items()) if other != thread}
-    return {other: within for other, within in found.items() if within}
+    calls = {
+        thread_id: list(entered)
+        for thread_id, entered in list(_running.items())
+        if thread_id != thread
+    }
+    return {thread_id: entered for thread_id, entered in calls.items() if entered}
 
 
-def told_place(step: str, name: str) -> str:
+def place_text(step: str, name: str) -> str:
     """Return the place of a call as text; `name` is that of the function, or of several.
 
     >>> told_place("total", "add"), told_place("", "unpickling the flow")
@@ -139,8 +143,8 @@ class Call:
             if isinstance(error, KeyboardInterrupt):
                 if isinstance(error, InterruptedCallError):
                     raise error
-                told = self.step, self.name, self.which_raised(error), tell(error)
-                raise InterruptedCallError(*told) from error
+                details = self.step, self.name, self.which_raised(error), describe_error(error)
+                raise InterruptedCallError(*details) from error
             pass_interrupt(error)
             self.failed(error)
 
@@ -148,10 +152,10 @@ class Call:
         """Return a function that does the same as `function`; if `careful`, it reports each record to the observer."""
         if not careful or observer is None:
             return function
-        told = observer
+        notified = observer
 
         def follow(*args: Any) -> R:
-            told.reached(self)
+            notified.reached(self)
             return function(*args)
 
         follow.__qualname__ = name_of(function)  # for messages
@@ -164,14 +168,14 @@ class Call:
 
     def named(self, error: BaseException) -> UserCodeError:
         """Return an error that names the step, the function and what it was called for."""
-        named = UserCodeError(self.step, self.name, "", self.which(), tell(error))
+        named = UserCodeError(self.step, self.name, "", self.which(), describe_error(error))
         named.passing = may_pass(error)
         return named
 
     @property
     def place(self) -> str:
         """Return the place of this call, to follow "it was": in a function of a step, or in work for all steps."""
-        return told_place(self.step, self.name)
+        return place_text(self.step, self.name)
 
     @property
     def name(self) -> str:
@@ -345,9 +349,9 @@ class ValueCalls(Call):
     def which(self, show: Show = shorten) -> str:
         """Return the value that the code is called for now, or else the first of them, as text."""
         at = len(self.values) if self.done is None else self.done()
-        return self.told(at, show) if at < len(self.values) else self.began_with(show)
+        return self.value_text(at, show) if at < len(self.values) else self.began_with(show)
 
-    def told(self, at: int, show: Show) -> str:
+    def value_text(self, at: int, show: Show) -> str:
         """Return the value with this index as text."""
         return f"for the {self.what} {show(self.values[at])}"
 
@@ -357,7 +361,7 @@ class ValueCalls(Call):
             for owners in (self.values, self.owners or ()):
                 at = _find_caller(error, owners)
                 if at is not None:
-                    return self.told(at, shorten)
+                    return self.value_text(at, shorten)
         return self.which()
 
     def began_with(self, show: Show) -> str:
@@ -402,10 +406,10 @@ class KeyCalls(ValueCalls):
         super().__init__(step, KEYS, "key", keys if isinstance(keys, list) else list(keys))
         self.records = records
 
-    def told(self, at: int, show: Show) -> str:
+    def value_text(self, at: int, show: Show) -> str:
         """Return a key and its record as text."""
         of = f" of the record {show(self.records[at])}" if at < len(self.records) else ""
-        return super().told(at, show) + of
+        return super().value_text(at, show) + of
 
     def walk(self) -> Iterator[Any]:
         """Return an iterator over the keys: until `walked` is called, errors name the last key it yielded."""
@@ -442,7 +446,9 @@ class KeyCalls(ValueCalls):
 
     def named(self, error: BaseException) -> UserCodeError:
         """Return an error that names the step, the methods and the key."""
-        named = UserCodeError(self.step, self.name, "", self.which_raised(error), tell(error))
+        named = UserCodeError(
+            self.step, self.name, "", self.which_raised(error), describe_error(error)
+        )
         named.passing = may_pass(error)
         return named
 
@@ -459,10 +465,10 @@ def _find_caller(error: BaseException, owners: Sequence[Any]) -> int | None:
     while trace is not None:
         frame = trace.tb_frame
         for name in frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 2)]:
-            given = frame.f_locals.get(name)
-            if type(given).__module__ != "builtins":  # built-in values may occur at many places
+            argument = frame.f_locals.get(name)
+            if type(argument).__module__ != "builtins":  # built-in values may occur at many places
                 for at, owner in enumerate(owners):
-                    if owner is given:
+                    if owner is argument:
                         return at
         trace = trace.tb_next
     return None
@@ -481,8 +487,8 @@ def begun_before(walked: Iterator[Any], values: int) -> Callable[[], int]:
     """
 
     def done() -> int:
-        left = length_hint(walked)
-        return values if left == values else values - left - 1
+        remaining = length_hint(walked)
+        return values if remaining == values else values - remaining - 1
 
     return done
 
@@ -523,7 +529,7 @@ class SourceCall(Call):
         """Raise a `SourceError` that names the part and the position."""
         part = "" if self.part is NO_PART else shorten(self.part)
         position = "" if self.position is None else shorten(self.position)
-        failed = SourceError(self.step, self.name, part, position, tell(error))
+        failed = SourceError(self.step, self.name, part, position, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error
 
@@ -539,7 +545,7 @@ def attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         pass_interrupt(error)
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             return None, error
-        named = UserCodeError("", name_of(work), "", "", tell(error))
+        named = UserCodeError("", name_of(work), "", "", describe_error(error))
         named.__cause__ = error
         return None, named
 
@@ -562,7 +568,7 @@ class SinkCall(Call):
     def failed(self, error: BaseException) -> None:
         """Raise a `SinkError` that names the first item."""
         record = shorten(self.items[0]) if len(self.items) else ""
-        failed = SinkError(self.step, self.name, "", record, tell(error))
+        failed = SinkError(self.step, self.name, "", record, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error
 
@@ -583,6 +589,6 @@ class TokenCall(SinkCall):
     def failed(self, error: BaseException) -> None:
         """Raise a `TokenError` that names the tokens."""
         named = self.which().removeprefix("for ")
-        failed = TokenError(self.step, self.name, "", named, tell(error))
+        failed = TokenError(self.step, self.name, "", named, describe_error(error))
         failed.passing = may_pass(error)
         raise failed from error

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from railgun.engine.operators.keyed import Keyed
     from railgun.engine.snapshots.table import TableWriter
 
-BLOCK: Final = 500  # keys saved at once
+BLOCK_KEYS: Final = 500  # keys saved at once
 # The largest store that may count as changed as a whole: noting so many keys takes 2 ms.
-MOST_KEYS: Final = 1 << 16
-MOST_UNCHANGED: Final = 1 / 32  # share of its keys that may be saved without need then
-LOOK_EVERY: Final = 4  # records per key between two looks for keys that have not changed
-FEW: Final = 8  # up to so many keys, checking their types costs less than entering a call
+MAX_ALL_CHANGED_KEYS: Final = 1 << 16
+MAX_UNCHANGED_SHARE: Final = 1 / 32  # share of its keys that may be saved without need then
+LOOK_INTERVAL_PER_KEY: Final = 4  # records per key between two looks for keys that have not changed
+FEW_KEYS: Final = 8  # up to so many keys, checking their types costs less than entering a call
 BUILT_IN: Final = frozenset({int, str, bytes, float, bool, type(None)})
 """Types of keys whose lookup calls no user code."""
 _NONE: Final = object()
@@ -76,9 +76,11 @@ class Changes:
         `records` are those that change the keys, to be named if the code of a key fails.
         """
         count = len(self.operator.states)
-        if self.all_changed and count <= MOST_KEYS and self._table is None:
+        if self.all_changed and count <= MAX_ALL_CHANGED_KEYS and self._table is None:
             return
-        if len(keys) <= FEW and BUILT_IN.issuperset(map(type, keys)):  # the key of a timer, say
+        if len(keys) <= FEW_KEYS and BUILT_IN.issuperset(
+            map(type, keys)
+        ):  # the key of a timer, say
             self._touch(keys, None)
             return
         with KeyCalls(self.operator.step, keys, records) as call:
@@ -87,7 +89,7 @@ class Changes:
 
     def _touch(self, keys: Collection[Any], call: KeyCalls | None) -> None:
         count = len(self.operator.states)
-        if count > MOST_KEYS:
+        if count > MAX_ALL_CHANGED_KEYS:
             self._note_all()
         if not self.all_changed:
             if call is None:
@@ -96,7 +98,7 @@ class Changes:
                 self.changed.update(call.walk())
                 call.walked()
             self._touched += len(keys)
-            if self._touched > LOOK_EVERY * count:
+            if self._touched > LOOK_INTERVAL_PER_KEY * count:
                 self._look()
         if self._table is not None:
             self.preserve(keys)
@@ -105,9 +107,9 @@ class Changes:
         """Let all keys count as changed if nearly all have changed, and the store is small and in memory."""
         self._touched = 0
         states = self.operator.states
-        if len(states) > MOST_KEYS or not isinstance(self.operator.store, MemoryStore):
+        if len(states) > MAX_ALL_CHANGED_KEYS or not isinstance(self.operator.store, MemoryStore):
             return
-        most = MOST_UNCHANGED * len(states)
+        most = MAX_UNCHANGED_SHARE * len(states)
         if len(states) - len(self.changed) > most:
             return
         unchanged = states.keys() - self.changed  # many, if many changed keys were deleted
@@ -145,14 +147,14 @@ class Changes:
     def step(self) -> None:
         """Save a block of keys; end the snapshot if none is left."""
         if self._full:
-            block = list(islice(self._keys, BLOCK))
+            block = list(islice(self._keys, BLOCK_KEYS))
             if block:
                 with KeyCalls(self.operator.step, block):
                     self.preserve(block)
                 return
         elif self._left:
             pop = self._left.pop
-            block = [pop() for _ in range(min(BLOCK, len(self._left)))]
+            block = [pop() for _ in range(min(BLOCK_KEYS, len(self._left)))]
             with KeyCalls(self.operator.step, block):
                 self._save(block)
             return
@@ -177,14 +179,14 @@ class Changes:
         operator.fetch_missing(keys)
         get = operator.states.get
         states = [get(key, _NONE) for key in keys]
-        gone = [state is _NONE for state in states]
-        deleted = gone if any(gone) else None
+        missing = [state is _NONE for state in states]
+        deleted = missing if any(missing) else None
         if deleted is not None:
             if self._full:  # such keys were added after the cut
-                there = list(map(not_, gone))
+                present = list(map(not_, missing))
                 keys, states, deleted = (
-                    list(compress(keys, there)),
-                    list(compress(states, there)),
+                    list(compress(keys, present)),
+                    list(compress(states, present)),
                     None,
                 )
                 if not keys:

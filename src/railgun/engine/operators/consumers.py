@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from railgun.engine.operators.calls import ValueCalls
-from railgun.engine.operators.copying import ATOMS, ODD, own_copy, plain_copy
+from railgun.engine.operators.copying import ATOMS, NOT_PLAIN, own_copy, plain_copy
 from railgun.engine.operators.describe import shorten
 from railgun.engine.operators.sharing import Watched
 from railgun.flows.errors import StepError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from railgun.engine.operators.operator import Operator
     from railgun.transport.rows import RowBatch
 
-WATCHED: Final = 1_000
+WATCHED_ITEMS: Final = 1_000
 """The number of items watched for changes for each consumer, in strict mode."""
 
 
@@ -52,17 +52,17 @@ class Consumers:
         self.strict = False
         self.numbered = False
         """Whether rows are numbered, because their ways meet again (`operators.ways`)."""
-        self._watched: list[deque[Watched]] = [deque(maxlen=WATCHED) for _ in outs]
+        self._watched: list[deque[Watched]] = [deque(maxlen=WATCHED_ITEMS) for _ in outs]
 
     def push(self, batch: RowBatch) -> None:
         """Hand a batch to all consumers: copies of its items to all but the last, which gets the items themselves."""
-        mine = [batch.with_values(self._copies(batch.values)) for _ in self.outs[1:]]
-        mine.append(batch)
+        batches = [batch.with_values(self._copies(batch.values)) for _ in self.outs[1:]]
+        batches.append(batch)
         if self.strict:
-            for own, watch in zip(mine, self._watched, strict=True):
-                watch.extend(filter(None, map(Watched.of, own.values[:WATCHED])))
-        for way, (out, own) in enumerate(zip(self.outs, mine, strict=True)):
-            out.push(own.numbered(way) if self.numbered else own)
+            for own_batch, watch in zip(batches, self._watched, strict=True):
+                watch.extend(filter(None, map(Watched.of, own_batch.values[:WATCHED_ITEMS])))
+        for way, (out, own_batch) in enumerate(zip(self.outs, batches, strict=True)):
+            out.push(own_batch.numbered(way) if self.numbered else own_batch)
         self.check()
 
     def check(self) -> None:
@@ -78,13 +78,15 @@ class Consumers:
         if ATOMS.issuperset(map(type, items)):
             return items.copy()
         copies = [item if type(item) in ATOMS else plain_copy(item) for item in items]
-        odd = [row for row, item in enumerate(copies) if item is ODD]
-        if odd:  # copying these may call user code
-            tried: list[int] = []
-            values = [items[row] for row in odd]
-            with ValueCalls(self.step, "copy of items", "record", values, tried.__len__) as call:
+        not_plain = [row for row, item in enumerate(copies) if item is NOT_PLAIN]
+        if not_plain:  # copying these may call user code
+            copied_rows: list[int] = []
+            values = [items[row] for row in not_plain]
+            with ValueCalls(
+                self.step, "copy of items", "record", values, copied_rows.__len__
+            ) as call:
                 copy = call.following(own_copy)
-                for row in odd:
+                for row in not_plain:
                     copies[row] = copy(items[row])
-                    tried.append(row)
+                    copied_rows.append(row)
         return copies

@@ -11,12 +11,12 @@ from typing import Any, Final
 from railgun.errors import RailgunError, represent
 from railgun.flows.errors import StepError
 
-SHOWN: Final = 500
+MAX_SHOWN_CHARACTERS: Final = 500
 _RAILGUN: Final = str(Path(__file__).parents[1])
-PLACES: Final = 200  # number of places whose tracebacks are remembered
+MAX_CACHED_TRACEBACKS: Final = 200  # number of places whose tracebacks are remembered
 
 
-def tell(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception as text: with its traceback, unless its message says everything."""
     if isinstance(error, RailgunError) and not isinstance(error, StepError):
         return f"{type(error).__name__}: {error}"
@@ -24,36 +24,38 @@ def tell(error: BaseException) -> str:
     if error.__cause__ is not None or not hidden or isinstance(error, BaseExceptionGroup):
         of_user = beyond_railgun(error.__traceback__)
         return "".join(traceback.format_exception(type(error), error, of_user, limit=-8))
-    return _way_to(error) + "".join(traceback.format_exception_only(error))
+    return _traceback_text(error) + "".join(traceback.format_exception_only(error))
 
 
 def beyond_railgun(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback from the first frame of user code on; all of it if there is none."""
-    at = trace
-    while at is not None and at.tb_frame.f_code.co_filename.startswith(_RAILGUN):
-        at = at.tb_next
-    return at or trace
+    frame = trace
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_RAILGUN):
+        frame = frame.tb_next
+    return frame or trace
 
 
-_ways: dict[tuple[Any, ...], str] = {}
+_traceback_texts: dict[tuple[Any, ...], str] = {}
 
 
-def _way_to(error: BaseException) -> str:
+def _traceback_text(error: BaseException) -> str:
     """Return the traceback of an error as text. It is cached: thousands of records mostly fail at one place."""
-    place: list[Any] = []
-    at = first = beyond_railgun(error.__traceback__)
-    while at is not None:
-        code = at.tb_frame.f_code
-        place += code.co_filename, code.co_name, at.tb_lineno, at.tb_lasti
-        at = at.tb_next
-    known = tuple(place[-32:])  # of eight frames
-    found = _ways.get(known)
-    if found is None:
-        if len(_ways) >= PLACES:
-            _ways.clear()
+    code_positions: list[Any] = []
+    trace = first = beyond_railgun(error.__traceback__)
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        code_positions += code.co_filename, code.co_name, trace.tb_lineno, trace.tb_lasti
+        trace = trace.tb_next
+    trace_key = tuple(code_positions[-32:])  # of eight frames
+    text = _traceback_texts.get(trace_key)
+    if text is None:
+        if len(_traceback_texts) >= MAX_CACHED_TRACEBACKS:
+            _traceback_texts.clear()
         lines = traceback.format_tb(first, limit=-8)
-        found = _ways[known] = "".join(["Traceback (most recent call last):\n", *lines])
-    return found
+        text = _traceback_texts[trace_key] = "".join(
+            ["Traceback (most recent call last):\n", *lines]
+        )
+    return text
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -62,6 +64,6 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def shorten(value: Any) -> str:
-    """Return a value as text for messages: at most `SHOWN` characters."""
+    """Return a value as text for messages: at most `MAX_SHOWN_CHARACTERS` characters."""
     text = represent(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"

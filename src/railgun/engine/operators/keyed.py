@@ -20,7 +20,7 @@ from railgun.engine.operators.calls import PICKLE, UNPICKLE, Call, KeyCalls, Val
 from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.copying import own_copy
 from railgun.engine.operators.functions import UNFINISHED, check_result, check_state
-from railgun.engine.operators.operator import Operator, Setting, name_of, shorten, tell
+from railgun.engine.operators.operator import Operator, Setting, describe_error, name_of, shorten
 from railgun.engine.operators.sharing import Sharing
 from railgun.engine.operators.timers import Timers
 from railgun.engine.protocol.frontier import MIN
@@ -46,8 +46,8 @@ from railgun.transport.pickling import dumps, find_unloadable
 if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows
 
-BLOCK: Final = 2_048
-LOOKED_AT: Final = 100  # keys of a saved file whose types are compared with those of records
+BLOCK_KEYS: Final = 2_048
+SAMPLED_KEYS: Final = 100  # keys of a saved file whose types are compared with those of records
 _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
@@ -194,7 +194,7 @@ class Keyed(Operator):
 
     def unload(self, keys: Iterable[Any]) -> None:
         """Remove keys that a snapshot records as deleted."""
-        for block in blocks(list(keys), BLOCK):
+        for block in blocks(list(keys), BLOCK_KEYS):
             with KeyCalls(self.step, block):
                 self.store.fetch(block)
                 for key in block:
@@ -205,7 +205,7 @@ class Keyed(Operator):
     def load(self, rows: Rows) -> None:
         """Add saved rows; those of an older snapshot come first. `loaded` is called after the last."""
         keys, states = rows.keys, rows.states
-        self.loaded_keys += keys[:LOOKED_AT]
+        self.loaded_keys += keys[:SAMPLED_KEYS]
         self.loaded_keys += dict(zip(map(type, keys), keys, strict=True)).values()  # one of each
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
@@ -223,24 +223,28 @@ class Keyed(Operator):
     def _upgraded(
         self, upgrade: Callable[[Any], Any], keys: list[Any], states: list[Any]
     ) -> list[Any]:
-        made: list[Any] = []
-        with ValueCalls(self.step, upgrade, "key", keys, made.__len__) as call:
+        upgraded: list[Any] = []
+        with ValueCalls(self.step, upgrade, "key", keys, upgraded.__len__) as call:
             called = call.following(upgrade)
             try:
                 for state in states:
-                    made.append(called(state))
+                    upgraded.append(called(state))
             except BaseException as error:
                 pass_interrupt(error)
-                at = len(made)
+                row = len(upgraded)
                 raise UpgradeError(
-                    self.step, name_of(upgrade), shorten(keys[at]), shorten(states[at]), tell(error)
+                    self.step,
+                    name_of(upgrade),
+                    shorten(keys[row]),
+                    shorten(states[row]),
+                    describe_error(error),
                 ) from error
-        return made
+        return upgraded
 
     def _put(self, keys: list[Any], states: list[Any]) -> None:
         """Store the states, replacing those of older rows."""
         if len(self.store) and not isinstance(self.store, MemoryStore):
-            for block in blocks(keys, BLOCK):
+            for block in blocks(keys, BLOCK_KEYS):
                 self.store.fetch(block)
                 for key in block:
                     self.states.pop(key, None)
@@ -288,7 +292,7 @@ class Keyed(Operator):
 
     def census(self) -> Iterator[list[Any]]:
         """Yield all keys that have state now, in blocks."""
-        return self.store.census(BLOCK)
+        return self.store.census(BLOCK_KEYS)
 
     def collect(self, keys: list[Any]) -> bytes:
         """Remove the state of those of these keys that have any, and return it as bytes."""
@@ -334,18 +338,18 @@ class Keyed(Operator):
                 dumps(state)
             except BaseException as error:
                 pass_interrupt(error)
-                told = self._told_of_state(key, state, error)
-                raise UnpicklableStateError(*told) from error
+                details = self._state_error_details(key, state, error)
+                raise UnpicklableStateError(*details) from error
             self._check_loads([key], [state])
 
     def _check_loads(self, keys: Sequence[Any], states: Sequence[Any]) -> None:
-        found = find_unloadable(states, self._tried)
-        if found is not None:
-            at, error = found
-            told = self._told_of_state(keys[at], states[at], error)
-            raise UnloadableStateError(*told) from error
+        unloadable = find_unloadable(states, self._tried)
+        if unloadable is not None:
+            row, error = unloadable
+            details = self._state_error_details(keys[row], states[row], error)
+            raise UnloadableStateError(*details) from error
 
-    def _told_of_state(
+    def _state_error_details(
         self, key: Any, state: Any, error: BaseException
     ) -> tuple[str, str, str, str, str]:
         kind = type(state).__qualname__

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from railgun.engine.operators.calls import RecordCalls
 from railgun.engine.operators.consumers import Consumers
+from railgun.engine.operators.describe import describe_error as describe_error
 from railgun.engine.operators.describe import name_of as name_of
 from railgun.engine.operators.describe import shorten as shorten
-from railgun.engine.operators.describe import tell as tell
 from railgun.engine.operators.functions import ASYNCHRONOUS, check_result
 from railgun.engine.state.store import KeyStore
 from railgun.errors import pass_interrupt, represent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from railgun.engine.operators.ways import Ways
 
 
-MAPPED: Final = frozenset(
+FAST_MAPPED_TYPES: Final = frozenset(
     {itemgetter, attrgetter, methodcaller, BuiltinFunctionType, MethodDescriptorType}
 )
 """Types of functions that `map` calls in half the time. A StopIteration that the function raises reaches the caller
@@ -100,7 +100,7 @@ class Operator:
             with self.parting.parting():
                 self.consumers.push(batch)
 
-    def ways_onwards(self) -> list[Operator]:
+    def next_operators(self) -> list[Operator]:
         """Return the operators that batches go to from here."""
         return self.outs
 
@@ -118,19 +118,19 @@ class Operator:
         `values` are the arguments, if not the batch's values. `user` is the user's function to name in errors, if
         `function` wraps it.
         """
-        left = iter(batch.values if values is None else values)
+        remaining = iter(batch.values if values is None else values)
         with RecordCalls(self, user or function, batch) as call:
             results = call.results
             append = results.append
             called = call.following(function)
             while not call.over:
                 try:
-                    if type(called) in MAPPED:
-                        results.extend(map(called, left))
+                    if type(called) in FAST_MAPPED_TYPES:
+                        results.extend(map(called, remaining))
                         if not call.over:  # to `map` a StopIteration is the end of the values
                             raise StopIteration
                     else:
-                        for value in left:
+                        for value in remaining:
                             append(called(value))
                 except BaseException as error:
                     call.raised(error)
@@ -165,18 +165,20 @@ class Operator:
         if isinstance(error, NotAResultError):
             raise error
         setting = self.setting
-        told = tell(error)
+        error_text = describe_error(error)
         if setting.on_error == "stop" or setting.dead_letter is None:
             where = setting.step, function if isinstance(function, str) else name_of(function)
             if timer:
-                raise TimerError(*where, shorten(key), str(time), told) from error
+                raise TimerError(*where, shorten(key), str(time), error_text) from error
             shown_key = "" if key is None else shorten(key)
-            raise StepError(*where, shown_key, shorten(record), told) from error
+            raise StepError(*where, shown_key, shorten(record), error_text) from error
         setting.errors[setting.step] = setting.errors.get(setting.step, 0) + 1
-        setting.dead_letter(DeadLetter(setting.step, key, record, time, represent(error), told))
+        setting.dead_letter(
+            DeadLetter(setting.step, key, record, time, represent(error), error_text)
+        )
 
 
-def without(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
+def without_values(values: Sequence[Any], failed: Iterable[int]) -> list[Any]:
     """Return the values without those of the failed rows."""
-    gone = set(failed)
-    return [value for row, value in enumerate(values) if row not in gone]
+    failed_rows = set(failed)
+    return [value for row, value in enumerate(values) if row not in failed_rows]

@@ -15,12 +15,12 @@ from railgun.engine.operators.calls import NO_PART, SourceCall
 from railgun.engine.operators.functions import check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
-from railgun.engine.operators.stateless import kept
+from railgun.engine.operators.stateless import without_rows
 from railgun.engine.protocol.frontier import LAST, MAX, MIN, late_rows
 from railgun.flows.source import Reader, Source
 from railgun.transport.rows import RowBatch, Times
 
-SECOND: Final = 1_000_000
+SECOND_US: Final = 1_000_000
 BATCH: Final = 5_000
 
 
@@ -34,7 +34,7 @@ class Clock:
 
     time: Callable[[Any], int] | None = None
     lateness: int = 0
-    idle_after: int = 10 * SECOND
+    idle_after: int = 10 * SECOND_US
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Reading(Keyed):
             return batch
         results, failed = self.each(self._time_of, batch, user=self.clock.time)
         times: Times = np.array(results, dtype=np.int64)
-        left = kept(batch, failed)
+        left = without_rows(batch, failed)
         return RowBatch(left.values, times, origin=left.origin)
 
     def _time_of(self, item: Any) -> int:

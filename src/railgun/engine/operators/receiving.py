@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railgun.engine.operators.calls import ValueCalls
-from railgun.engine.operators.operator import Setting, shorten, without
+from railgun.engine.operators.operator import Setting, shorten, without_values
 from railgun.engine.operators.reading import BATCH, Clock, Reading
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.protocol.ingest.messages import FromTable, Relinquish, SessionError
@@ -31,10 +31,10 @@ from railgun.transport.ingest_batch import EARLIEST, LATEST
 from railgun.transport.records import BatchError
 from railgun.transport.rows import RowBatch, joined
 
-MANY: Final = 1_000  # streams; with more, the reached time is not computed at every read
-WORTH: Final = 10  # µs that a computed reached time is valid, for each stream
+MANY_STREAMS: Final = 1_000  # streams; with more, the reached time is not computed at every read
+REACHED_VALID_US_PER_STREAM: Final = 10  # µs that a computed reached time is valid, for each stream
 
-What: TypeAlias = Blob | outside.Pushed | int
+Waiting: TypeAlias = Blob | outside.Pushed | int
 """A waiting entry: a batch, the rest of one, or the last id of a stream that ends."""
 
 
@@ -73,19 +73,21 @@ class Receiving(Reading):
         self.dropped = 0  # messages that were applied before
         self.stopped = False
         self.timed_by_event = clock.time is not None or source.event_time
-        self._queues: dict[int, deque[tuple[str, What, int]]] = {}  # by session, the next one first
+        self._queues: dict[
+            int, deque[tuple[str, Waiting, int]]
+        ] = {}  # by session, the next one first
         self._paces: dict[str, Pace] = {}
         self._reached = LAST  # the computed reached time of all streams
         self._reached_until = MIN  # when to compute it again
 
     # ------------------------------------------------------------ connectors
 
-    def offer(self, session: int, stream: str, what: Blob | int, size: int) -> bool:
+    def offer(self, session: int, stream: str, waiting: Blob | int, size: int) -> bool:
         """Queue a batch of messages, or the last id of a stream that ends; return whether nothing waited before."""
         if session not in self.table.sessions:
             return False
         first = not self._queues
-        self._queues.setdefault(session, deque()).append((stream, what, size))
+        self._queues.setdefault(session, deque()).append((stream, waiting, size))
         return first
 
     def notify(self, session: int, stream: str) -> None:
@@ -136,9 +138,9 @@ class Receiving(Reading):
         rows = 0
         while self._queues and rows < most:
             session, queue = next(iter(self._queues.items()))
-            stream, what, size = queue.popleft()
+            stream, waiting, size = queue.popleft()
             try:
-                batch, count, rest = self._apply(session, stream, what, most)
+                batch, count, rest = self._apply(session, stream, waiting, most)
             except SessionError as error:
                 self._refuse(session, error)
                 rows += 1
@@ -164,13 +166,13 @@ class Receiving(Reading):
             self.callers.refuse(session, error)
 
     def _apply(
-        self, session: int, stream: str, what: What, most: int
+        self, session: int, stream: str, waiting: Waiting, most: int
     ) -> tuple[RowBatch, int, outside.Pushed | None]:
         """Apply a waiting entry; return its records, the number of messages, and the rest for the next turn."""
-        if isinstance(what, int):
-            self.table.end(session, stream, what)
+        if isinstance(waiting, int):
+            self.table.end(session, stream, waiting)
             return RowBatch([], self.now), 1, None
-        pushed = what if isinstance(what, outside.Pushed) else _unpacked(stream, what)
+        pushed = waiting if isinstance(waiting, outside.Pushed) else _unpacked(stream, waiting)
         rest = None
         if len(pushed.ids) > most:
             pushed, rest = _part(pushed, 0, most), _part(pushed, most)
@@ -271,7 +273,9 @@ class Receiving(Reading):
                 break
             self.raised_for(function, stream, items[at], self.now, error)
             bad.append(at)
-        return RowBatch(without(items, bad) if bad else items, np.array(times, np.int64)), end
+        return RowBatch(
+            without_values(items, bad) if bad else items, np.array(times, np.int64)
+        ), end
 
     def _fault(
         self,
@@ -316,8 +320,10 @@ class Receiving(Reading):
         if now >= self._reached_until:
             awake = (pace.reached for pace in self._paces.values() if self._is_awake(pace))
             self._reached = min(awake, default=LAST)
-            many = len(self._paces) > MANY
-            self._reached_until = now + WORTH * len(self._paces) if many else MIN
+            many = len(self._paces) > MANY_STREAMS
+            self._reached_until = (
+                now + REACHED_VALID_US_PER_STREAM * len(self._paces) if many else MIN
+            )
         return self._reached
 
     # ------------------------------------------------------------ the end

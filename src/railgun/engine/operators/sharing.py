@@ -29,15 +29,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from railgun.engine.operators.copying import ATOMS, ODD, plain_copy
+from railgun.engine.operators.copying import ATOMS, NOT_PLAIN, plain_copy
 from railgun.engine.operators.describe import name_of, shorten
 from railgun.errors import pass_interrupt, represent
 from railgun.flows.errors import StepError
 from railgun.transport.pickling import dumps
 
-REMEMBERED: Final = 1_000
+REMEMBERED_RESULTS: Final = 1_000
 """The number of results that are remembered and compared, in strict mode."""
-MOST_PARTS: Final = 4_000
+MAX_INSPECTED_OBJECTS: Final = 4_000
 """The largest number of objects inspected within a value."""
 
 
@@ -85,7 +85,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self.strict = False
-        self._seen: deque[Watched] = deque(maxlen=REMEMBERED)  # results
+        self._seen: deque[Watched] = deque(maxlen=REMEMBERED_RESULTS)  # results
         self._keys: dict[int, Any] = {}  # keys of those results, by the results' identity
 
     def note(self, result: Any) -> None:
@@ -107,18 +107,18 @@ class Sharing:
             if watched.has_changed():
                 was = f"It was {shorten(watched.before())}. "
                 result = watched.value
-                told = shorten(self._keys.get(id(result))), shorten(result), was
-                raise SharedStateError(step, name_of(function), *told)
+                details = shorten(self._keys.get(id(result))), shorten(result), was
+                raise SharedStateError(step, name_of(function), *details)
 
 
-def apart(state: Any, result: Any) -> Any:
+def copy_result(state: Any, result: Any) -> Any:
     """Return a copy of `result`, which was returned or yielded along with `state`.
 
     Raise `TypeError` if the result shares an object with the state and cannot be copied.
     """
-    made = plain_copy(result)
-    if made is not ODD:
-        return made
+    copy = plain_copy(result)
+    if copy is not NOT_PLAIN:
+        return copy
     try:
         return deepcopy(result)
     except BaseException as error:
@@ -150,10 +150,10 @@ def shares(state: Any, result: Any) -> bool:
 
 
 def changeable(value: Any) -> Iterator[Any]:
-    """Yield the objects in a value that can change, outer ones first; up to `MOST_PARTS`."""
+    """Yield the objects in a value that can change, outer ones first; up to `MAX_INSPECTED_OBJECTS`."""
     waiting: deque[Any] = deque((value,))
     seen: set[int] = set()
-    room = MOST_PARTS
+    parts_left = MAX_INSPECTED_OBJECTS
     while waiting:
         part = waiting.popleft()
         if type(part) in ATOMS or isinstance(part, enum.Enum | type):
@@ -164,10 +164,10 @@ def changeable(value: Any) -> Iterator[Any]:
         seen.add(id(part))
         if not isinstance(part, tuple | frozenset | bytes):
             yield part
-        if room > 0:
+        if parts_left > 0:
             before = len(waiting)
-            waiting.extend(islice(_parts(part), room))
-            room -= len(waiting) - before
+            waiting.extend(islice(_parts(part), parts_left))
+            parts_left -= len(waiting) - before
 
 
 def _owner(value: Any) -> Any:
@@ -192,14 +192,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return value
     if isinstance(value, np.ndarray):
         return value.flat if value.dtype.hasobject else ()
-    found = getattr(value, "__dict__", None)
+    attributes = getattr(value, "__dict__", None)
     slots = [getattr(value, name, None) for name in copyreg._slotnames(type(value))]  # type: ignore[attr-defined]
-    return chain(found.values() if isinstance(found, dict) else (), slots)
+    return chain(attributes.values() if isinstance(attributes, dict) else (), slots)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(before: Any, after: Any) -> bool:
     try:
-        return bool(one == other)
+        return bool(before == after)
     except Exception:
         return False
 

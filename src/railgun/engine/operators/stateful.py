@@ -29,8 +29,8 @@ from railgun.engine.operators.copying import ATOMS
 from railgun.engine.operators.functions import ASYNCHRONOUS, check_pair, check_result, check_time
 from railgun.engine.operators.keyed import Keyed
 from railgun.engine.operators.operator import Setting
-from railgun.engine.operators.sharing import apart
-from railgun.engine.operators.stateless import kept, spread
+from railgun.engine.operators.sharing import copy_result
+from railgun.engine.operators.stateless import spread_results, without_rows
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.state.store import blocks
 from railgun.transport.rows import RowBatch
@@ -53,8 +53,8 @@ class Forget:
 
 FORGET: Final = Forget()
 _NONE_YET: Final = object()
-_MOST: Final = 4096  # results of timers in one batch
-PIECE: Final = 1_000  # keys to fetch at once for timers
+_TIMER_BATCH_RESULTS: Final = 4096  # results of timers in one batch
+TIMER_FETCH_KEYS: Final = 1_000  # keys to fetch at once for timers
 
 
 class StatefulMap(Keyed):
@@ -89,13 +89,13 @@ class StatefulMap(Keyed):
                         state = get(key, _NONE_YET)
                         if state is _NONE_YET:
                             state = initial()
-                        made = called(state, value)
+                        returned = called(state, value)
                         try:
-                            state, result = made
+                            state, result = returned
                         except (TypeError, ValueError):
-                            state, result = check_pair(step, made)
+                            state, result = check_pair(step, returned)
                         if type(result) not in ATOMS and not checked:
-                            result = apart(state, result)
+                            result = copy_result(state, result)
                         if state is FORGET:
                             states.pop(key, None)
                         else:
@@ -103,7 +103,7 @@ class StatefulMap(Keyed):
                         append(result)
                 except BaseException as error:
                     call.raised(error)
-            left = kept(batch, call.failed_rows)
+            left = without_rows(batch, call.failed_rows)
             if call.results:
                 last = get(_keys(left)[-1])
                 self.check_results(function, _keys(left), call.results, last, call.results[-1])
@@ -137,7 +137,7 @@ class Reduce(Keyed):
                         except KeyError:
                             # The function may change its first argument; another step may share the first item.
                             if type(value) not in ATOMS and not checked:
-                                value = apart(None, value)
+                                value = copy_result(None, value)
                         else:
                             value = called(so_far, value)
                         if type(value) is plain:
@@ -148,12 +148,12 @@ class Reduce(Keyed):
                         if type(value) in ATOMS:
                             plain = type(value)  # the next value usually has the same type
                         elif not checked:
-                            result = apart(value, value)
+                            result = copy_result(value, value)
                         states[key] = value
                         append(result)
                 except BaseException as error:
                     call.raised(error)
-            left = kept(batch, call.failed_rows)
+            left = without_rows(batch, call.failed_rows)
             if call.results:
                 self.check_results(function, _keys(left), call.results, before, call.results[-1])
         self.emit(left.with_values(call.results))
@@ -237,7 +237,7 @@ class StatefulSteps(Keyed):
         frontiers = self._frontiers(batch)
         get = states.get
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
-        apart_each = self._each_apart
+        copy_each = self._copy_each
         state: Any = None
         with RecordCalls(self, on_item, batch, other=initial) as call:
             append = call.results.append
@@ -252,18 +252,18 @@ class StatefulSteps(Keyed):
                         if state is _NONE_YET:
                             state = initial()
                         context.state = state
-                        made = on_item(value, context)
-                        if type(made) in ASYNCHRONOUS:
-                            check_result(self.step, on_item, made, ASYNCHRONOUS)
-                        made = () if made is None else apart_each(made)
+                        returned = on_item(value, context)
+                        if type(returned) in ASYNCHRONOUS:
+                            check_result(self.step, on_item, returned, ASYNCHRONOUS)
+                        returned = () if returned is None else copy_each(returned)
                         self._keep(key)
-                        append(made)
+                        append(returned)
                 except BaseException as error:
                     call.raised(error)
                     if context.key not in states:
                         self.timers.forget(context.key)  # as if the key had never come
-            left = kept(batch, call.failed_rows)
-            emitted = spread(left, call.results)
+            left = without_rows(batch, call.failed_rows)
+            emitted = spread_results(left, call.results)
             if len(emitted):
                 last = get(_keys(emitted)[-1])
                 self.check_results(
@@ -284,15 +284,15 @@ class StatefulSteps(Keyed):
         floors = (floor(key, frontier) for key in batch.keys or ())
         return map(max, floors, repeat(frontier) if late is None else late)
 
-    def _each_apart(self, made: Iterable[Any]) -> list[Any]:
+    def _copy_each(self, returned: Iterable[Any]) -> list[Any]:
         """Return the results of a call, copying each as soon as it is produced."""
         results: list[Any] = []
         sharing, context = self.sharing, self.context
-        for result in made:
+        for result in returned:
             if sharing.strict:
                 sharing.note(result)
             elif type(result) not in ATOMS:
-                result = apart(context.state, result)
+                result = copy_result(context.state, result)
             results.append(result)
         return results
 
@@ -329,7 +329,7 @@ class StatefulSteps(Keyed):
         frontier = self.context.frontier = max(frontier, self.context.frontier)
         if self.floors and self._highest <= frontier:
             self.floors = {}
-        soon = partial(self.timers.soon, frontier, PIECE) if self.store.spilled else None
+        soon = partial(self.timers.soon, frontier, TIMER_FETCH_KEYS) if self.store.spilled else None
         self._call(self.logic.on_timer, self.timers.due(frontier), soon)
 
     def advance_keys(self, keys: Sequence[Any], frontier: int, latest: int = MIN) -> None:
@@ -352,7 +352,7 @@ class StatefulSteps(Keyed):
         """Call `on_timer` for every timer, in order of time."""
         soon = None
         if self.store.spilled:
-            soon = partial(next, blocks(self.timers.in_order(), PIECE), [])
+            soon = partial(next, blocks(self.timers.in_order(), TIMER_FETCH_KEYS), [])
         self._call(self.logic.on_timer, self.timers.left(), soon)
 
     def end_keys(self, latest: int = MIN) -> None:
@@ -412,17 +412,17 @@ class StatefulSteps(Keyed):
             try:
                 returned = function(context)
                 check_result(self.step, function, returned, ASYNCHRONOUS)
-                made = self._each_apart(returned or ())
+                results = self._copy_each(returned or ())
             except BaseException as error:
                 self.raised_for(function, key, None, at, error, timer=True)
                 continue
             finally:
                 context.frontier = frontier
             self._keep(key)
-            keys += [key] * len(made)
-            values += made
-            times += [at] * len(made)
-            if len(values) >= _MOST:
+            keys += [key] * len(results)
+            values += results
+            times += [at] * len(results)
+            if len(values) >= _TIMER_BATCH_RESULTS:
                 self._emit_timed(function, keys, values, times)
                 keys, values, times = [], [], []
         if values:

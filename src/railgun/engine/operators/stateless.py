@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from railgun.engine.operators.calls import RecordCalls, ValueCalls, begun_before
 from railgun.engine.operators.functions import ASYNCHRONOUS, UNFINISHED, check_result
-from railgun.engine.operators.operator import Operator, Setting, name_of, without
+from railgun.engine.operators.operator import Operator, Setting, name_of, without_values
 from railgun.errors import KeyCodeError, pass_interrupt
 from railgun.hashing import Hashes, hash_keys, key_hash
 from railgun.transport.rows import RowBatch, joined
 
-ENOUGH: Final = 1_000  # rows that are keyed and sent at once
+KEYED_BATCH_ROWS: Final = 1_000  # rows that are keyed and sent at once
 
 
-def kept(batch: RowBatch, failed: list[int]) -> RowBatch:
+def without_rows(batch: RowBatch, failed: list[int]) -> RowBatch:
     """Return the batch without the rows that failed."""
     if not failed:
         return batch
@@ -38,7 +38,7 @@ class Map(Operator):
     def push(self, batch: RowBatch) -> None:
         """Apply the function to every row."""
         results, failed = self.each(self.function, batch)
-        self.emit(kept(batch, failed).with_values(results))
+        self.emit(without_rows(batch, failed).with_values(results))
 
 
 class Filter(Map):
@@ -55,9 +55,9 @@ class Filter(Map):
     def asked(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
         """Return the rows the function answered for, and its answers as bools (which may fail for odd answers)."""
         results, failed = self.each(self.function, batch)
-        left = kept(batch, failed)
-        said, failed = self.each(bool, left, results, user=self.function)
-        return kept(left, failed), said
+        left = without_rows(batch, failed)
+        answers, failed = self.each(bool, left, results, user=self.function)
+        return without_rows(left, failed), answers
 
 
 class FlatMap(Map):
@@ -66,15 +66,15 @@ class FlatMap(Map):
     def push(self, batch: RowBatch) -> None:
         """Apply the function to every row; emit the results of all rows, in order."""
         results, failed = self.each(self._listed, batch, user=self.function)
-        left = kept(batch, failed)
-        self.emit(spread(left, results))
+        left = without_rows(batch, failed)
+        self.emit(spread_results(left, results))
 
     def _listed(self, item: Any) -> Sequence[Any]:
-        made = self.function(item)
-        if type(made) in ASYNCHRONOUS:
-            check_result(self.step, self.function, made, ASYNCHRONOUS)
+        returned = self.function(item)
+        if type(returned) in ASYNCHRONOUS:
+            check_result(self.step, self.function, returned, ASYNCHRONOUS)
         # A list is copied: the function may fill the same one again.
-        return made if type(made) is tuple else list(made)
+        return returned if type(returned) is tuple else list(returned)
 
 
 class MapBatches(Operator):
@@ -91,9 +91,9 @@ class MapBatches(Operator):
         """Apply the function to all rows at once."""
         with RecordCalls(self, self.function, batch, at_once=True):
             try:
-                made = self.function(batch.values.copy())
-                check_result(self.step, self.function, made, ASYNCHRONOUS)
-                results = list(made)
+                returned = self.function(batch.values.copy())
+                check_result(self.step, self.function, returned, ASYNCHRONOUS)
+                results = list(returned)
                 if self.keyed and len(results) != len(batch):
                     raise ValueError(
                         f"{len(batch)} keyed items went in, {len(results)} came out: which keys have these?"
@@ -124,7 +124,7 @@ class Inspect(Map):
     def push(self, batch: RowBatch) -> None:
         """Call the function for every row."""
         _, failed = self.each(self.function, batch)
-        self.emit(kept(batch, failed))
+        self.emit(without_rows(batch, failed))
 
 
 class Branch(Filter):
@@ -147,7 +147,7 @@ class Branch(Filter):
         with self.parting.parting():
             self._part(left.numbered(), said)
 
-    def ways_onwards(self) -> list[Operator]:
+    def next_operators(self) -> list[Operator]:
         """Return the operators of the two branches."""
         return [self.yes, self.no]
 
@@ -201,17 +201,17 @@ class KeyBy(Operator):
     def push(self, batch: RowBatch) -> None:
         """Key the rows. A few rows wait for `flush`: a hundred small batches cost as much as a large one."""
         keys, failed = self.each(self.key, batch)
-        left = kept(batch, failed)
+        left = without_rows(batch, failed)
         values = left.values
         if self.value is not None:
             values, failed = self.each(self.value, left)
             if failed:
-                keys = without(keys, failed)
-                left = kept(left, failed)
+                keys = without_values(keys, failed)
+                left = without_rows(left, failed)
         if keys:
             self._waiting.append((keys, values, left))
             self._rows += len(keys)
-            if self._rows >= ENOUGH:
+            if self._rows >= KEYED_BATCH_ROWS:
                 self.flush()
 
     def flush(self) -> bool:
@@ -267,7 +267,7 @@ class KeyBy(Operator):
         return np.flatnonzero(tried), np.array(hashes, dtype=np.uint64)
 
 
-def spread(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
+def spread_results(batch: RowBatch, results: Sequence[Sequence[Any]]) -> RowBatch:
     """Return a batch of all results, each with the key and time of the row it came from."""
     counts = list(map(len, results))
     values = list(chain.from_iterable(results))

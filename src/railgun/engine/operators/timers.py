@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-_FEW: Final = 64
+_FEW_ENTRIES: Final = 64
 
 
 class Timers:
@@ -44,7 +44,7 @@ class Timers:
             self._live += 1
             self._count += 1  # keys need not be comparable
             heapq.heappush(self._heap, (at, self._count, key))
-            if len(self._heap) > 2 * self._live + _FEW:
+            if len(self._heap) > 2 * self._live + _FEW_ENTRIES:
                 self._clear_out()
 
     def earliest(self, key: Any) -> float:
@@ -100,17 +100,17 @@ class Timers:
 
     def soon(self, frontier: int, most: int) -> list[Any]:
         """Return the keys of up to `most` heap entries due next, in order; cancelled entries may be among them."""
-        heap, found = self._heap, list[Any]()
+        heap, keys = self._heap, list[Any]()
         front = [(heap[0], 0)] if heap else []
-        while front and len(found) < most:
+        while front and len(keys) < most:
             (at, _, key), place = heapq.heappop(front)
             if at > frontier:
                 break
-            found.append(key)
+            keys.append(key)
             for below in (2 * place + 1, 2 * place + 2):
                 if below < len(heap):
                     heapq.heappush(front, (heap[below], below))
-        return found
+        return keys
 
     def in_order(self) -> list[Any]:
         """Return the keys of all timers set now, in order of time: a key as often as it has timers."""

@@ -130,15 +130,15 @@ def mark_parting(operators: Iterable[Operator], ways: Ways) -> None:
     reach: dict[int, set[int]] = {}
 
     def reached(operator: Operator) -> set[int]:
-        known = reach.get(id(operator))
-        if known is None:
-            known = {id(operator)}.union(*map(reached, operator.ways_onwards()))
-            reach[id(operator)] = known
-        return known
+        reachable = reach.get(id(operator))
+        if reachable is None:
+            reachable = {id(operator)}.union(*map(reached, operator.next_operators()))
+            reach[id(operator)] = reachable
+        return reachable
 
     for operator in operators:
         seen: set[int] = set()
-        for way in operator.ways_onwards():
+        for way in operator.next_operators():
             if not seen.isdisjoint(reached(way)):
                 operator.parting = ways
             seen |= reached(way)

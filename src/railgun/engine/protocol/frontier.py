@@ -73,14 +73,14 @@ def late_by(times: NDArray[np.int64] | int, bounds: NDArray[np.int64]) -> NDArra
 
 
 class Frontiers:
-    """The frontiers one worker has received, by sender and by home, and the one it announced (`told`)."""
+    """The frontiers one worker has received, by sender and by home, and the one it announced (`announced`)."""
 
-    __slots__ = ("relayed", "senders", "told")
+    __slots__ = ("announced", "relayed", "senders")
 
     def __init__(self, members: Iterable[Worker]) -> None:
         self.senders: dict[Worker, int] = dict.fromkeys(sorted(members), MIN)
         self.relayed: dict[Worker, int] = {}
-        self.told = MIN
+        self.announced = MIN
 
     def join(self, worker: Worker) -> None:
         """Add a worker that begins to send; the frontier stays where it is until that worker reports one."""
@@ -126,22 +126,22 @@ class Frontiers:
             min(self.relayed.values(), default=MAX),
             MAX if may_end else LAST,
         )
-        if value <= self.told:
+        if value <= self.announced:
             return None
-        self.told = value
+        self.announced = value
         return value
 
 
 class Emissions:
     """The times that the workers of a stage of readers may emit at, as they reported them."""
 
-    __slots__ = ("early", "epoch", "told", "values")
+    __slots__ = ("announced", "early", "epoch", "values")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.values: dict[Worker, int] = {}
         self.early: dict[Worker, int] = {}  # of workers that completed a move before this one
-        self.told = MIN
+        self.announced = MIN
 
     def of(self, worker: Worker) -> int:
         """Return what a worker has reported in this epoch, or `MIN`."""
@@ -149,10 +149,10 @@ class Emissions:
 
     def changes(self, worker: Worker, value: int) -> bool:
         """Return whether `value` replaces a worker's report: a higher one does; after `LAST` (idle), any other does."""
-        said = self.of(worker)
-        return value > said or (said == LAST and value < said)
+        reported = self.of(worker)
+        return value > reported or (reported == LAST and value < reported)
 
-    def tell(self, worker: Worker, epoch: int, value: int) -> None:
+    def report(self, worker: Worker, epoch: int, value: int) -> None:
         """Take a worker's report that it emits nothing below `value`; reports of earlier epochs are dropped."""
         if epoch == self.epoch:
             self.values[worker] = value if self.changes(worker, value) else self.of(worker)
@@ -167,7 +167,7 @@ class Emissions:
     def advance(self, members: Iterable[Worker]) -> int | None:
         """Return the stage's new frontier to announce, or None if it has not risen."""
         value = min((self.of(worker) for worker in members), default=MAX)
-        if value <= self.told or value == LAST:
+        if value <= self.announced or value == LAST:
             return None
-        self.told = value
+        self.announced = value
         return value

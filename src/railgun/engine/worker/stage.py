@@ -277,7 +277,7 @@ class StageRunner:
         """For a stage that reads: tell how far time has come in what is read here."""
         reading = self.operators.reading
         if reading is not None:
-            bound = reading.bound(now, self.distributor.frontiers.told)
+            bound = reading.bound(now, self.distributor.frontiers.announced)
             # Where nobody sets timers, only the end of time is of interest.
             if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))

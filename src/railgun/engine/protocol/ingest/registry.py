@@ -93,10 +93,13 @@ class Registry:
             case Inactive(por):
                 self.streams[name] = Active(owner, session, por)
                 return [Grant(owner, name, session, por)]
-            case Active(who, known, base) if (who, known) == (owner, session):
+            case Active(current_owner, current_session, base) if (
+                current_owner,
+                current_session,
+            ) == (owner, session):
                 return [Grant(owner, name, session, base)]
-            case Active(who):
-                return [Reject(owner, name, session), Want(who, name)]
+            case Active(current_owner):
+                return [Reject(owner, name, session), Want(current_owner, name)]
             case Left():
                 return [Reject(owner, name, session), Hasten()]
 

@@ -50,11 +50,11 @@ class Sender:
 
     def stream(self, name: str) -> Sent:
         """Return the stream of this name; add it if it is new."""
-        found = self.streams.get(name)
-        if found is None:
-            found = Sent(name, len(self.numbers) + 1)
-            self.streams[name] = self.numbers[found.number] = found
-        return found
+        sent = self.streams.get(name)
+        if sent is None:
+            sent = Sent(name, len(self.numbers) + 1)
+            self.streams[name] = self.numbers[sent.number] = sent
+        return sent
 
     def opened(self, credits: int) -> None:
         """Begin a connection with this many credits."""

@@ -73,7 +73,7 @@ class Entry:
     session: int
     seen: int = NONE
     after: int = 0  # the first snapshot with which the stream may leave
-    told: int = NONE  # the last id acknowledged to this session
+    acknowledged: int = NONE  # the last id acknowledged to this session
 
 
 @dataclass(slots=True)
@@ -145,9 +145,9 @@ class Table:
 
     def closed(self, session: int) -> list[FromTable]:
         """End a session whose connection is lost. Its streams stay, except those without any messages."""
-        gone = self.sessions.pop(session, None)
+        session_ended = self.sessions.pop(session, None)
         out: list[FromTable] = []
-        for stream in gone.streams if gone is not None else ():
+        for stream in session_ended.streams if session_ended is not None else ():
             entry = self.entries.get(stream)
             if entry is None or entry.session != session or entry.state is not State.OPEN:
                 continue
@@ -162,7 +162,7 @@ class Table:
         entry.state, entry.after = State.DETACHED, self.begun + 1
 
     def _open(self, entry: Entry, session: int, stream: str) -> None:
-        entry.state, entry.session, entry.told = State.OPEN, session, NONE
+        entry.state, entry.session, entry.acknowledged = State.OPEN, session, NONE
         self.sessions[session].streams[stream] = None
 
     def _of(self, session: int, stream: str, what: str) -> Entry:
@@ -221,18 +221,18 @@ class Table:
         recorded, self.recorded = self.recorded, {}
         if not committed or snapshot != self.begun:
             return []
-        told: dict[int, list[tuple[str, int]]] = {}
+        points_by_session: dict[int, list[tuple[str, int]]] = {}
         leaving: list[FromTable] = []
         for stream, entry in list(self.entries.items()):
             por = recorded.get(stream, NONE)
-            if entry.session in self.sessions and por > entry.told:
-                entry.told = por
-                told.setdefault(entry.session, []).append((stream, por))
+            if entry.session in self.sessions and por > entry.acknowledged:
+                entry.acknowledged = por
+                points_by_session.setdefault(entry.session, []).append((stream, por))
             if entry.state in (State.CLOSING, State.DETACHED) and entry.after <= snapshot:
                 del self.entries[stream]
                 leaving.append(Relinquish(stream, por))
         return [
-            *(Acknowledge(session, tuple(points)) for session, points in told.items()),
+            *(Acknowledge(session, tuple(points)) for session, points in points_by_session.items()),
             *leaving,
         ]
 

@@ -57,25 +57,33 @@ from railgun.engine.protocol.lifecycle.messages import (
     WorkerReport,
 )  # fmt: skip
 from railgun.engine.protocol.lifecycle.snapshots import (
-    BACK_OFF,
-    LONGEST,
+    FIRST_BACK_OFF_US,
+    MAX_BACK_OFF_US,
     LifecycleError,
     Snapshots,
     State,
 )
 from railgun.engine.protocol.lifecycle.worker_processes import (
-    HASTE,
-    LEAVE,
-    SECOND,
+    HURRIED_LEAVE_TIMEOUT_US,
+    LEAVE_TIMEOUT_US,
+    SECOND_US,
     Member,
     StaleWorkerError,
 )
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
 
-__all__ = ["GRACE", "HASTE", "LEAVE", "Lifecycle", "LifecycleError", "Member", "StaleWorkerError"]
+__all__ = [
+    "FAILURE_GRACE_US",
+    "HURRIED_LEAVE_TIMEOUT_US",
+    "LEAVE_TIMEOUT_US",
+    "Lifecycle",
+    "LifecycleError",
+    "Member",
+    "StaleWorkerError",
+]
 
-GRACE = SECOND // 2
+FAILURE_GRACE_US = SECOND_US // 2
 
 
 class Lifecycle(Snapshots):
@@ -92,11 +100,11 @@ class Lifecycle(Snapshots):
 
     def expects(self, worker: Worker, incarnation: int) -> bool:
         """Return whether this process is expected."""
-        return self.crew.expects(worker, incarnation)
+        return self.processes.expects(worker, incarnation)
 
     def up(self, worker: Worker, incarnation: int, address: Address, now: int) -> list[Order]:
         """Take note that a worker's process is up; raise `StaleWorkerError` if it is not expected."""
-        self.crew.up(worker, incarnation, address)
+        self.processes.up(worker, incarnation, address)
         return self._orders(now)
 
     def unfit(self, worker: Worker, why: str, now: int) -> list[Order]:
@@ -111,12 +119,12 @@ class Lifecycle(Snapshots):
         if member is None or member.incarnation != incarnation:
             return []
         del self.members[worker]
-        if member.leaving and member.owing and not self.over:
+        if member.leaving and member.owes_farewell and not self.over:
             self._restart(f"worker {worker} left, and what was to be saved of it is lost", now)
         elif not member.leaving and not self.over:
             lost = f"worker {worker} is lost: {why}"
-            if member.doubtful:
-                self._lost_too(worker, why)
+            if member.of_failed_generation:
+                self._lost_with_generation(worker, why)
             elif self.coordinator is not None and worker not in self.coordinator.members:
                 self._lost_before_joining(worker, lost, now)
             else:
@@ -136,9 +144,9 @@ class Lifecycle(Snapshots):
         if member is None or report.generation != self.generation:
             return []
         if isinstance(report, Farewell) and member.leaving:
-            if report.error and member.owing:
+            if report.error and member.owes_farewell:
                 self._restart(f"worker {worker} leaves, and cannot save: {report.error}", now)
-            member.owing = False
+            member.owes_farewell = False
             return self._orders(now)
         if member.leaving or self.over:
             # Errors of links are to be expected from a worker that leaves.
@@ -147,15 +155,15 @@ class Lifecycle(Snapshots):
             return self._orders(now)
         match report:
             case Ready():
-                member.ready, member.doubtful = True, False
+                member.ready, member.of_failed_generation = True, False
                 if self.coordinator is not None:
-                    self._follow(self.coordinator.joined(worker))
+                    self._carry_out(self.coordinator.joined(worker))
             case Joined():
                 assert self.coordinator is not None
-                self._follow(self.coordinator.joined(worker))
-            case Report(_, stage, told):
+                self._carry_out(self.coordinator.joined(worker))
+            case Report(_, stage, distributor_report):
                 assert self.coordinator is not None
-                self._follow(self.coordinator.reported(worker, stage, told))
+                self._carry_out(self.coordinator.reported(worker, stage, distributor_report))
             case Ended():
                 member.ended = True
             case Saved():
@@ -167,8 +175,8 @@ class Lifecycle(Snapshots):
                 if final:
                     self.failed_step = step
                     self._fail(f"worker {worker}: {error}")
-                elif self._hurt is None:
-                    self._hurt = (now, f"worker {worker}: {error}")
+                elif self._pending_failure is None:
+                    self._pending_failure = (now, f"worker {worker}: {error}")
         return self._orders(now)
 
     def scale(self, placement: Placement, now: int) -> list[Order]:
@@ -177,7 +185,7 @@ class Lifecycle(Snapshots):
         Raise `LifecycleError` if the flow is over or stopping.
         """
         if self.over or self._stopping:
-            state = self.told_state if self.over else "stopping"
+            state = self.state_text if self.over else "stopping"
             raise LifecycleError(f"the flow is {state}: it cannot be rescaled")
         self.wanted = placement
         self._lost_joining = {}
@@ -211,7 +219,7 @@ class Lifecycle(Snapshots):
 
     def abort(self, why: str, now: int) -> list[Order]:
         """End the flow at once, as failed."""
-        self.crew.haste = True
+        self.processes.hurried = True
         if not self.over:
             self._fail(why)
         return self._orders(now)
@@ -238,7 +246,7 @@ class Lifecycle(Snapshots):
     def _orders(self, now: int) -> list[Order]:
         while self._advance(now):
             pass
-        self.crew.hurry(now)
+        self.processes.cancel_overdue(now)
         out, self._out = self._out, []
         return out
 
@@ -246,8 +254,8 @@ class Lifecycle(Snapshots):
         """Take the next step that is possible; return False if there is none."""
         if self.over or not self.started:
             return False
-        if self._hurt is not None and now - self._hurt[0] >= GRACE:
-            self._restart(self._hurt[1], now)
+        if self._pending_failure is not None and now - self._pending_failure[0] >= FAILURE_GRACE_US:
+            self._restart(self._pending_failure[1], now)
             return True
         if self.coordinator is None:
             return self._begin_generation(now)
@@ -277,8 +285,8 @@ class Lifecycle(Snapshots):
             return False
         for worker in self.placement.workers:
             if worker not in self.members:
-                self.crew.launch(worker, now)
-        if any(map(self.crew.is_leaving_or_coming, self.placement.workers)):
+                self.processes.launch(worker, now)
+        if any(map(self.processes.is_leaving_or_coming, self.placement.workers)):
             return False
         if all(self.members[worker].ready for worker in self.placement.workers):
             self.coordinator = c.Coordinator(self.placement, self.stages)
@@ -295,7 +303,7 @@ class Lifecycle(Snapshots):
         self._starting = True
         self.generation += 1
         for worker in self.placement.workers:
-            below = [other for other in self.placement.workers if other < worker]
+            below = [lower for lower in self.placement.workers if lower < worker]
             self._start_worker(worker, self.placement.workers, below)
         return True
 
@@ -303,7 +311,7 @@ class Lifecycle(Snapshots):
         self, worker: Worker, members: tuple[Worker, ...], dial: Iterable[Worker]
     ) -> None:
         epochs = (0,) * self.stages if self.coordinator is None else tuple(self.coordinator.epochs)
-        addresses = tuple((other, self.crew.address(other)) for other in dial)
+        addresses = tuple((peer, self.processes.address(peer)) for peer in dial)
         snapshot, recover = None, False
         if self.coordinator is None:
             snapshot = self.saving.committed
@@ -315,7 +323,7 @@ class Lifecycle(Snapshots):
 
     def _begin(self, worker: Worker) -> None:
         member = self.members[worker]
-        member.owing, member.begun = self.saving.on, True
+        member.owes_farewell, member.begun = self.saving.on, True
         self._to(worker, Begin(self.generation, self.saving.number))
 
     # ------------------------------------------------------------ rescaling
@@ -325,21 +333,21 @@ class Lifecycle(Snapshots):
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
             if worker not in wanted.workers:
-                self.crew.dismiss(worker)
+                self.processes.dismiss(worker)
         missing = [worker for worker in wanted.workers if worker not in self.members]
         for worker in missing:
-            self.crew.launch(worker, now)
+            self.processes.launch(worker, now)
         # The coordinator would wait for the snapshot too, but not notice a worker lost meanwhile.
-        if self.coordinator.saving or any(map(self.crew.is_leaving_or_coming, wanted.workers)):
+        if self.coordinator.saving or any(map(self.processes.is_leaving_or_coming, wanted.workers)):
             return False
         self.wanted = None
         self._lost_joining = {}
         size = len(wanted.workers)
         self._happened("rescaling", f"rescaling to {size} worker{'s' * (size != 1)}")
-        self._follow(self.coordinator.rescale(wanted))
+        self._carry_out(self.coordinator.rescale(wanted))
         return True
 
-    def _follow(self, orders: Iterable[c.Order]) -> None:
+    def _carry_out(self, orders: Iterable[c.Order]) -> None:
         """Carry out the coordinator's orders."""
         for order in orders:
             match order:
@@ -359,7 +367,7 @@ class Lifecycle(Snapshots):
                 case c.EndSources(worker):
                     self._to(worker, EndSources(self.generation))
                 case c.Stop(worker):
-                    self.crew.dismiss(worker)
+                    self.processes.dismiss(worker)
                 case c.Rescaled(placement):
                     self.placement = placement
                     size = len(placement.workers)
@@ -376,7 +384,7 @@ class Lifecycle(Snapshots):
             self._fail(f"{why}; the flow was stopping, and has not written all of its results")
             return
         if len(self.failures) > self.restarts:
-            self._fail(f"{why} (failure {len(self.failures)} within {self.window // SECOND} s)")
+            self._fail(f"{why} (failure {len(self.failures)} within {self.window // SECOND_US} s)")
             return
         if self.coordinator is not None and self.coordinator.target is not None:
             self.placement = self.coordinator.target
@@ -391,14 +399,16 @@ class Lifecycle(Snapshots):
         self._draining = False
         self._abandon(why)
         if len(self.failures) > 1:
-            self._not_before = now + min(BACK_OFF << (len(self.failures) - 2), LONGEST)
+            self._not_before = now + min(
+                FIRST_BACK_OFF_US << (len(self.failures) - 2), MAX_BACK_OFF_US
+            )
         self._next_generation()
         for worker in list(self.members):
             member = self.members[worker]
-            member.ended = member.owing = False
-            member.doubtful = True
+            member.ended = member.owes_farewell = False
+            member.of_failed_generation = True
             if worker not in self.placement.workers:
-                self.crew.dismiss(worker)
+                self.processes.dismiss(worker)
         self.state = "starting"
         at = self.saving.committed
         back = "starts again from its sources" if at is None else f"goes back to snapshot {at}"
@@ -407,14 +417,14 @@ class Lifecycle(Snapshots):
 
     def _next_generation(self) -> None:
         """Order all workers to start once more; reports of the previous generation are stale from now on."""
-        self._hurt = None
+        self._pending_failure = None
         self._starting = False
         self.generation += 1
         for member in self.members.values():
             member.ready = False
             member.begun = member.begun and member.leaving
 
-    def _lost_too(self, worker: Worker, why: str) -> None:
+    def _lost_with_generation(self, worker: Worker, why: str) -> None:
         """Report another lost worker of the generation that failed: the flow goes back already (rule 5)."""
         if self._starting:
             self._next_generation()
@@ -433,7 +443,7 @@ class Lifecycle(Snapshots):
         self._happened("not-rescaled", f"{why}; the flow stays as it is")
         assert self.coordinator is not None
         for worker in [w for w in self.members if w not in self.coordinator.members]:
-            self.crew.dismiss(worker)
+            self.processes.dismiss(worker)
 
     def _failed_leaving(self, worker: Worker, report: Failed) -> None:
         """Handle an error of a leaving worker that could not close its sources and sinks (rule 10)."""
@@ -459,5 +469,5 @@ class Lifecycle(Snapshots):
         self.wanted = None
         self._abandon(self.cause)
         for worker in list(self.members):
-            self.members[worker].owing = False
-            self.crew.dismiss(worker)
+            self.members[worker].owes_farewell = False
+            self.processes.dismiss(worker)

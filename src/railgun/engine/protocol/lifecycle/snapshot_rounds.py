@@ -21,7 +21,7 @@ Rules:
    whether it counts: its handover might contain data from after the cut, which belongs to the next snapshot.
 4. A snapshot is *full* if there is none to build upon, or when the rows added since the last full one outnumber the
    keys of the state. Otherwise it holds only what changed.
-5. If the last snapshot of a flow cannot be saved, it is tried again, `TRIES` times in all.
+5. If the last snapshot of a flow cannot be saved, it is tried again, `LAST_SNAPSHOT_TRIES` times in all.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Final, Literal
 from railgun.engine.protocol.placement import Worker
 
 Phase = Literal["none", "recording", "waiting", "saving", "whole", "writing", "publishing"]
-TRIES: Final = 3
+LAST_SNAPSHOT_TRIES: Final = 3
 
 
 @dataclass(slots=True)
-class Saving:
+class SnapshotRounds:
     """The snapshots of a job: the one under way, the last committed one, and when the next is due."""
 
     every: int | None  # interval in µs; None: no snapshots at all
@@ -51,7 +51,7 @@ class Saving:
     trouble: str = ""  # why this snapshot will fail
     due: int | None = None  # when the next one should begin, in µs
     began: int = 0  # when the one under way was due, in µs
-    asked: int = 0  # requests that wait for a snapshot to begin
+    requests: int = 0  # requests that wait for a snapshot to begin
     tries: int = 0  # of the last snapshot
     rows: int = 0  # added since the last full snapshot
     saved_rows: int = 0  # by the snapshot under way
@@ -83,7 +83,7 @@ class Saving:
         """Return whether a snapshot should begin."""
         if not self.on or self.busy:
             return False
-        return self.asked > 0 or (self.due is not None and now >= self.due)
+        return self.requests > 0 or (self.due is not None and now >= self.due)
 
     def begin(self, why: str, *, last: bool = False) -> None:
         """Begin the next snapshot, in phase "recording"."""
@@ -93,7 +93,7 @@ class Saving:
         self.last = last
         self.why = why
         self.trouble = ""
-        self.asked = self.saved_rows = self.saved_keys = 0
+        self.requests = self.saved_rows = self.saved_keys = 0
 
     def end(self, now: int) -> None:
         """End the snapshot under way and plan the next: at an even pace, but with a pause after a slow one."""

@@ -16,16 +16,16 @@ from railgun.engine.protocol.lifecycle.messages import (
     WorkerOrder,
     Write,
 )
-from railgun.engine.protocol.lifecycle.snapshot_rounds import TRIES, Saving
-from railgun.engine.protocol.lifecycle.worker_processes import SECOND, Crew
+from railgun.engine.protocol.lifecycle.snapshot_rounds import LAST_SNAPSHOT_TRIES, SnapshotRounds
+from railgun.engine.protocol.lifecycle.worker_processes import SECOND_US, WorkerProcesses
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import coordinator as c
 from railgun.engine.protocol.rescale import messages as m
 from railgun.errors import RailgunError
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-BACK_OFF = SECOND // 2  # pause before the second restart; doubled for each further one,
-LONGEST = 16 * SECOND  # up to this
+FIRST_BACK_OFF_US = SECOND_US // 2  # pause before the second restart; doubled for each further one,
+MAX_BACK_OFF_US = 16 * SECOND_US  # up to this
 
 
 class LifecycleError(RailgunError):
@@ -41,20 +41,20 @@ class Snapshots:
         placement: Placement,
         *,
         restarts: int = 5,
-        window: int = 300 * SECOND,
-        saving: Saving | None = None,
+        window: int = 300 * SECOND_US,
+        saving: SnapshotRounds | None = None,
         generation: int = 0,
     ) -> None:
         self.stages = stages
         self.placement = placement
         self.restarts = restarts
         self.window = window
-        self.saving = saving or Saving(None)
+        self.saving = saving or SnapshotRounds(None)
         self.state: State = "starting"
         self.started = False  # whether workers may be launched
         self.generation = generation
-        self.crew = Crew(self._give)
-        self.members = self.crew.members
+        self.processes = WorkerProcesses(self._give)
+        self.members = self.processes.members
         self.coordinator: c.Coordinator | None = None  # set once all workers are ready
         self.wanted: Placement | None = None  # the requested placement, until its rescale begins
         self.cause = ""  # of a failure
@@ -69,7 +69,9 @@ class Snapshots:
         self._drain = True  # whether a stop lets sources end
         self._stopping = False
         self._not_before = 0  # when the next generation may begin
-        self._hurt: tuple[int, str] | None = None  # a failure to act on after `GRACE`: time, reason
+        self._pending_failure: tuple[int, str] | None = (
+            None  # a failure to act on after `FAILURE_GRACE_US`: time, reason
+        )
         self._out: list[Order] = []
 
     @property
@@ -82,7 +84,7 @@ class Snapshots:
     def _orders(self, now: int) -> list[Order]:
         raise NotImplementedError
 
-    def _follow(self, orders: Iterable[c.Order]) -> None:
+    def _carry_out(self, orders: Iterable[c.Order]) -> None:
         raise NotImplementedError
 
     def _fail(self, why: str) -> None:
@@ -94,7 +96,7 @@ class Snapshots:
     # ------------------------------------------------------------ events
 
     @property
-    def told_state(self) -> str:
+    def state_text(self) -> str:
         """Return the state, with the cause if the flow has failed, to stand within a sentence."""
         cause = self.cause.strip().splitlines()
         return f"{self.state} ({cause[0]})" if cause else self.state
@@ -107,9 +109,9 @@ class Snapshots:
             )
         if self.over:
             raise LifecycleError(
-                f"the flow is {self.told_state}: there is nothing to save any more"
+                f"the flow is {self.state_text}: there is nothing to save any more"
             )
-        self.saving.asked += 1
+        self.saving.requests += 1
         return self._orders(now)
 
     def recorded(self, snapshot: int, error: str, now: int) -> list[Order]:
@@ -121,7 +123,7 @@ class Snapshots:
             else:
                 assert self.coordinator is not None
                 saving.phase = "waiting"
-                self._follow(self.coordinator.want_snapshot(snapshot, settles=True))
+                self._carry_out(self.coordinator.want_snapshot(snapshot, settles=True))
         return self._orders(now)
 
     def written(self, snapshot: int, error: str, now: int) -> list[Order]:
@@ -152,7 +154,7 @@ class Snapshots:
             if saving.trouble:
                 self._snapshot_failed(saving.trouble, now)
                 return True
-            if not any(member.leaving and member.owing for member in self.members.values()):
+            if not any(member.leaving and member.owes_farewell for member in self.members.values()):
                 saving.phase = "writing"
                 self._give(Write(saving.number, saving.last and self._drain))
                 return True
@@ -169,7 +171,7 @@ class Snapshots:
         if self._stopping or not self.saving.is_due(now):
             return False
         self.saving.began = now
-        self._begin_snapshot("asked for" if self.saving.asked else "it was time", last=False)
+        self._begin_snapshot("asked for" if self.saving.requests else "it was time", last=False)
         return True
 
     def _begin_snapshot(self, why: str, *, last: bool) -> None:
@@ -195,7 +197,7 @@ class Snapshots:
             saving.trouble = saving.trouble or f"worker {worker}: {report.error}"
         saving.saved_rows += report.rows
         saving.saved_keys += report.keys
-        self._follow(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))
+        self._carry_out(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))
 
     def _snapshot_failed(self, why: str, now: int) -> None:
         saving = self.saving
@@ -209,15 +211,15 @@ class Snapshots:
             self._settle(saving.number, committed=False)
         if saving.last:
             saving.tries += 1
-            self._not_before = now + BACK_OFF
-            if saving.tries >= TRIES:
+            self._not_before = now + FIRST_BACK_OFF_US
+            if saving.tries >= LAST_SNAPSHOT_TRIES:
                 self._fail(f"the last snapshot cannot be saved: {why}")
 
     def _settle(self, snapshot: int, *, committed: bool) -> None:
         """Tell all workers whether the snapshot was committed; workers that took part may leave now."""
         assert self.coordinator is not None
         self._tell_all(Settled(self.generation, snapshot, committed))
-        self._follow(self.coordinator.settled())
+        self._carry_out(self.coordinator.settled())
 
     def _abandon(self, why: str) -> None:
         """Give up the snapshot under way, unless it is being written: of that one, the store reports the outcome."""

@@ -2,7 +2,8 @@
 
 1. **Incarnations.** Every launched process has a number of its own. A process that is not the latest of its worker
    is turned away, so a second attempt of a task, or a process given up for dead, can do no harm.
-2. **A process that does not leave** within `LEAVE` is ended by force; in a hurry, within `HASTE`.
+2. **A process that does not leave** within `LEAVE_TIMEOUT_US` is ended by force; in a hurry, within
+   `HURRIED_LEAVE_TIMEOUT_US`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from railgun.engine.protocol.lifecycle.messages import Address, Cancel, Launch, 
 from railgun.engine.protocol.placement import Worker
 from railgun.errors import RailgunError
 
-SECOND: Final = 1_000_000
-LEAVE: Final = 10 * SECOND
-HASTE: Final = SECOND
+SECOND_US: Final = 1_000_000
+LEAVE_TIMEOUT_US: Final = 10 * SECOND_US
+HURRIED_LEAVE_TIMEOUT_US: Final = SECOND_US
 
 
 class StaleWorkerError(RailgunError):
@@ -35,19 +36,21 @@ class Member:
     begun: bool = False  # whether it was ordered to begin, in its generation
     ended: bool = False
     leaving: bool = False
-    told: int | None = None  # when it was ordered to leave
+    leave_ordered_at: int | None = None  # when it was ordered to leave
     cancelled: bool = False
-    owing: bool = False  # whether it must still hand over what is to be saved of it
-    doubtful: bool = False  # whether its generation failed and it has not been ready for one since
+    owes_farewell: bool = False  # whether it must still hand over what is to be saved of it
+    of_failed_generation: bool = (
+        False  # whether its generation failed and it has not been ready for one since
+    )
 
 
-class Crew:
-    """The processes of a flow's workers; `give` takes orders."""
+class WorkerProcesses:
+    """The processes of a flow's workers; `give_order` takes orders."""
 
-    def __init__(self, give: Callable[[Order], None]) -> None:
-        self.give = give
+    def __init__(self, give_order: Callable[[Order], None]) -> None:
+        self.give_order = give_order
         self.members: dict[Worker, Member] = {}
-        self.haste = False
+        self.hurried = False
         self._incarnations = 0
 
     def expects(self, worker: Worker, incarnation: int) -> bool:
@@ -81,7 +84,7 @@ class Crew:
         """Start a process for the worker, with a new incarnation."""
         self._incarnations += 1
         self.members[worker] = Member(self._incarnations, now)
-        self.give(Launch(worker, self._incarnations))
+        self.give_order(Launch(worker, self._incarnations))
 
     def dismiss(self, worker: Worker) -> None:
         """Order the worker to leave, or end its process if it is not up yet."""
@@ -92,19 +95,19 @@ class Crew:
         if member.address is None:
             self._cancel(worker, member)
         else:
-            self.give(To(worker, Stop(handing_over=member.owing)))
+            self.give_order(To(worker, Stop(handing_over=member.owes_farewell)))
 
-    def hurry(self, now: int) -> None:
+    def cancel_overdue(self, now: int) -> None:
         """End by force the processes that were ordered to leave and have not done so in time."""
-        patience = HASTE if self.haste else LEAVE
+        timeout_us = HURRIED_LEAVE_TIMEOUT_US if self.hurried else LEAVE_TIMEOUT_US
         for worker, member in self.members.items():
             if not member.leaving or member.cancelled:
                 continue
-            if member.told is None:
-                member.told = now
-            elif now - member.told >= patience:
+            if member.leave_ordered_at is None:
+                member.leave_ordered_at = now
+            elif now - member.leave_ordered_at >= timeout_us:
                 self._cancel(worker, member)
 
     def _cancel(self, worker: Worker, member: Member) -> None:
         member.cancelled = True
-        self.give(Cancel(worker, member.incarnation))
+        self.give_order(Cancel(worker, member.incarnation))

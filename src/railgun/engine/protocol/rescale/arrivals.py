@@ -181,7 +181,9 @@ class Arrivals:
         if line is None:
             return
         if line.lowest == self.lowest_held:
-            self.lowest_held = min((other.lowest for other in self.lines.values()), default=MAX)
+            self.lowest_held = min(
+                (line_left.lowest for line_left in self.lines.values()), default=MAX
+            )
         for entry in line.entries:
             if isinstance(entry, Acquire):
                 self.fenced[gate.home].remove(entry.chunk)

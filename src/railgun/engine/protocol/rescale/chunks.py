@@ -61,8 +61,8 @@ class Chunks:
         self.gather()
         numbers = np.zeros(len(hashes), dtype=np.int32)
         for run in self.runs:
-            at = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
-            numbers = np.where(run.hashes[at] == hashes, run.numbers[at], numbers)
+            positions = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
+            numbers = np.where(run.hashes[positions] == hashes, run.numbers[positions], numbers)
         if self.gone:
             shut = np.zeros(max(int(numbers.max(initial=0)), *self.waiting, 0) + 1, dtype=bool)
             shut[list(self.waiting)] = True

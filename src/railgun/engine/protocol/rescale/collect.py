@@ -67,19 +67,19 @@ class Collect(Phase):
         if not moving.any():
             worker.process(batch)
             return
-        known, held = np.zeros_like(moving), np.zeros_like(moving)
-        known[moving], held[moving] = self.whereabouts(batch.hashes[moving])
-        mine = select(batch, known | ~moving)
-        if mine is not None:
-            worker.process(mine)
+        listed, held = np.zeros_like(moving), np.zeros_like(moving)
+        listed[moving], held[moving] = self.whitelisted_and_held(batch.hashes[moving])
+        processed = select(batch, listed | ~moving)
+        if processed is not None:
+            worker.process(processed)
         waiting = select(batch, held)
         if waiting is not None:
             self.buffer.append(waiting)
-        gone = select(batch, moving & ~known & ~held)
-        if gone is not None:
-            forward(worker, gone)
+        forwarded = select(batch, moving & ~listed & ~held)
+        if forwarded is not None:
+            forward(worker, forwarded)
 
-    def whereabouts(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def whitelisted_and_held(self, hashes: Hashes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return two masks: which of these keys are in the whitelist, and which are on hold."""
         turns = self.order.find(hashes)
         return turns >= self.high, (turns >= self.low) & (turns < self.high)
@@ -91,10 +91,10 @@ class Collect(Phase):
         chunk = self.order.hashes[self.low : self.high]
         owners = worker.migration_now().new.owners(chunk)
         rows = [(to, np.flatnonzero(owners == to)) for to in sorted(set(owners.tolist()))]
-        self.parts = tuple((to, chunk[some]) for to, some in rows)
+        self.parts = tuple((to, chunk[row_numbers]) for to, row_numbers in rows)
         now = min(LAST, worker.frontiers.lowest_sender(worker.members))
         frontier = max(now, self.reached)
-        turns = tuple(self.low + some for _, some in rows)
+        turns = tuple(self.low + row_numbers for _, row_numbers in rows)
         worker.emit(CollectState(self.parts, frontier, turns))
 
     def collected(self, worker: Machine, states: tuple[Any, ...]) -> None:
@@ -126,7 +126,9 @@ class Collect(Phase):
         assert bool((migration.old.owners(self.order.hashes) == worker.worker).all())
         assert bool((migration.new.owners(self.order.hashes) != worker.worker).all())
         for batch in self.buffer:
-            assert bool(self.whereabouts(batch.hashes)[1].all()), "only keys on hold are buffered"
+            assert bool(self.whitelisted_and_held(batch.hashes)[1].all()), (
+                "only keys on hold are buffered"
+            )
         assert self.holding == bool(self.parts)
 
 

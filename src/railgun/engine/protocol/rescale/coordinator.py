@@ -147,9 +147,9 @@ class Coordinator:
                 self._arrived(worker, ("started", stage, epoch))
             case m.Completed(epoch):
                 self._arrived(worker, ("completed", stage, epoch))
-            case m.Left(gone):
-                if gone != worker:
-                    self.waiting.discard((worker, ("left", stage, gone)))
+            case m.Left(leaver):
+                if leaver != worker:
+                    self.waiting.discard((worker, ("left", stage, leaver)))
             case m.Snapshot(snapshot):
                 if snapshot != self.snapshot or worker not in self.saving:
                     raise ProtocolError(f"worker {worker} saved snapshot {snapshot} out of turn")
@@ -160,10 +160,12 @@ class Coordinator:
                 raise ProtocolError(f"worker {worker} reported {report}")
         return self._orders()
 
-    def _arrived(self, worker: Worker, what: tuple[object, ...]) -> None:
-        if (worker, what) not in self.waiting:
-            raise ProtocolError(f"worker {worker} reported {what[0]}, which was not to be expected")
-        self.waiting.discard((worker, what))
+    def _arrived(self, worker: Worker, report: tuple[object, ...]) -> None:
+        if (worker, report) not in self.waiting:
+            raise ProtocolError(
+                f"worker {worker} reported {report[0]}, which was not to be expected"
+            )
+        self.waiting.discard((worker, report))
 
     # ------------------------------------------------------------ orders
 
@@ -246,13 +248,13 @@ class Coordinator:
         return True
 
     def _dismiss(self, departing: Sequence[Worker]) -> None:
-        for gone in departing:
-            self._tell_all_stages(gone, m.Depart())
-            self._give(EndSources(gone))
+        for leaver in departing:
+            self._tell_all_stages(leaver, m.Depart())
+            self._give(EndSources(leaver))
             for worker in self.members:
                 if worker not in departing:
                     stages = range(len(self.epochs))
-                    self.waiting |= {(worker, ("left", stage, gone)) for stage in stages}
+                    self.waiting |= {(worker, ("left", stage, leaver)) for stage in stages}
 
     def _held(self) -> bool:
         """Return whether a departing worker must stay until it is known whether the snapshot counts."""
@@ -272,7 +274,7 @@ class Coordinator:
 
     def _open(self, kind: str) -> bool:
         """Return whether a report of this kind is still missing."""
-        return any(what[0] == kind for _, what in self.waiting)
+        return any(report[0] == kind for _, report in self.waiting)
 
     def _tell_all_stages(self, worker: Worker, event: m.Join | m.Depart) -> None:
         for stage in range(len(self.epochs)):

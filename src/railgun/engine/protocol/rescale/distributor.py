@@ -35,7 +35,7 @@ from railgun.engine.protocol.rescale.migration import Migration
 from railgun.engine.protocol.rescale.settle import Settle
 from railgun.errors import ProtocolError
 
-ADDING: Final = (m.Local, m.Data, m.Forward, m.Acquire)
+ADDITIVE_EVENTS: Final = (m.Local, m.Data, m.Forward, m.Acquire)
 """Events that only add records or state: no waiting step becomes possible by them."""
 
 
@@ -53,8 +53,10 @@ class Distributor(Machine):
         """
         try:
             self._take_event(event)
-            if not isinstance(event.message if isinstance(event, m.Received) else event, ADDING):
-                self._settle_down()
+            if not isinstance(
+                event.message if isinstance(event, m.Received) else event, ADDITIVE_EVENTS
+            ):
+                self._make_progress()
             return self.out
         finally:
             self.out = []
@@ -91,7 +93,7 @@ class Distributor(Machine):
             self.barrier.backlog.append(event)
             return
         if self.left:
-            self._upstream_of_the_gone(event)
+            self._upstream_after_leaving(event)
             return
         match event:
             case m.Local(batch):
@@ -104,14 +106,14 @@ class Distributor(Machine):
                     raise ProtocolError(f"{self}: the upstream's frontier went back to {value}")
                 self.local = value
                 self.frontiers.sender(self.worker, value)
-                self.tell(self.peers, m.Frontier(self.known_epoch, value))
+                self.broadcast(self.peers, m.Frontier(self.known_epoch, value))
             case m.StartSnapshot(snapshot):
                 self.barrier.stop(snapshot)
             case m.PassFence(fence):
-                self.tell(self.peers, fence)
+                self.broadcast(self.peers, fence)
                 self._confirm(fence)
 
-    def _upstream_of_the_gone(self, event: m.UpstreamEvent) -> None:
+    def _upstream_after_leaving(self, event: m.UpstreamEvent) -> None:
         """Take an upstream event after leaving: pass barriers on, accept the end, refuse anything else."""
         if isinstance(event, m.StartSnapshot):
             self.emit(m.Snapshot(event.snapshot))
@@ -147,10 +149,10 @@ class Distributor(Machine):
                 self._of_home(sender, epoch, message).arrivals.on_forward(self, sender, batch)
             case m.Acquire(epoch):
                 self._of_home(sender, epoch, message).arrivals.on_acquire(self, sender, message)
-            case m.Heard(epoch, told):
+            case m.Heard(epoch, frontier):
                 if epoch != self.epoch + 1 or sender in self.heard:
                     raise ProtocolError(f"{self}: worker {sender} announced epoch {epoch}")
-                self.heard[sender] = told
+                self.heard[sender] = frontier
                 self._try_collect()
             case m.Done(epoch):
                 self._of_home(sender, epoch, message)
@@ -182,7 +184,7 @@ class Distributor(Machine):
                 self.frontiers.relay(sender, value)
             case m.Emission(epoch, value):
                 if self.emissions is not None:
-                    self.emissions.tell(sender, epoch, value)
+                    self.emissions.report(sender, epoch, value)
             case m.Fence():
                 self._confirm(message)
             case m.Leave():
@@ -259,7 +261,7 @@ class Distributor(Machine):
         arrivals = Arrivals(self.worker, self.placement, self.members, confirmations)
         self.migration = Migration(epoch, self.placement, placement, self.members, arrivals)
         self.relayed = MIN
-        self.tell(arrivals.homes, m.Heard(epoch, self.frontiers.told))
+        self.broadcast(arrivals.homes, m.Heard(epoch, self.frontiers.announced))
         self.emit(m.Started(epoch))
         if self.worker in placement.workers:
             self.frontiers.begin(self.migration.arrivals.homes)
@@ -267,9 +269,9 @@ class Distributor(Machine):
         for sender, value in early.items():
             self.frontiers.sender(sender, value)
         if self.worker not in self.placement.workers:
-            self.go("rescale, and I own none")
+            self.enter_phase("rescale, and I own none")
         else:
-            self.go("rescale, and I own keys")
+            self.enter_phase("rescale, and I own keys")
             self.emit(m.Interrogate())
 
     def _try_collect(self) -> None:
@@ -280,8 +282,8 @@ class Distributor(Machine):
             and self.heard.keys() >= set(self.peers)
             and (order := phase.whitelist()) is not None
         ):
-            reached = max([self.frontiers.told, *self.heard.values()])
-            self.go("operators answered, all have heard", order, reached)
+            reached = max([self.frontiers.announced, *self.heard.values()])
+            self.enter_phase("operators answered, all have heard", order, reached)
             self.raise_fence(
                 0, tuple(w for w in self.migration_now().new.workers if w != self.worker)
             )
@@ -290,8 +292,8 @@ class Distributor(Machine):
     def _try_done(self) -> None:
         """Apply rule 5: with no key left, send `Done` to all."""
         if self._collecting().finished:
-            self.tell(self.peers, m.Done(self.migration_now().epoch))
-            self.go("no key left, Done is told")
+            self.broadcast(self.peers, m.Done(self.migration_now().epoch))
+            self.enter_phase("no key left, Done is sent")
             self._on_done(self.worker)
 
     def _on_flush(self, sender: Worker) -> None:
@@ -334,7 +336,7 @@ class Distributor(Machine):
 
     # ------------------------------------------------------------ after each event
 
-    def _settle_down(self) -> None:
+    def _make_progress(self) -> None:
         """Take every step that the last event made possible."""
         self._relay()
         self._try_complete()
@@ -355,7 +357,7 @@ class Distributor(Machine):
         if value > self.relayed:
             self.relayed = value
             owners = [w for w in migration.new.workers if w != self.worker]
-            self.tell(owners, m.Relay(migration.epoch, value))
+            self.broadcast(owners, m.Relay(migration.epoch, value))
 
     def _try_complete(self) -> None:
         """Apply rule 9: complete the rescale when all its conditions hold."""
@@ -371,7 +373,7 @@ class Distributor(Machine):
             self.frontiers.begin(())
             if self.emissions is not None:
                 self.emissions.begin(self.epoch)
-            self.go("switched, flushed, all settled")
+            self.enter_phase("switched, flushed, all settled")
             self.emit(m.Completed(self.epoch))
 
     def _align(self) -> None:
@@ -381,10 +383,10 @@ class Distributor(Machine):
             return
         if self.may_forward and not barrier.sent_first:
             barrier.sent_first = True
-            self.tell(self.peers, m.Bar1(barrier.snapshot))
+            self.broadcast(self.peers, m.Bar1(barrier.snapshot))
         if not barrier.sent_last and self._forwarded_all():
             barrier.sent_last = True
-            self.tell(self.peers, m.Bar2(barrier.snapshot))
+            self.broadcast(self.peers, m.Bar2(barrier.snapshot))
         if barrier.sent_last and barrier.all_last(self.peers) and self._nothing_waits():
             self._take_snapshot(barrier)
 
@@ -409,15 +411,15 @@ class Distributor(Machine):
                 self._receive(sender, message)
         for event in barrier.backlog:
             self._upstream(event)
-        self._settle_down()
+        self._make_progress()
 
     def _advance(self) -> None:
         """Apply rule 11: announce the frontier to the operators."""
         if self.left:
             return
         migration = self.migration
-        held = MAX if migration is None else migration.arrivals.lowest
-        value = self.frontiers.advance(held, self._may_end())
+        lowest_held = MAX if migration is None else migration.arrivals.lowest
+        value = self.frontiers.advance(lowest_held, self._may_end())
         if self.emissions is not None:
             value = None if migration is not None else self._advance_emissions(self.emissions)
         if value is not None:
@@ -430,22 +432,22 @@ class Distributor(Machine):
     def _advance_emissions(self, emissions: Emissions) -> int | None:
         if self.bound == MIN:
             return None  # the driver is about to give the operators' new bound
-        mine = min(self.frontiers.told, self.bound)
-        if emissions.changes(self.worker, mine):
-            emissions.tell(self.worker, self.epoch, mine)
-            self.tell(self.peers, m.Emission(self.epoch, mine))
+        earliest = min(self.frontiers.announced, self.bound)
+        if emissions.changes(self.worker, earliest):
+            emissions.report(self.worker, self.epoch, earliest)
+            self.broadcast(self.peers, m.Emission(self.epoch, earliest))
         return emissions.advance(self.members)
 
     def _try_leave(self) -> None:
         """Leave the stage if this worker departs, has no keys, and its upstream has ended."""
         idle = self.migration is None and not self.barrier.stopped and self.local == MAX
-        gone = idle and self.worker not in self.placement.workers
-        if self.departing and gone and not self.left:
-            self.tell(self.peers, m.Leave())
+        without_keys = idle and self.worker not in self.placement.workers
+        if self.departing and without_keys and not self.left:
+            self.broadcast(self.peers, m.Leave())
             self.left = True
             self.barrier = Barrier()  # later messages from peers do not matter to this worker
             time = self.frontiers if self.emissions is None else self.emissions
-            if time.told < MAX:
-                time.told = MAX
+            if time.announced < MAX:
+                time.announced = MAX
                 self.emit(m.Advance(MAX))
             self.emit(m.Left(self.worker))

@@ -115,7 +115,7 @@ class Machine:
         """Send a message to one peer."""
         self.emit(m.Send(to, message))
 
-    def tell(self, to: Iterable[Worker], message: m.Message) -> None:
+    def broadcast(self, to: Iterable[Worker], message: m.Message) -> None:
         """Send a message to several peers."""
         for worker in to:
             self.send(worker, message)
@@ -134,7 +134,7 @@ class Machine:
         """Add a command to those the current event returns."""
         self.out.append(command)
 
-    def go(self, why: str, *arguments: Any) -> None:
+    def enter_phase(self, why: str, *arguments: Any) -> None:
         """Enter the phase that follows the current one after the event `why`.
 
         Raise `ProtocolError` if no phase follows.

@@ -40,8 +40,8 @@ class Migration:
 
     def leaving(self, worker: Worker, hashes: Hashes) -> NDArray[np.bool_]:
         """Return which of these keys leave `worker`: they live there now and will not (rule 3)."""
-        here = self.old.owners(hashes) == worker
-        leaving: NDArray[np.bool_] = here & (self.new.owners(hashes) != worker)
+        owned = self.old.owners(hashes) == worker
+        leaving: NDArray[np.bool_] = owned & (self.new.owners(hashes) != worker)
         return leaving
 
     def any_leaves(self, worker: Worker) -> bool:

@@ -39,29 +39,29 @@ class Order:
     def of(cls, named: Sequence[Hashes]) -> Order:
         """Return the order in which the keys were named; if a key was named twice, the first time counts."""
         hashes = np.concatenate([np.empty(0, dtype=np.uint64), *named])
-        at = np.argsort(hashes)  # a stable sort would take five times as long
-        keys = hashes[at]
+        positions = np.argsort(hashes)  # a stable sort would take five times as long
+        keys = hashes[positions]
         first = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
         if bool(first.all()):
-            return cls(hashes, keys, at)
+            return cls(hashes, keys, positions)
         starts = np.flatnonzero(first)
-        at = np.minimum.reduceat(at, starts)
+        positions = np.minimum.reduceat(positions, starts)
         counts = np.zeros(len(hashes), dtype=bool)
-        counts[at] = True
-        return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[at])
+        counts[positions] = True
+        return cls(hashes[counts], keys[starts], (np.cumsum(counts) - 1)[positions])
 
     def then(self, late: Sequence[Hashes]) -> Order:
         """Return this order followed by those keys of `late` that it lacks."""
-        found = Order.of(late)
-        new = found.hashes[self.find(found.hashes) < 0]
+        order = Order.of(late)
+        new = order.hashes[self.find(order.hashes) < 0]
         if len(new) == 0:
             return self
-        at = np.argsort(new)
-        places = np.searchsorted(self.sorted, new[at])
+        positions = np.argsort(new)
+        places = np.searchsorted(self.sorted, new[positions])
         return Order(
             np.concatenate((self.hashes, new)),
-            np.insert(self.sorted, places, new[at]),
-            np.insert(self.turns, places, len(self.hashes) + at),
+            np.insert(self.sorted, places, new[positions]),
+            np.insert(self.turns, places, len(self.hashes) + positions),
         )
 
     def __len__(self) -> int:
@@ -71,8 +71,8 @@ class Order:
         """Return the turn of each of these keys, or -1 for a key that is not in the order."""
         if len(self.sorted) == 0:
             return np.full(len(hashes), -1, dtype=np.intp)
-        at = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
-        return np.where(self.sorted[at] == hashes, self.turns[at], -1)
+        positions = np.minimum(np.searchsorted(self.sorted, hashes), len(self.sorted) - 1)
+        return np.where(self.sorted[positions] == hashes, self.turns[positions], -1)
 
     def validate(self) -> None:
         """Check that each key is present once and has its turn."""

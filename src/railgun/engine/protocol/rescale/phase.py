@@ -13,7 +13,7 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     ("normal", "rescale, and I own keys"): "interrogate",
     ("normal", "rescale, and I own none"): "settle",
     ("interrogate", "operators answered, all have heard"): "collect",
-    ("collect", "no key left, Done is told"): "settle",
+    ("collect", "no key left, Done is sent"): "settle",
     ("settle", "switched, flushed, all settled"): "normal",
 }
 """(phase, event) → next phase. Any other pair is a ProtocolError; the docs draw this table."""

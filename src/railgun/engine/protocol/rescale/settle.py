@@ -24,9 +24,9 @@ class Settle(Phase):
     def on_old(self, worker: Machine, batch: Batch) -> None:
         """Forward records of keys that move, process the others."""
         moving = worker.migration_now().new.owners(batch.hashes) != worker.worker
-        mine = select(batch, ~moving)
-        if mine is not None:
-            worker.process(mine)
-        gone = select(batch, moving)
-        if gone is not None:
-            forward(worker, gone)
+        staying = select(batch, ~moving)
+        if staying is not None:
+            worker.process(staying)
+        forwarded = select(batch, moving)
+        if forwarded is not None:
+            forward(worker, forwarded)
