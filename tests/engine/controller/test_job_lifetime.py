@@ -160,7 +160,7 @@ def test_whoever_waits_for_a_rescale_is_told_that_the_flow_started_again_instead
 FORKS = """
 import os, sys
 from railgun.errors import RailgunError
-from tests.controller import flows
+from tests.engine.controller import flows
 from tests.engine.controller.test_job_lifetime import start
 from pathlib import Path
 
@@ -243,7 +243,7 @@ ENDS = """
 import atexit, sys, time
 from railgun.job import Snapshots, run
 from railgun.testing.local_workers import SubprocessLauncher
-from tests.controller import flows
+from tests.engine.controller import flows
 
 flow = flows.counting("ends")
 snapshots = Snapshots(sys.argv[1], every=0.01)

@@ -282,7 +282,8 @@ from pathlib import Path
 from railgun import run
 from railgun.job import Snapshots
 from railgun.testing.local_workers import SubprocessLauncher
-from tests.controller import tallies, flows
+from tests.engine.controller import tallies
+from tests.engine.controller import flows
 path = Path(sys.argv[1])
 job = run(
     tallies.tallies(path / "out"), 3, launcher=SubprocessLauncher(), http=False,

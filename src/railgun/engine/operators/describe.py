@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from railgun import errors
 from railgun.errors import RailgunError, represent
 from railgun.flows.errors import StepError
 
 MAX_SHOWN_CHARACTERS: Final = 500
-_RAILGUN: Final = str(Path(__file__).parents[1])
+_RAILGUN: Final = str(Path(errors.__file__).parent)
 MAX_CACHED_TRACEBACKS: Final = 200  # number of places whose tracebacks are remembered
 
 
