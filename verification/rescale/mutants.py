@@ -694,7 +694,7 @@ class SnapshotWhileStarting(Coordinator):
 
     __slots__ = ()
 
-    def _quiet(self) -> bool:
+    def _may_begin_snapshot(self) -> bool:
         return self.phase != "joining"
 
 

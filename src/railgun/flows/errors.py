@@ -164,8 +164,8 @@ class UpgradeError(StepError):
     """A function that brings saved state to its current form raised."""
 
     def __str__(self) -> str:
-        what = f"the saved state {self.record} of key {self.key}"
-        return f"step {self.step!r}: {self.function}, one of its upgrades, raised for {what}\n{self.cause.rstrip()}"
+        subject = f"the saved state {self.record} of key {self.key}"
+        return f"step {self.step!r}: {self.function}, one of its upgrades, raised for {subject}\n{self.cause.rstrip()}"
 
 
 class SourceError(StepError):
@@ -181,16 +181,16 @@ class SinkError(StepError):
     """A call of a sink or of its writer failed."""
 
     def __str__(self) -> str:
-        what = f" for items that begin with {self.record}" if self.record else ""
-        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+        subject = f" for items that begin with {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{subject}\n{self.cause.rstrip()}"
 
 
 class TokenError(SinkError):
     """A sink did not commit or recover output prepared for a snapshot; `record` names the token, or the first."""
 
     def __str__(self) -> str:
-        what = f" for {self.record}" if self.record else ""
-        return f"sink {self.step!r}: {self.function} failed{what}\n{self.cause.rstrip()}"
+        subject = f" for {self.record}" if self.record else ""
+        return f"sink {self.step!r}: {self.function} failed{subject}\n{self.cause.rstrip()}"
 
 
 def may_pass(error: BaseException | None) -> bool:

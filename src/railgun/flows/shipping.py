@@ -115,12 +115,12 @@ def _explain_refusal(flow: Flow, error: Exception) -> str:
         if isinstance(step.make, partial):
             parts |= step.make.keywords
         parts |= step.options
-        for what, part in [*parts.items(), ("operator", step.make)]:
+        for part_name, part in [*parts.items(), ("operator", step.make)]:
             why = _pickling_error(part)
             if why is not None:
                 named = _unpicklable_name(part)
                 return (
-                    f"{step.where}: step {step.name!r} cannot be sent to the workers: its {what}"
+                    f"{step.where}: step {step.name!r} cannot be sent to the workers: its {part_name}"
                     f"{named} cannot be pickled: {why}. Make such things where they are used: in the "
                     "function itself, or in the methods of a Source, Sink or Stateful."
                 )

@@ -395,7 +395,10 @@ def test_a_new_worker_that_cannot_load_the_flow_ends_the_rescale_and_not_the_flo
     play.expect(play.scale(4), "launch 2#3", "launch 3#4")
     play.any(play.up(3, 4))
     play.expect(
-        play.life.unfit(2, "no module", play.now), "told not-rescaled", "cancel 2#3", "→3 stop"
+        play.life.cannot_load(2, "no module", play.now),
+        "told not-rescaled",
+        "cancel 2#3",
+        "→3 stop",
     )
     assert play.shown == "running"
 
@@ -403,7 +406,7 @@ def test_a_new_worker_that_cannot_load_the_flow_ends_the_rescale_and_not_the_flo
 def test_a_first_worker_that_cannot_load_the_flow_fails_it() -> None:
     play = Play()
     play.any(play.life.start(0))
-    play.any(play.life.unfit(1, "no module", play.now))
+    play.any(play.life.cannot_load(1, "no module", play.now))
     assert play.life.state == "failed"
     assert play.life.cause == "worker 1: no module"
 

@@ -163,7 +163,7 @@ class IgnoresTrouble(Lifecycle):
     """Writes the manifest though a worker could not save its part."""
 
     def _advance_snapshot(self, now: int) -> bool:
-        self.saving.trouble = ""
+        self.saving.failure_reason = ""
         return super()._advance_snapshot(now)
 
 
@@ -208,7 +208,7 @@ class HandsRescalesOverAtOnce(Lifecycle):
         assert self.coordinator is not None
         saving, self.coordinator.saving = self.coordinator.saving, set()
         ready = all(
-            worker in self.members and not self.processes.is_leaving_or_coming(worker)
+            worker in self.members and not self.processes.is_unusable(worker)
             for worker in wanted.workers
         )
         if saving and ready:

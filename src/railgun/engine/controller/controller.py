@@ -706,7 +706,7 @@ class Controller:
         elif told.passing and self.lifecycle.failed_times:
             self._give_up(seen, told.error)
         else:
-            self._obey(self.lifecycle.unfit(worker, told.error, _now()))
+            self._obey(self.lifecycle.cannot_load(worker, told.error, _now()))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag

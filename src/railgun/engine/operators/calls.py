@@ -204,10 +204,10 @@ class RecordCalls(Call):
     """Calls a function for the rows of a batch, in order; `results` has the results of the rows that succeeded.
 
     `failed_rows` has the rows that the function raised for. The caller catches `BaseException` and gives it to
-    `raised`. `at_once`: the function is called once, for all rows. `other`: a function also called for some rows.
+    `raised`. `at_once`: the function is called once, for all rows. `second`: a function also called for some rows.
     """
 
-    __slots__ = ("aside", "at_once", "batch", "failed_rows", "operator", "other", "results")
+    __slots__ = ("at_once", "batch", "failed_rows", "in_second", "operator", "results", "second")
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class RecordCalls(Call):
         function: Callable[..., Any] | str,
         batch: RowBatch,
         at_once: bool = False,
-        other: Callable[[], Any] | None = None,
+        second: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(operator.step, function)
         self.operator = operator
@@ -223,35 +223,35 @@ class RecordCalls(Call):
         self.at_once = at_once
         self.results: list[Any] = []
         self.failed_rows: list[int] = []
-        self.other = other
-        self.aside = False  # whether `other` is being called
+        self.second = second
+        self.in_second = False  # whether `second` is being called
 
-    def beside(self, other: Callable[[], R]) -> Callable[[], R]:
-        """Return a function that does the same as `other`, and marks the call as one of `other` while it runs."""
+    def wrap_second(self, second: Callable[[], R]) -> Callable[[], R]:
+        """Return a function that does the same as `second`, and marks the call as one of `second` while it runs."""
 
-        def call_other() -> R:
-            self.aside = True
+        def call_second() -> R:
+            self.in_second = True
             if careful and observer is not None:
                 observer.reached(self)
-            result = other()
-            self.aside = False
+            result = second()
+            self.in_second = False
             return result
 
-        return call_other
+        return call_second
 
     @property
     def name(self) -> str:
         """Return the name of the function that is called now, for messages."""
-        if self.aside and self.other is not None:
-            return name_of(self.other)
+        if self.in_second and self.second is not None:
+            return name_of(self.second)
         return super().name
 
     @property
     def names(self) -> str:
         """Return the names of the functions that may be called, for messages."""
-        if self.other is None:
+        if self.second is None:
             return self.name
-        return f"{super().name} or {name_of(self.other)}"
+        return f"{super().name} or {name_of(self.second)}"
 
     @property
     def row(self) -> int:
@@ -279,15 +279,15 @@ class RecordCalls(Call):
             return ""
         return f"in a batch of {len(values)} records that begins with {show(values[0])}"
 
-    def raised(self, error: BaseException, blamed: Callable[..., Any] | None = None) -> None:
+    def raised(self, error: BaseException, user_function: Callable[..., Any] | None = None) -> None:
         """Record that the function raised for the current row: make a dead letter of it, or raise a `StepError`.
 
-        `blamed` is the function to name, if not the one that is called.
+        `user_function` is the function to name, if not the one that is called.
         """
         row = self.row
-        called = self.other if self.aside else self.function
-        self.operator.raised(blamed or called, self.batch, row, error)  # type: ignore[arg-type]
-        self.aside = False
+        called = self.second if self.in_second else self.function
+        self.operator.raised(user_function or called, self.batch, row, error)  # type: ignore[arg-type]
+        self.in_second = False
         self.failed_rows.append(row)
 
 
@@ -323,25 +323,25 @@ class TimerCalls(Call):
 
 
 class ValueCalls(Call):
-    """Calls user code for values that are not rows of a batch; `what` is their noun: "record", "key".
+    """Calls user code for values that are not rows of a batch; `noun` is their noun: "record", "key".
 
     `done` returns how many values are finished (None: unknown). `owners` are the objects whose methods are called, one
     for each value, if these are not the values.
     """
 
-    __slots__ = ("done", "owners", "values", "what")
+    __slots__ = ("done", "noun", "owners", "values")
 
     def __init__(
         self,
         step: str,
         function: Callable[..., Any] | str,
-        what: str,
+        noun: str,
         values: Sequence[Any] = (),
         done: Callable[[], int] | None = None,
         owners: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(step, function)
-        self.what = what
+        self.noun = noun
         self.values = values
         self.done = done
         self.owners = owners
@@ -353,7 +353,7 @@ class ValueCalls(Call):
 
     def value_text(self, at: int, show: Show) -> str:
         """Return the value with this index as text."""
-        return f"for the {self.what} {show(self.values[at])}"
+        return f"for the {self.noun} {show(self.values[at])}"
 
     def which_raised(self, error: BaseException) -> str:
         """Return the value that the code was called for as text, found by the traceback of `error` if need be."""
@@ -370,8 +370,8 @@ class ValueCalls(Call):
             return ""
         first = show(self.values[0])
         if len(self.values) == 1:
-            return f"for the {self.what} {first}"
-        return f"for {len(self.values)} {self.what}s that begin with {first}"
+            return f"for the {self.noun} {first}"
+        return f"for {len(self.values)} {self.noun}s that begin with {first}"
 
     def try_each(self, call: Callable[[Any], object], values: Sequence[Any]) -> None:
         """If `careful`, call `call` for each value alone, so that the breadcrumb of a lost worker names the value.
@@ -513,8 +513,8 @@ class SourceCall(Call):
 
     __slots__ = ("part", "position")
 
-    def __init__(self, step: str, source: object, what: str, part: Any, position: Any) -> None:
-        super().__init__(step, f"{type(source).__name__}.{what}")
+    def __init__(self, step: str, source: object, method: str, part: Any, position: Any) -> None:
+        super().__init__(step, f"{type(source).__name__}.{method}")
         self.part = part
         self.position = position
 
@@ -555,8 +555,8 @@ class SinkCall(Call):
 
     __slots__ = ("items",)
 
-    def __init__(self, step: str, sink: object, what: str, items: Any = ()) -> None:
-        super().__init__(step, f"{type(sink).__name__}.{what}")
+    def __init__(self, step: str, sink: object, method: str, items: Any = ()) -> None:
+        super().__init__(step, f"{type(sink).__name__}.{method}")
         self.items = items
 
     def which(self, show: Show = shorten) -> str:

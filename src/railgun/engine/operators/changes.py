@@ -19,7 +19,7 @@ snapshot. So once nearly all keys have changed, the others count as changed too,
 
 6. When `all_changed` is set, every key that has state is in `changed`. A key that gets state later is found in the
    store at the next cut. If it has lost its state by then, every snapshot with a state of it was told, or will be
-   told, that the key is deleted: the key had none when `all_changed` was set, so it is in `changed` or `flying`.
+   told, that the key is deleted: the key had none when `all_changed` was set, so it is in `changed` or `in_flight`.
 7. That holds as long as no key comes from another worker or goes to one. So before one does, and at the cut, all keys
    of the store are noted (`_note_all`); from then on each key is noted again.
 """
@@ -55,13 +55,15 @@ class Changes:
     """The changed keys of one operator, and the snapshot that is being saved."""
 
     __slots__ = (
-        "_done", "_full", "_keys", "_left", "_table", "_touched", "all_changed", "changed", "flying", "operator",
+        "_done", "_full", "_keys", "_left", "_table", "_touched", "all_changed", "changed", "in_flight", "operator",
     )  # fmt: skip
 
     def __init__(self, operator: Keyed) -> None:
         self.operator = operator
         self.changed: set[Any] = set()
-        self.flying: set[Any] = set()  # keys that had changed at the cut of the unsettled snapshot
+        self.in_flight: set[Any] = (
+            set()
+        )  # keys that had changed at the cut of the unsettled snapshot
         self.all_changed = False  # whether every key of the store counts as changed, noted or not
         self._touched = 0  # keys touched since the last look for unchanged keys
         self._table: TableWriter | None = None
@@ -130,14 +132,14 @@ class Changes:
         """Begin a snapshot of this moment, whose rows go to `table`; a `full` one saves every key."""
         with KeyCalls(self.operator.step):
             self._note_all()
-            self.flying |= self.changed
+            self.in_flight |= self.changed
         self.changed = set()
         self._touched = 0
         self._table, self._full = table, full
         if full:
             self._keys, self._done = chain.from_iterable(self.operator.store.census()), set()
         else:
-            self._left = self.flying.copy()
+            self._left = self.in_flight.copy()
 
     @property
     def saving(self) -> bool:
@@ -206,8 +208,8 @@ class Changes:
         """Settle the snapshot: if it was not committed, the keys it was to save count as changed again."""
         if not committed:
             with KeyCalls(self.operator.step):
-                self.changed |= self.flying
-        self.flying = set()
+                self.changed |= self.in_flight
+        self.in_flight = set()
 
     def give_up(self) -> None:
         """End the snapshot, whether keys are left to save or not."""
@@ -220,11 +222,11 @@ class Changes:
         """Prepare for keys that are about to leave; return those that count as changed at their new owner."""
         self._note_all()
         self.preserve(keys)
-        if not self.changed and not self.flying:
+        if not self.changed and not self.in_flight:
             return []
-        changed = [key for key in keys if key in self.changed or key in self.flying]
+        changed = [key for key in keys if key in self.changed or key in self.in_flight]
         self.changed.difference_update(keys)
-        self.flying.difference_update(keys)
+        self.in_flight.difference_update(keys)
         return changed
 
     def arrive(self, keys: Collection[Any]) -> None:
@@ -235,6 +237,6 @@ class Changes:
     def deleted(self) -> list[Any]:
         """Return the changed keys without state: no other worker will report them as deleted."""
         with KeyCalls(self.operator.step):
-            keys = [*{*self.changed, *self.flying}]
+            keys = [*{*self.changed, *self.in_flight}]
             self.operator.fetch_missing(keys)
             return [key for key in keys if key not in self.operator.states]

@@ -7,8 +7,8 @@ numbers; objects that have nothing but their attributes and slots; and these ins
 2. An object that occurs twice in a value occurs twice in its copy; an object may contain itself.
 3. A copy of a plain value equals that of `copy.deepcopy`, and calls no user code but the `__hash__` and `__eq__` of
    keys. It takes some hundred nanoseconds for a small dict, where `deepcopy` takes some microseconds.
-4. Any other value is *not plain*: classes that define how they are copied or pickled, subclasses of built-in types, classes
-   of other languages. Only `deepcopy` can copy it, which may call user code, take long, or be refused.
+4. Any other value is *not plain*: classes that define how they are copied or pickled, subclasses of built-in types,
+   classes of other languages. Only `deepcopy` can copy it, which may call user code, take long, or be refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Copier = Callable[[Any, Memo], Any]
 
 
 class _NotPlainError(Exception):
-    """A value contains something odd."""
+    """A value contains something that is not plain."""
 
 
 def plain_copy(value: Any) -> Any:
@@ -69,7 +69,7 @@ def plain_copy(value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that shares nothing changeable with the value; raise what `deepcopy` raises for an odd value."""
+    """Return a copy that shares nothing changeable with the value; raise what `deepcopy` raises if it is not plain."""
     if type(value) in ATOMS:
         return value
     copy = plain_copy(value)

@@ -21,7 +21,7 @@ from railgun.engine.operators.changes import Changes
 from railgun.engine.operators.copying import own_copy
 from railgun.engine.operators.functions import UNFINISHED, check_result, check_state
 from railgun.engine.operators.operator import Operator, Setting, describe_error, name_of, shorten
-from railgun.engine.operators.sharing import Sharing
+from railgun.engine.operators.sharing import ResultChecks
 from railgun.engine.operators.timers import Timers
 from railgun.engine.protocol.frontier import MIN
 from railgun.engine.protocol.rescale.order import Order, Turns
@@ -52,17 +52,17 @@ _NONE: Final = object()
 _HEAD: Final = struct.Struct("<III")  # rows, length of the keys, length of the states
 
 
-class Leaving:
+class LeavingKeys:
     """The keys of a stage that leave, in the order in which they were found.
 
     A hash is named to the protocol once. Further keys of the same hash, and keys that come late, are few: they are kept
     by their hashes, and leave with them.
     """
 
-    __slots__ = ("_keys", "_more", "_named", "found")
+    __slots__ = ("_keys", "_more", "_named", "found_hashes")
 
     def __init__(self) -> None:
-        self.found: list[Hashes] = []  # hashes of the keys found, until they are named
+        self.found_hashes: list[Hashes] = []  # hashes of the keys found, until they are named
         self._named: Hashes = np.empty(0, dtype=np.uint64)
         self._keys: list[Any] = []
         self._more: dict[int, dict[Any, None]] = {}
@@ -72,7 +72,7 @@ class Leaving:
 
     def note(self, hashes: Hashes, keys: list[Any]) -> None:
         """Add keys that were found, with their hashes."""
-        self.found.append(hashes)
+        self.found_hashes.append(hashes)
         self._keys += keys
 
     def note_late(self, hashes: Hashes, keys: Sequence[Any]) -> None:
@@ -84,11 +84,11 @@ class Leaving:
         """Fix the order of leaving, `Order.of(found)`: all keys are found."""
         if len(order) < len(self._keys):
             self._set_aside(order)
-        self.found, self._named = [], order.hashes
+        self.found_hashes, self._named = [], order.hashes
 
     def _set_aside(self, order: Order) -> None:
         """Move all but the first of several keys with one hash to the keys kept by hash."""
-        hashes = np.concatenate(self.found)
+        hashes = np.concatenate(self.found_hashes)
         stays = np.zeros(len(hashes), dtype=bool)
         stays[np.unique(order.find(hashes), return_index=True)[1]] = True
         for row in np.flatnonzero(~stays).tolist():
@@ -131,7 +131,7 @@ class Keyed(Operator):
         self.ended: set[Any] = set()
         self.changes: Changes | None = None  # if snapshots are taken
         self.loaded_keys: list[Any] = []  # a sample of the keys in the snapshot
-        self.sharing = Sharing()
+        self.sharing = ResultChecks()
         self._tried: set[type] = set()  # types of which a state was pickled and unpickled
 
     # ------------------------------------------------------------ results and state

@@ -75,9 +75,9 @@ class Reading(Keyed):
             reader = self.source.open(partition, position)
         return Part(reader, position, heard=self.now)
 
-    def calling(self, what: str, partition: Any = NO_PART, position: Any = None) -> SourceCall:
+    def calling(self, method: str, partition: Any = NO_PART, position: Any = None) -> SourceCall:
         """Return the context in which a method of the source or of a reader is called; it raises a `SourceError`."""
-        return SourceCall(self.step, self.source, what, partition, position)
+        return SourceCall(self.step, self.source, method, partition, position)
 
     def read(self, now: int, most: int = BATCH) -> int:
         """Read up to about `most` records from the parts in turn; return their number."""

@@ -92,18 +92,18 @@ class Receiving(Reading):
 
     def notify(self, session: int, stream: str) -> None:
         """Answer a connector that wants to send a stream."""
-        self._do(self.table.notify(session, stream))
+        self._carry_out(self.table.notify(session, stream))
 
     def closed(self, session: int) -> None:
         """End a session whose connection is lost, and drop its waiting messages."""
         self._queues.pop(session, None)
-        self._do(self.table.closed(session))
+        self._carry_out(self.table.closed(session))
 
     def granted(self, stream: str, session: int, por: int, reached: int) -> None:
         """Take a stream that the controller grants, in which time has advanced to `reached`."""
         if reached > MIN and stream not in self._paces:
             self._begin(stream, Pace(reached))
-        self._do(self.table.granted(stream, session, por))
+        self._carry_out(self.table.granted(stream, session, por))
 
     def times_reached(self) -> dict[str, int]:
         """Return how far time has advanced in each stream on this worker."""
@@ -111,17 +111,17 @@ class Receiving(Reading):
 
     def rejected(self, stream: str, session: int) -> None:
         """Refuse a stream to its connector: another worker has it."""
-        self._do(self.table.rejected(stream, session))
+        self._carry_out(self.table.rejected(stream, session))
 
     def wanted(self, stream: str) -> None:
         """Take note that another worker wants a stream."""
-        self._do(self.table.wanted(stream))
+        self._carry_out(self.table.wanted(stream))
 
     def settled(self, snapshot: int, committed: bool) -> None:
         """Take note that a snapshot was committed, or failed."""
-        self._do(self.table.settled(snapshot, committed))
+        self._carry_out(self.table.settled(snapshot, committed))
 
-    def _do(self, commands: list[FromTable]) -> None:
+    def _carry_out(self, commands: list[FromTable]) -> None:
         for command in commands:
             if isinstance(command, Relinquish):
                 pace = self._paces.pop(command.stream, Pace())
@@ -282,7 +282,7 @@ class Receiving(Reading):
         stream: str,
         pushed: outside.Pushed,
         row: int,
-        what: str,
+        problem: str,
         record: Any,
         error: BaseException,
     ) -> SessionError | None:
@@ -290,7 +290,7 @@ class Receiving(Reading):
         if self.setting.on_error != "stop" and self.setting.dead_letter is not None:
             return None
         id_ = int(pushed.ids[row])
-        text = f"message {id_} of {stream!r} {what}: {error!r:.300}; it is {shorten(record)}"
+        text = f"message {id_} of {stream!r} {problem}: {error!r:.300}; it is {shorten(record)}"
         return SessionError("BAD_PAYLOAD", text, stream, id_)
 
     def _keep_pace(self, stream: str, batch: RowBatch) -> None:
@@ -331,7 +331,7 @@ class Receiving(Reading):
     def leave(self) -> None:
         """Prepare to leave: send connectors elsewhere."""
         self._queues.clear()
-        self._do(self.table.drain())
+        self._carry_out(self.table.drain())
 
     def stop(self) -> None:
         """Take no more messages; connected programs still hear acknowledgements."""

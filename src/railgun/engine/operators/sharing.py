@@ -78,7 +78,7 @@ class Watched:
         return pickle.loads(self._data)
 
 
-class Sharing:
+class ResultChecks:
     """Checks the results of one step, in strict mode."""
 
     __slots__ = ("_keys", "_seen", "strict")

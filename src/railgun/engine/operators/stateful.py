@@ -80,9 +80,9 @@ class StatefulMap(Keyed):
         rows = zip(batch.keys, batch.values, strict=True)
         checked, step = self.sharing.strict, self.step
         state: Any = None
-        with RecordCalls(self, function, batch, other=initial) as call:
+        with RecordCalls(self, function, batch, second=initial) as call:
             append = self.taking(call.results)
-            called, initial = call.following(function), call.beside(initial)
+            called, initial = call.following(function), call.wrap_second(initial)
             while not call.over:
                 try:
                     for key, value in rows:
@@ -239,9 +239,9 @@ class StatefulSteps(Keyed):
         rows = zip(batch.keys, batch.values, batch.each_time(), strict=True)
         copy_each = self._copy_each
         state: Any = None
-        with RecordCalls(self, on_item, batch, other=initial) as call:
+        with RecordCalls(self, on_item, batch, second=initial) as call:
             append = call.results.append
-            on_item, initial = call.following(on_item), call.beside(initial)
+            on_item, initial = call.following(on_item), call.wrap_second(initial)
             while not call.over:
                 try:
                     for key, value, time in rows:

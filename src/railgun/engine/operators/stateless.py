@@ -48,12 +48,12 @@ class Filter(Map):
 
     def push(self, batch: RowBatch) -> None:
         """Emit the rows for which the function returns a true value."""
-        left, said = self.asked(batch)
-        rows = np.fromiter(compress(range(len(said)), said), dtype=np.intp)
+        left, flags = self.answers_for(batch)
+        rows = np.fromiter(compress(range(len(flags)), flags), dtype=np.intp)
         self.emit(left if len(rows) == len(left) else left.take(rows))
 
-    def asked(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
-        """Return the rows the function answered for, and its answers as bools (which may fail for odd answers)."""
+    def answers_for(self, batch: RowBatch) -> tuple[RowBatch, list[bool]]:
+        """Return the rows the function answered for, and its answers as bools (`bool` of an answer may raise)."""
         results, failed = self.each(self.function, batch)
         left = without_rows(batch, failed)
         answers, failed = self.each(bool, left, results, user=self.function)
@@ -137,22 +137,22 @@ class Branch(Filter):
 
     def push(self, batch: RowBatch) -> None:
         """Split the rows by the function's answers."""
-        left, answers = self.asked(batch)
-        said = np.array(answers, dtype=bool)
+        left, answers = self.answers_for(batch)
+        flags = np.array(answers, dtype=bool)
         if not len(left):
             return
         if self.parting is None:
-            self._part(left, said)
+            self._split(left, flags)
             return
         with self.parting.parting():
-            self._part(left.numbered(), said)
+            self._split(left.numbered(), flags)
 
     def next_operators(self) -> list[Operator]:
         """Return the operators of the two branches."""
         return [self.yes, self.no]
 
-    def _part(self, batch: RowBatch, said: NDArray[np.bool_]) -> None:
-        for way, mask in ((self.yes, said), (self.no, ~said)):
+    def _split(self, batch: RowBatch, flags: NDArray[np.bool_]) -> None:
+        for way, mask in ((self.yes, flags), (self.no, ~flags)):
             if mask.all():
                 way.emit(batch)
             elif mask.any():
@@ -221,8 +221,8 @@ class KeyBy(Operator):
             return False
         keys, values, left = waiting[0]
         if len(waiting) > 1:
-            keys = [key for some, _, _ in waiting for key in some]
-            values = [value for _, some, _ in waiting for value in some]
+            keys = [key for batch_keys, _, _ in waiting for key in batch_keys]
+            values = [value for _, batch_values, _ in waiting for value in batch_values]
             left = joined([batch for _, _, batch in waiting])
         walked = iter(keys)
         done = begun_before(walked, len(keys))
@@ -234,11 +234,15 @@ class KeyBy(Operator):
                 batch = RowBatch(values, times, keys, hashes, port, origin, late)
             except BaseException as error:  # also what a `__stable_key__` may raise
                 pass_interrupt(error)
-                before = [key for _, _, some in waiting for key in some.keys or [None] * len(some)]
-                items = RowBatch(left.values, times, before)
+                former_keys = [
+                    key
+                    for _, _, rows_in in waiting
+                    for key in rows_in.keys or [None] * len(rows_in)
+                ]
+                items = RowBatch(left.values, times, former_keys)
                 rows, hashes = self._hashable(keys, items, call)
-                none = np.zeros(len(keys), dtype=np.uint64)
-                batch = RowBatch(values, times, keys, none, port, origin, late).take(rows)
+                no_hashes = np.zeros(len(keys), dtype=np.uint64)
+                batch = RowBatch(values, times, keys, no_hashes, port, origin, late).take(rows)
                 batch.hashes = hashes
         if len(batch):
             self.deliver(batch)

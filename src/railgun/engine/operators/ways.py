@@ -129,16 +129,16 @@ def mark_parting(operators: Iterable[Operator], ways: Ways) -> None:
     """Set `parting` on the operators whose ways part and meet again."""
     reach: dict[int, set[int]] = {}
 
-    def reached(operator: Operator) -> set[int]:
+    def reachable_from(operator: Operator) -> set[int]:
         reachable = reach.get(id(operator))
         if reachable is None:
-            reachable = {id(operator)}.union(*map(reached, operator.next_operators()))
+            reachable = {id(operator)}.union(*map(reachable_from, operator.next_operators()))
             reach[id(operator)] = reachable
         return reachable
 
     for operator in operators:
         seen: set[int] = set()
-        for way in operator.next_operators():
-            if not seen.isdisjoint(reached(way)):
+        for next_operator in operator.next_operators():
+            if not seen.isdisjoint(reachable_from(next_operator)):
                 operator.parting = ways
-            seen |= reached(way)
+            seen |= reachable_from(next_operator)

@@ -49,9 +49,9 @@ class Writing(Operator):
         with self.calling("close"):
             check_done(self.writer.close())  # type: ignore[func-returns-value]
 
-    def calling(self, what: str, items: Sequence[object] = ()) -> SinkCall:
+    def calling(self, method: str, items: Sequence[object] = ()) -> SinkCall:
         """Return the context in which a method of the sink or its writer is called; it raises a `SinkError`."""
-        return SinkCall(self.step, self.sink, what, items)
+        return SinkCall(self.step, self.sink, method, items)
 
     def keys_arrive(self, rescale: int) -> None:
         """Tell the writer that a rescale brings keys of other workers to this one."""

@@ -72,16 +72,16 @@ class Placement:
             raise PlacementError(f"workers are numbered from 0 up, not {self.workers}")
         if self.workers != tuple(sorted(set(self.workers))):
             raise PlacementError(f"workers must be sorted and different, not {self.workers}")
-        for what, overrides in (("slot", self.slots), ("key", self.keys)):
+        for kind, overrides in (("slot", self.slots), ("key", self.keys)):
             names = [name for name, _ in overrides]
             if names != sorted(set(names)):
                 raise PlacementError(
-                    f"{what} overrides must be sorted and different: use Placement.of"
+                    f"{kind} overrides must be sorted and different: use Placement.of"
                 )
             for name, worker in overrides:
                 if worker not in self.workers:
                     raise PlacementError(
-                        f"{what} {name} is to go to worker {worker}, which is not one of {self.workers}"
+                        f"{kind} {name} is to go to worker {worker}, which is not one of {self.workers}"
                     )
         for slot, _ in self.slots:
             if not 0 <= slot < SLOTS:

@@ -91,10 +91,10 @@ class ReadSize:
         """Return how long a read may take, in µs."""
         return max(TARGET_US, 2 * self.wait_us)
 
-    def record(self, rows: int, asked: int, took_us: int) -> None:
+    def record(self, rows: int, requested: int, took_us: int) -> None:
         """Learn from a read that asked for `asked` records, brought `rows` (at least one), and took `took_us`."""
         took_us = max(0, took_us)
-        full = rows >= asked
+        full = rows >= requested
         if took_us <= TARGET_US and (self.size == self.largest or not full):
             return  # as large and as short as a read should be: nothing to learn
         self._number += 1

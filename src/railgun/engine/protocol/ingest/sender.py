@@ -95,9 +95,9 @@ class Sender:
 
     def acknowledged(self, stream: Sent, por: int) -> bool:
         """Record an acknowledgement up to the id `por`; return whether it is new."""
-        news = por > stream.acked
+        is_new = por > stream.acked
         stream.acked = max(stream.acked, por)
-        return news
+        return is_new
 
     def may_send(self, stream: Sent) -> bool:
         """Return whether a batch of the stream may be sent now."""

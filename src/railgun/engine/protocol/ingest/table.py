@@ -165,11 +165,11 @@ class Table:
         entry.state, entry.session, entry.acknowledged = State.OPEN, session, NONE
         self.sessions[session].streams[stream] = None
 
-    def _of(self, session: int, stream: str, what: str) -> Entry:
+    def _of(self, session: int, stream: str, subject: str) -> Entry:
         entry = self.entries.get(stream)
         if entry is None or entry.state is not State.OPEN or entry.session != session:
             raise SessionError(
-                "NOT_OPEN", f"{what} of {stream!r}, which is not open here: notify first", stream
+                "NOT_OPEN", f"{subject} of {stream!r}, which is not open here: notify first", stream
             )
         return entry
 

@@ -107,7 +107,7 @@ class Lifecycle(Snapshots):
         self.processes.up(worker, incarnation, address)
         return self._orders(now)
 
-    def unfit(self, worker: Worker, why: str, now: int) -> list[Order]:
+    def cannot_load(self, worker: Worker, why: str, now: int) -> list[Order]:
         """Take note that an expected worker cannot load the flow: no flow can run there."""
         end = self._fail if self.coordinator is None else self._give_up_rescale
         end(f"worker {worker}: {why}")
@@ -286,7 +286,7 @@ class Lifecycle(Snapshots):
         for worker in self.placement.workers:
             if worker not in self.members:
                 self.processes.launch(worker, now)
-        if any(map(self.processes.is_leaving_or_coming, self.placement.workers)):
+        if any(map(self.processes.is_unusable, self.placement.workers)):
             return False
         if all(self.members[worker].ready for worker in self.placement.workers):
             self.coordinator = c.Coordinator(self.placement, self.stages)
@@ -338,7 +338,7 @@ class Lifecycle(Snapshots):
         for worker in missing:
             self.processes.launch(worker, now)
         # The coordinator would wait for the snapshot too, but not notice a worker lost meanwhile.
-        if self.coordinator.saving or any(map(self.processes.is_leaving_or_coming, wanted.workers)):
+        if self.coordinator.saving or any(map(self.processes.is_unusable, wanted.workers)):
             return False
         self.wanted = None
         self._lost_joining = {}

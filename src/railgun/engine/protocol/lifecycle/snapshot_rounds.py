@@ -48,7 +48,7 @@ class SnapshotRounds:
     full: bool = True
     last: bool = False  # whether the flow ends with this snapshot
     why: str = ""  # the reason for this snapshot
-    trouble: str = ""  # why this snapshot will fail
+    failure_reason: str = ""  # why this snapshot will fail
     due: int | None = None  # when the next one should begin, in µs
     began: int = 0  # when the one under way was due, in µs
     requests: int = 0  # requests that wait for a snapshot to begin
@@ -92,7 +92,7 @@ class SnapshotRounds:
         self.full = self.committed is None or self.foreign or self.rows > self.keys
         self.last = last
         self.why = why
-        self.trouble = ""
+        self.failure_reason = ""
         self.requests = self.saved_rows = self.saved_keys = 0
 
     def end(self, now: int) -> None:

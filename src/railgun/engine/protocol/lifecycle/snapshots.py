@@ -151,8 +151,8 @@ class Snapshots:
         """Take the next step of the snapshot under way; return False if there is none."""
         saving = self.saving
         if saving.phase == "whole":
-            if saving.trouble:
-                self._snapshot_failed(saving.trouble, now)
+            if saving.failure_reason:
+                self._snapshot_failed(saving.failure_reason, now)
                 return True
             if not any(member.leaving and member.owes_farewell for member in self.members.values()):
                 saving.phase = "writing"
@@ -194,7 +194,7 @@ class Snapshots:
         if worker not in self.coordinator.saving:
             return
         if report.error:
-            saving.trouble = saving.trouble or f"worker {worker}: {report.error}"
+            saving.failure_reason = saving.failure_reason or f"worker {worker}: {report.error}"
         saving.saved_rows += report.rows
         saving.saved_keys += report.keys
         self._carry_out(self.coordinator.reported(worker, 0, m.Snapshot(report.snapshot)))

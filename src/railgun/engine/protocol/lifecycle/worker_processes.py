@@ -75,7 +75,7 @@ class WorkerProcesses:
         assert address is not None
         return address
 
-    def is_leaving_or_coming(self, worker: Worker) -> bool:
+    def is_unusable(self, worker: Worker) -> bool:
         """Return whether the worker is not usable now."""
         member = self.members[worker]
         return member.leaving or member.address is None

@@ -63,21 +63,21 @@ class Chunks:
         for run in self.runs:
             positions = np.minimum(np.searchsorted(run.hashes, hashes), len(run.hashes) - 1)
             numbers = np.where(run.hashes[positions] == hashes, run.numbers[positions], numbers)
-        if self.gone:
+        if self.stale_keys:
             shut = np.zeros(max(int(numbers.max(initial=0)), *self.waiting, 0) + 1, dtype=bool)
             shut[list(self.waiting)] = True
             numbers *= shut[numbers]
         return numbers
 
     @property
-    def gone(self) -> int:
+    def stale_keys(self) -> int:
         """Return how many keys in the runs belong to removed chunks."""
         new = sum(len(self.waiting.get(chunk, ())) for chunk in self.fresh)
         return sum(len(run.hashes) for run in self.runs) + new - self.keys
 
     def gather(self) -> None:
         """Sort the new chunks into a run."""
-        if self.gone > self.keys:
+        if self.stale_keys > self.keys:
             self.runs, self.fresh = [], list(self.waiting)
         chunks = [chunk for chunk in self.fresh if chunk in self.waiting]
         self.fresh = []

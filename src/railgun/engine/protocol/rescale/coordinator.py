@@ -178,7 +178,7 @@ class Coordinator:
     def _orders(self) -> list[Order]:
         while self._advance():
             pass
-        if self.snapshot_wanted is not None and not self.saving and self._quiet():
+        if self.snapshot_wanted is not None and not self.saving and self._may_begin_snapshot():
             self.snapshot, self.snapshot_wanted = self.snapshot_wanted, None
             self.saving = set(self.members)
             for worker in self.members:
@@ -186,7 +186,7 @@ class Coordinator:
         out, self.out = self.out, []
         return out
 
-    def _quiet(self) -> bool:
+    def _may_begin_snapshot(self) -> bool:
         """Return whether a snapshot may begin."""
         return self.phase not in ("joining", "starting")
 
@@ -195,20 +195,20 @@ class Coordinator:
         if self.phase == "idle":
             return self._start()
         assert self.target is not None
-        if self.phase == "joining" and not self._open("joined"):
+        if self.phase == "joining" and not self._is_missing("joined"):
             for worker in sorted(set(self.target.workers) - set(self.placement.workers)):
                 self._give(Begin(worker))
             return self._move(0)
-        if self.phase == "starting" and not self._open("started"):
+        if self.phase == "starting" and not self._is_missing("started"):
             self.phase = "moving"
             return True
-        if self.phase == "moving" and not self._open("completed") and not self.saving:
+        if self.phase == "moving" and not self._is_missing("completed") and not self.saving:
             if self.moving + 1 < len(self.epochs):
                 return self._move(self.moving + 1)
             self.phase = "leaving"
             return True
         if self.phase == "leaving" and not self.waiting and not self.saving:
-            return not self._held() and self._finish()
+            return not self._departure_must_wait() and self._finish()
         return False
 
     def _start(self) -> bool:
@@ -256,7 +256,7 @@ class Coordinator:
                     stages = range(len(self.epochs))
                     self.waiting |= {(worker, ("left", stage, leaver)) for stage in stages}
 
-    def _held(self) -> bool:
+    def _departure_must_wait(self) -> bool:
         """Return whether a departing worker must stay until it is known whether the snapshot counts."""
         assert self.target is not None
         going = not set(self.members) <= set(self.target.workers)
@@ -272,7 +272,7 @@ class Coordinator:
         self._give(Rescaled(self.placement))
         return True
 
-    def _open(self, kind: str) -> bool:
+    def _is_missing(self, kind: str) -> bool:
         """Return whether a report of this kind is still missing."""
         return any(report[0] == kind for _, report in self.waiting)
 
