@@ -61,9 +61,8 @@ class Changes:
     def __init__(self, operator: Keyed) -> None:
         self.operator = operator
         self.changed: set[Any] = set()
-        self.in_flight: set[Any] = (
-            set()
-        )  # keys that had changed at the cut of the unsettled snapshot
+        # Keys that had changed at the cut of the unsettled snapshot.
+        self.in_flight: set[Any] = set()
         self.all_changed = False  # whether every key of the store counts as changed, noted or not
         self._touched = 0  # keys touched since the last look for unchanged keys
         self._table: TableWriter | None = None

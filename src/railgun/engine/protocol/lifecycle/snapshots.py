@@ -69,9 +69,8 @@ class Snapshots:
         self._drain = True  # whether a stop lets sources end
         self._stopping = False
         self._not_before = 0  # when the next generation may begin
-        self._pending_failure: tuple[int, str] | None = (
-            None  # a failure to act on after `FAILURE_GRACE_US`: time, reason
-        )
+        # Time and reason of a failure to act on after `FAILURE_GRACE_US`.
+        self._pending_failure: tuple[int, str] | None = None
         self._out: list[Order] = []
 
     @property

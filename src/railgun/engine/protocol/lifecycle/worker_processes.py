@@ -30,18 +30,17 @@ class Member:
     """The state of a worker's process, as far as the controller knows it."""
 
     incarnation: int
-    since: int
+    since: int  # when it was launched, in µs
     address: Address | None = None  # set once the process is up
     ready: bool = False
     begun: bool = False  # whether it was ordered to begin, in its generation
     ended: bool = False
     leaving: bool = False
-    leave_ordered_at: int | None = None  # when it was ordered to leave
+    leave_ordered_at: int | None = None  # µs
     cancelled: bool = False
     owes_farewell: bool = False  # whether it must still hand over what is to be saved of it
-    of_failed_generation: bool = (
-        False  # whether its generation failed and it has not been ready for one since
-    )
+    # Whether its generation failed, and it has not been ready for a later one.
+    of_failed_generation: bool = False
 
 
 class WorkerProcesses:
@@ -76,7 +75,7 @@ class WorkerProcesses:
         return address
 
     def is_unusable(self, worker: Worker) -> bool:
-        """Return whether the worker is not usable now."""
+        """Return whether the worker is leaving, or its process is not up yet."""
         member = self.members[worker]
         return member.leaving or member.address is None
 

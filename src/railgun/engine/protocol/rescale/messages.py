@@ -74,11 +74,11 @@ class Acquire:
 class Heard:
     """The sender has heard of the rescale to this epoch; its earlier messages were sent without knowing of it.
 
-    `told` is the frontier announced to the sender's operators by then.
+    `frontier` is the one announced to the sender's operators by then.
     """
 
     epoch: int
-    told: int
+    frontier: int
 
 
 @dataclass(frozen=True, slots=True)
