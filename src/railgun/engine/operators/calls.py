@@ -99,7 +99,7 @@ def calls_of_other_threads(thread: int) -> dict[int, list[Call]]:
 def place_text(step: str, name: str) -> str:
     """Return the place of a call as text; `name` is that of the function, or of several.
 
-    >>> told_place("total", "add"), told_place("", "unpickling the flow")
+    >>> place_text("total", "add"), place_text("", "unpickling the flow")
     ("in step 'total', function add", 'unpickling the flow')
     """
     return f"in step {step!r}, function {name}" if step else name

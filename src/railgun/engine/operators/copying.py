@@ -58,7 +58,7 @@ def plain_copy(value: Any) -> Any:
     >>> copy, copy["a"] is copy["b"], copy["a"] is inner
     ({'a': [1], 'b': [1], 'c': (1, 'x')}, True, False)
     >>> pair = (1, "x")
-    >>> plain_copy(pair) is pair, plain_copy([iter("ab")]) is ODD
+    >>> plain_copy(pair) is pair, plain_copy([iter("ab")]) is NOT_PLAIN
     (True, True)
     """
     copier = _copiers.get(type(value))

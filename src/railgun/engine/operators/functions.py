@@ -29,12 +29,12 @@ def reason_to_refuse(function: Any, *, generates: bool = False) -> str:
     """Return why a function cannot be a step's function, or ""; with `generates` it may be a generator function.
 
     >>> async def ask(item): ...
-    >>> why_not(ask)
+    >>> reason_to_refuse(ask)
     'ask is asynchronous, and would give coroutines instead of results: call asyncio.run(...) in a plain function, ...
     >>> def words(line): yield from line.split()
-    >>> why_not(words)
+    >>> reason_to_refuse(words)
     'words is a generator function, and would give generators instead of results: return the result, or use ...
-    >>> why_not(words, generates=True), why_not(str)
+    >>> reason_to_refuse(words, generates=True), reason_to_refuse(str)
     ('', '')
     """
     plain = function

@@ -81,7 +81,7 @@ class LeavingKeys:
             self._more.setdefault(number, {})[key] = None
 
     def name(self, order: Order) -> None:
-        """Fix the order of leaving, `Order.of(found)`: all keys are found."""
+        """Fix the order of leaving, `Order.of(found_hashes)`: all keys are found."""
         if len(order) < len(self._keys):
             self._set_aside(order)
         self.found_hashes, self._named = [], order.hashes

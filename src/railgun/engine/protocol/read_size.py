@@ -63,7 +63,7 @@ class ReadSize:
     >>> size = ReadSize(largest=5_000)
     >>> size.next
     5000
-    >>> size.record(rows=5_000, asked=5_000, took_us=500_000)  # 100 µs a record
+    >>> size.record(rows=5_000, requested=5_000, took_us=500_000)  # 100 µs a record
     >>> size.next
     500
     """
