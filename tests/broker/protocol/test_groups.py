@@ -57,7 +57,8 @@ def restarted(group: Group, first: int | None = None, end: int | None = None) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["ranges", "messages", "shares", "persisted", "dead_letters", "state", "group", "explain"]
+    "module",
+    ["ranges", "messages", "shares", "persisted", "dead_letters", "state", "group", "explain"],
 )
 def test_examples_run(module: str) -> None:
     results = doctest.testmod(importlib.import_module(f"railgun.broker.protocol.groups.{module}"))

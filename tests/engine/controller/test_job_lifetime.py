@@ -199,7 +199,7 @@ job.close()
 def test_a_forked_child_leaves_the_job_of_its_parent_alone(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(tmp_path), how],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=2 * flows.DEADLINE,
@@ -259,7 +259,7 @@ def test_a_program_that_ends_while_a_job_takes_snapshots_ends_without_a_word(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=2 * flows.DEADLINE,

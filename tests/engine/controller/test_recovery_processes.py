@@ -300,7 +300,7 @@ def test_the_program_is_killed_its_workers_end_and_the_next_goes_on_from_the_sna
 ) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    there = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    there = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
     with subprocess.Popen(
         [sys.executable, script, tmp_path],
         stdout=subprocess.PIPE,

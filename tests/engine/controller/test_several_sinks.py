@@ -24,7 +24,7 @@ from railgun.client.errors import NoNodeError
 from railgun.client.sync import SyncClient, connect_sync
 
 DEADLINE = 180.0
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BROKER = """
 import asyncio, sys
 from pathlib import Path
