@@ -90,9 +90,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (
             isinstance(obj, type)
             and "__slots__" in vars(obj)
-            and not issubclass(
-                obj, tuple
-            )  # a NamedTuple declares __slots__ itself, and has no slots to fill
+            and not issubclass(obj, tuple)  # a NamedTuple has no slots to fill
             and isinstance(reduced, tuple)
             and reduced[0].__name__ == "_make_skeleton_class"
         ):

@@ -429,7 +429,7 @@ class KeyCalls(ValueCalls):
             def look_for(key: Any) -> None:
                 tried.add(key)
                 for place in places:
-                    key in place  # noqa: B015 - for what it calls
+                    key in place  # noqa: B015 - for its calls of __hash__ and __eq__
 
             self.try_each(look_for, self.values)
 

@@ -79,9 +79,8 @@ class Changes:
         count = len(self.operator.states)
         if self.all_changed and count <= MAX_ALL_CHANGED_KEYS and self._table is None:
             return
-        if len(keys) <= FEW_KEYS and BUILT_IN.issuperset(
-            map(type, keys)
-        ):  # the key of a timer, say
+        if len(keys) <= FEW_KEYS and BUILT_IN.issuperset(map(type, keys)):
+            # For example the key of a timer that fires.
             self._touch(keys, None)
             return
         with KeyCalls(self.operator.step, keys, records) as call:

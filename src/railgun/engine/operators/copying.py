@@ -109,7 +109,7 @@ def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> Any:
     else:
         return value
     parts = [part if type(part) in ATOMS else _copy(part, memo) for part in value]
-    copy = memo.get(id(value))  # if it contains a list, say, that contains it
+    copy = memo.get(id(value))  # copied already if a part contains the tuple itself
     if copy is None:
         copy = memo[id(value)] = tuple.__new__(type(value), parts)
     return copy

@@ -47,7 +47,7 @@ def _traceback_text(error: BaseException) -> str:
         code = trace.tb_frame.f_code
         code_positions += code.co_filename, code.co_name, trace.tb_lineno, trace.tb_lasti
         trace = trace.tb_next
-    trace_key = tuple(code_positions[-32:])  # of eight frames
+    trace_key = tuple(code_positions[-32:])  # four values for each of eight frames
     text = _traceback_texts.get(trace_key)
     if text is None:
         if len(_traceback_texts) >= MAX_CACHED_TRACEBACKS:

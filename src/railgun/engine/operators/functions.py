@@ -110,7 +110,7 @@ def check_pair(step: str, returned: Any) -> tuple[Any, Any]:
         state, result = returned
     except (TypeError, ValueError) as error:
         trace = error.__traceback__
-        if trace is not None and trace.tb_next is not None:  # of an iterator of the user's
+        if trace is not None and trace.tb_next is not None:  # raised inside a user's iterator
             raise
         kind = type(returned).__name__
         raise NotAPairError(
@@ -126,7 +126,7 @@ def check_part(part: Any) -> None:
         hash(part)
     except TypeError as error:
         trace = error.__traceback__
-        if trace is not None and trace.tb_next is not None:  # of a __hash__ of the user's
+        if trace is not None and trace.tb_next is not None:  # raised inside a user's __hash__
             raise
         raise PartError(
             f"the part {shorten(part)} is of type {type(part).__name__}, and not hashable ({error}): parts are found "

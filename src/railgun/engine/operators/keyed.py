@@ -206,7 +206,9 @@ class Keyed(Operator):
         """Add saved rows; those of an older snapshot come first. `loaded` is called after the last."""
         keys, states = rows.keys, rows.states
         self.loaded_keys += keys[:SAMPLED_KEYS]
-        self.loaded_keys += dict(zip(map(type, keys), keys, strict=True)).values()  # one of each
+        self.loaded_keys += dict(
+            zip(map(type, keys), keys, strict=True)
+        ).values()  # one of each type
         for upgrade in self.setting.upgrades[rows.version - 1 :]:
             states = self._upgraded(upgrade, keys, states)
         with KeyCalls(self.step, keys) as looking:

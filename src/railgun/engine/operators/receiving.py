@@ -73,9 +73,8 @@ class Receiving(Reading):
         self.dropped = 0  # messages that were applied before
         self.stopped = False
         self.timed_by_event = clock.time is not None or source.event_time
-        self._queues: dict[
-            int, deque[tuple[str, Waiting, int]]
-        ] = {}  # by session, the next one first
+        # By session, the next session first: stream, entry, size in bytes.
+        self._queues: dict[int, deque[tuple[str, Waiting, int]]] = {}
         self._paces: dict[str, Pace] = {}
         self._reached = LAST  # the computed reached time of all streams
         self._reached_until = MIN  # when to compute it again

@@ -232,7 +232,7 @@ class KeyBy(Operator):
             try:
                 hashes = hash_keys(keys, walked)
                 batch = RowBatch(values, times, keys, hashes, port, origin, late)
-            except BaseException as error:  # also what a `__stable_key__` may raise
+            except BaseException as error:  # including errors of a user's `__stable_key__`
                 pass_interrupt(error)
                 former_keys = [
                     key
@@ -255,7 +255,7 @@ class KeyBy(Operator):
 
         `items` has the rows with the keys they had before this step.
         """
-        tried: list[bool] = []  # whether there is a hash
+        tried: list[bool] = []  # whether the key has a hash
         hashes: list[int] = []
         call.done = tried.__len__
         for row, key in enumerate(keys):

@@ -73,9 +73,9 @@ class ReadSize:
         self.size = largest
         self.wait_us = 0.0
         """The part of a read's time that no size shortens."""
-        self._reads: dict[int, deque[_Read]] = {}  # by the power of two of their rows
+        self._reads: dict[int, deque[_Read]] = {}  # by the number of bits of their row count
         self._number = 0
-        self._interval = FIRST_PROBE_READS  # reads between two that are halved
+        self._interval = FIRST_PROBE_READS  # reads between two halved ones
         self._next_probe = 0
         self._probing = False
 

@@ -24,8 +24,8 @@ from railgun.engine.protocol.rescale import messages as m
 from railgun.errors import RailgunError
 
 State = Literal["starting", "running", "rescaling", "stopping", "finished", "failed"]
-FIRST_BACK_OFF_US = SECOND_US // 2  # pause before the second restart; doubled for each further one,
-MAX_BACK_OFF_US = 16 * SECOND_US  # up to this
+FIRST_BACK_OFF_US = SECOND_US // 2  # pause before the second restart; doubled each time
+MAX_BACK_OFF_US = 16 * SECOND_US  # longest pause before a restart
 
 
 class LifecycleError(RailgunError):
@@ -57,10 +57,10 @@ class Snapshots:
         self.members = self.processes.members
         self.coordinator: c.Coordinator | None = None  # set once all workers are ready
         self.wanted: Placement | None = None  # the requested placement, until its rescale begins
-        self.cause = ""  # of a failure
+        self.cause = ""  # why the flow failed
         self.failed_step = ""
         self.failures: list[int] = []  # times within the window
-        self.failed_times = 0  # in all
+        self.failed_times = 0  # failures in total
         self._lost_joining: dict[Worker, list[int]] = {}  # times within the window
         self.how = ""  # how the flow stops, for people
         self._has_run = False
