@@ -115,22 +115,28 @@ _LOADING: Final[Mapping[str, Rewrite]] = {
 
 _CHANGES: Final[Mapping[str, Rewrite]] = {
     "A key that moves forgets that it is part of an unsettled snapshot": _one(
-        Changes, "leave", "if key in self.changed or key in self.flying", "if key in self.changed"
+        Changes,
+        "leave",
+        "if key in self.changed or key in self.in_flight",
+        "if key in self.changed",
     ),
     "A key that moves forgets that it changed after the cut": _one(
-        Changes, "leave", "if key in self.changed or key in self.flying", "if key in self.flying"
+        Changes,
+        "leave",
+        "if key in self.changed or key in self.in_flight",
+        "if key in self.in_flight",
     ),
     "A key that moves during a snapshot moves without its changes": _one(
         Changes,
         "leave",
-        "if not self.changed and not self.flying:",
-        "if not self.changed or self.flying:",
+        "if not self.changed and not self.in_flight:",
+        "if not self.changed or self.in_flight:",
     ),
     "What changed stays changed only if the snapshot fails, and what changed since is forgotten": _one(
-        Changes, "settle", "self.changed |= self.flying", "self.changed = self.flying"
+        Changes, "settle", "self.changed |= self.in_flight", "self.changed = self.in_flight"
     ),
     "A committed snapshot forgets what changed since its cut": _one(
-        Changes, "settle", "self.flying = set()", "self.flying = self.changed = set()"
+        Changes, "settle", "self.in_flight = set()", "self.in_flight = self.changed = set()"
     ),
     "What has failed to be saved is saved only if nothing changed since": _one(
         Changes, "settle", "if not committed:", "if not committed and not self.changed:"
@@ -147,17 +153,17 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
     "The first key of a block is not saved": _one(
         Changes,
         "step",
-        "for _ in range(min(BLOCK, len(self._left)))]",
-        "for _ in range(min(BLOCK, len(self._left)))][1:] or []",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))]",
+        "for _ in range(min(BLOCK_KEYS, len(self._left)))][1:] or []",
     ),
     "Saving of a full snapshot ends one block early": _one(
-        Changes, "step", "if block:", "if len(block) == BLOCK:"
+        Changes, "step", "if block:", "if len(block) == BLOCK_KEYS:"
     ),
     "Saving ends one block early": _one(
-        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK:"
+        Changes, "step", "elif self._left:", "elif len(self._left) >= BLOCK_KEYS:"
     ),
     "A worker that leaves hands over only deletions before the cut": _one(
-        Changes, "deleted", "[*{*self.changed, *self.flying}]", "[*self.flying]"
+        Changes, "deleted", "[*{*self.changed, *self.in_flight}]", "[*self.in_flight]"
     ),
     "A key that is made after the cut of a full snapshot is saved with it": _one(
         Changes,
@@ -184,7 +190,10 @@ _CHANGES: Final[Mapping[str, Rewrite]] = {
         Changes,
         "_touch",
         (
-            ("if count > MOST_KEYS:", "if self.all_changed and count > MOST_KEYS:"),
+            (
+                "if count > MAX_ALL_CHANGED_KEYS:",
+                "if self.all_changed and count > MAX_ALL_CHANGED_KEYS:",
+            ),
             ("if not self.all_changed:", "elif not self.all_changed:"),
         ),
     ),

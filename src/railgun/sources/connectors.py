@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from railgun.client.payloads import from_json, from_msgpack
-from railgun.engine.operators.functions import why_not
+from railgun.engine.operators.functions import reason_to_refuse
 from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Pushed
 from railgun.transport import ingest_batch as outside
@@ -67,7 +67,7 @@ class Connectors(Pushed[Any]):
             raise ConnectorError(
                 f"{self}: decode is 'json', 'text', 'bytes', 'msgpack', 'message' or a function, not {decode!r}"
             )
-        if callable(decode) and (why := why_not(decode)):
+        if callable(decode) and (why := reason_to_refuse(decode)):
             raise ConnectorError(f"{self}: decode: {why}")
         if port is not None and (isinstance(port, bool) or not 0 < port < 1 << 16):
             raise ConnectorError(f"{self}: a port is a number from 1 to 65535, not {port!r}")

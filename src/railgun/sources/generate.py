@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
-from railgun.engine.operators.functions import why_not
+from railgun.engine.operators.functions import reason_to_refuse
 from railgun.engine.operators.operator import name_of
 from railgun.flows.errors import ConnectorError
 from railgun.flows.source import Reader, Source
@@ -53,7 +53,7 @@ class Generate(Source[T]):
     ) -> None:
         if not callable(function):
             raise ConnectorError(f"Generate needs a function of index and random, not {function!r}")
-        if why := why_not(function):
+        if why := reason_to_refuse(function):
             raise ConnectorError(f"Generate: {why}")
         if rate is not None and not 0 < rate < float("inf"):
             raise ConnectorError(f"Generate needs a rate above 0 items a second, not {rate!r}")

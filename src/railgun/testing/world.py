@@ -19,7 +19,7 @@ from railgun.engine.controller.storekeeper import Storekeeper
 from railgun.engine.operators.calls import Unpickling, attempt
 from railgun.engine.protocol.lifecycle import messages as o
 from railgun.engine.protocol.lifecycle.machine import Lifecycle
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
+from railgun.engine.protocol.lifecycle.snapshot_rounds import SnapshotRounds
 from railgun.engine.protocol.placement import Placement, Worker
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.snapshots.store import SnapshotStore
@@ -29,7 +29,7 @@ from railgun.engine.worker.frames import FrameReader, Pressure, Taken, encode
 from railgun.engine.worker.runtime import Outside, Runtime
 from railgun.engine.worker.saver import Then, Work
 from railgun.errors import RailgunError, pass_interrupt
-from railgun.flows.errors import would_come_again
+from railgun.flows.errors import is_permanent
 from railgun.flows.plan import Plan
 from railgun.transport.columns import encode_column
 
@@ -167,7 +167,7 @@ class Process:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             attempt(runtime.close)
-        final = would_come_again(error, self.world.store is not None)
+        final = is_permanent(error, self.world.store is not None)
         self.tell(o.Failed(self.generation, str(error) or repr(error), final))
 
     def tell(self, report: Any) -> None:
@@ -232,7 +232,7 @@ class World:
         self._todo: deque[Worker] = deque()
         self._idle = False
         self._ticks = 0
-        saving, generation = Saving(None), 0
+        saving, generation = SnapshotRounds(None), 0
         if keeper is not None:
             keeper.submit = self._store_work.append
             saving, generation = keeper.saving, keeper.generation
@@ -304,7 +304,7 @@ class World:
             for worker, answer in answers:
                 if worker in self.processes:
                     self.processes[worker].orders.append(answer)
-        if hasten and not self.life.over and not self.life.saving.asked:
+        if hasten and not self.life.over and not self.life.saving.requests:
             self.do(self.life.snapshot(self.life_now))
 
     def begun(self, process: Process) -> None:

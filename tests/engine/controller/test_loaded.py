@@ -99,7 +99,7 @@ def test_snapshots_that_are_wanted_do_not_follow_each_other_at_once(
         taken.append(now)
         return []
 
-    saving = SimpleNamespace(on=True, asked=False)
+    saving = SimpleNamespace(on=True, requests=0)
     life = SimpleNamespace(saving=saving, over=False, gone=False, snapshot=snapshot)
     monkeypatch.setattr(controller, "lifecycle", life)
 

@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 from railgun.client.outages import WAITS as OUTAGES
-from railgun.engine.operators.calls import Call, others
+from railgun.engine.operators.calls import Call, calls_of_other_threads
 from railgun.engine.worker.liveness import (
     MOST_LOADING_S,
     STUCK_EVERY,
@@ -118,7 +118,7 @@ class Parked:
 
 
 def looked(beside: Beside) -> str | None:
-    return beside.look(sys._current_frames(), others(threading.get_ident()), 0.0)
+    return beside.look(sys._current_frames(), calls_of_other_threads(threading.get_ident()), 0.0)
 
 
 def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -> None:

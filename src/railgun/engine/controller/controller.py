@@ -706,7 +706,7 @@ class Controller:
         elif told.passing and self.lifecycle.failed_times:
             self._give_up(seen, told.error)
         else:
-            self._obey(self.lifecycle.unfit(worker, told.error, _now()))
+            self._obey(self.lifecycle.cannot_load(worker, told.error, _now()))
 
     def _received(self, connection: Connection, data: bytes) -> None:
         worker, incarnation = connection.tag
@@ -800,7 +800,7 @@ class Controller:
     def _snapshot_early(self) -> None:
         life = self.lifecycle
         self._hastening, self._hastened = None, time.monotonic()
-        if life.saving.on and not life.over and not life.saving.asked:
+        if life.saving.on and not life.over and not life.saving.requests:
             self._obey(life.snapshot(_now()))
 
     def doors(self) -> dict[str, dict[str, Any]]:

@@ -219,7 +219,7 @@ class Api(HttpPort):
     def _check_not_over(self, what: str) -> None:
         life = self.controller.lifecycle
         if life.over:
-            raise LifecycleError(f"the flow is {life.told_state}: it cannot be {what}")
+            raise LifecycleError(f"the flow is {life.state_text}: it cannot be {what}")
 
     def _taken(
         self, order: Callable[[], None], more: Callable[[], dict[str, Any]] = dict

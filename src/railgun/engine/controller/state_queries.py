@@ -152,7 +152,7 @@ class Inquiries:
             saved = self.life.saving.committed
             where = "" if saved is None else f"; what it was is in snapshot {saved}"
             raise LifecycleError(
-                f"the flow is {self.life.told_state}: it has no state any more{where}"
+                f"the flow is {self.life.state_text}: it has no state any more{where}"
             )
 
     def _stands(self) -> object:

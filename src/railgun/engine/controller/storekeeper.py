@@ -28,7 +28,7 @@ from railgun.engine.controller.snapshot_directory import (
 from railgun.engine.operators.calls import NO_PART, SourceCall, TokenCall
 from railgun.engine.operators.functions import check_done
 from railgun.engine.protocol.lifecycle import messages as o
-from railgun.engine.protocol.lifecycle.snapshot_rounds import Saving
+from railgun.engine.protocol.lifecycle.snapshot_rounds import SnapshotRounds
 from railgun.engine.protocol.placement import Worker
 from railgun.engine.snapshots.errors import DamagedError, SnapshotError, UndecidedError
 from railgun.engine.snapshots.fit import fit
@@ -203,10 +203,10 @@ class Storekeeper:
         with contextlib.suppress(RuntimeError):
             self._thread.submit(work)
 
-    def _saving(self, last: int) -> Saving:
+    def _saving(self, last: int) -> SnapshotRounds:
         if self.manifest is not None:  # also above those of another store, if it is of one
             last = max(last, self.manifest.snapshot)
-        saving = Saving(int(self.chosen.every * 1e6), last)
+        saving = SnapshotRounds(int(self.chosen.every * 1e6), last)
         if self.manifest is not None:
             saving.committed = self.manifest.snapshot
             saving.foreign = self.source is not self.store
@@ -496,7 +496,7 @@ class Storekeeper:
 
     # ------------------------------------------------------------ what people ask
 
-    def status(self, saving: Saving) -> dict[str, Any]:
+    def status(self, saving: SnapshotRounds) -> dict[str, Any]:
         """How snapshots fare, as plain data; nothing is read for it."""
         under_way = None
         if saving.busy:

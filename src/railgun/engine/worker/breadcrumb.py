@@ -225,7 +225,7 @@ def _where(call: calls.Call) -> str:
             _kept.clear()
         # The function is kept, so that no other one can have its identity.
         _kept.append(call.function)
-        found = _known[known] = calls.told_place(call.step, call.names)
+        found = _known[known] = calls.place_text(call.step, call.names)
     return found
 
 

@@ -67,7 +67,7 @@ _FLAG: Final = struct.Struct("<?")
 # kind: (message, how its leading numbers are packed, their names)
 _PLAIN: Final[dict[int, tuple[type[Any], struct.Struct, tuple[str, ...]]]] = {
     0: (Pressure, _FLAG, ("on",)),
-    4: (m.Heard, _EPOCH_NUMBER, ("epoch", "told")),
+    4: (m.Heard, _EPOCH_NUMBER, ("epoch", "frontier")),
     5: (m.Done, _EPOCH, ("epoch",)),
     6: (m.Flush, _EPOCH, ("epoch",)),
     7: (m.Flushed, _EPOCH_NUMBER, ("epoch", "origin")),

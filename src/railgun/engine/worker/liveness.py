@@ -6,10 +6,10 @@ user's function as before? If not, it says so to the controller, over a connecti
 loop's.
 
 User code is called in another thread, too: sinks prepare, commit and recover there, while the main thread gets on. So
-every other thread that is inside a call is looked at (`calls.others`). One that has not got on since the last look is
-told of, as a line of text, now and then, until it does; an empty one says that. If it does not for long, the controller
-gives the worker up, for all its beats. What the program that starts a flow calls is looked at in the same way
-(`watched`), though nobody can end it.
+every other thread that is inside a call is looked at (`calls.calls_of_other_threads`). One that has not got on since
+the last look is told of, as a line of text, now and then, until it does; an empty one says that. If it does not for
+long, the controller gives the worker up, for all its beats. What the program that starts a flow calls is looked at in
+the same way (`watched`), though nobody can end it.
 
 To import a module, or to unpickle the flow, may take longer than a call ever should. So that counts as a sign of life
 for `MOST_LOADING_S`, and then as a call that does not return.
@@ -94,7 +94,9 @@ class Pulse:
                 # The frame is kept, so that no later one can have its identity.
                 frames = sys._current_frames()
                 frame = frames.get(self._watched)
-                line = beside.look(frames, calls.others(self._watched), time.monotonic())
+                line = beside.look(
+                    frames, calls.calls_of_other_threads(self._watched), time.monotonic()
+                )
                 if line is not None:
                     connection.sendall(BESIDE + line.replace("\n", "\r").encode() + b"\n")
                 now = call_under_way(frame)

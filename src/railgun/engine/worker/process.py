@@ -43,7 +43,7 @@ from railgun.engine.worker.saver import Then, Work
 from railgun.engine.worker.spec import WorkerSpec
 from railgun.engine.worker.state_queries import look
 from railgun.errors import RailgunError, pass_interrupt
-from railgun.flows.errors import InterruptedCallError, StepError, would_come_again
+from railgun.flows.errors import InterruptedCallError, StepError, is_permanent
 from railgun.flows.plan import Plan
 from railgun.storage.errors import StorageError
 from railgun.transport.columns import encode_column
@@ -673,7 +673,7 @@ class _Process:
 
     def _failure(self, generation: int, error: BaseException) -> orders.Failed:
         """Return the report that `error` ended this worker's part in a generation."""
-        final = would_come_again(error, self.store is not None)
+        final = is_permanent(error, self.store is not None)
         step = error.step if isinstance(error, StepError | InterruptedCallError) else ""
         told = (
             str(error)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from railgun.engine.operators.calls import KeyCalls, ValueCalls
 from railgun.engine.operators.describe import shorten
 from railgun.engine.operators.functions import check_part
-from railgun.engine.operators.keyed import Keyed, Leaving
+from railgun.engine.operators.keyed import Keyed, LeavingKeys
 from railgun.engine.protocol.frontier import LAST, MAX, MIN
 from railgun.engine.protocol.rescale import messages as m
 from railgun.engine.protocol.rescale.collect import Collect
@@ -74,7 +74,7 @@ class StageRunner:
         self._chunk = CHUNK_KEYS // 10  # keys to move next
         self._events: deque[m.Event] = deque()
         self._busy = False
-        self.leaving = Leaving()
+        self.leaving = LeavingKeys()
         # Operators whose keys and states nobody has looked at yet; parts of a source that were saved.
         self._made: dict[Keyed, KeysMade] = {}  # by step of which the first state was looked at
         self._unseen = [op for op in operators.keyed if type(op).packed is Keyed.packed]
@@ -161,7 +161,7 @@ class StageRunner:
             case m.Advance(frontier):
                 self._advance(frontier)
             case m.Completed():
-                self.leaving, self._counted = Leaving(), ()
+                self.leaving, self._counted = LeavingKeys(), ()
                 self.runtime.report(self.stage.index, command)
             case m.Started() | m.Left():
                 self.runtime.report(self.stage.index, command)
@@ -277,7 +277,7 @@ class StageRunner:
         """For a stage that reads: tell how far time has come in what is read here."""
         reading = self.operators.reading
         if reading is not None:
-            bound = reading.bound(now, self.distributor.frontiers.told)
+            bound = reading.bound(now, self.distributor.frontiers.announced)
             # Where nobody sets timers, only the end of time is of interest.
             if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))
@@ -317,7 +317,7 @@ class StageRunner:
     def _start_census(self) -> None:
         self.moved_keys = self.moved_bytes = self.moving_keys = self.taken_keys = 0
         self.longest_hold = 0
-        self.leaving, self._counted = Leaving(), ()
+        self.leaving, self._counted = LeavingKeys(), ()
         migration = self.distributor.migration_now()
         self._census = self._blocks() if migration.any_leaves(self.distributor.worker) else iter(())
 
@@ -352,7 +352,7 @@ class StageRunner:
             return
         self._census = None
         # To sort takes long, where keys are many: records flow meanwhile.
-        self.runtime.outside.background(partial(Order.of, self.leaving.found), self._name)
+        self.runtime.outside.background(partial(Order.of, self.leaving.found_hashes), self._name)
 
     def _name(self, order: Order | None, error: Exception | None) -> None:
         """All keys that have to move are found, and sorted."""
