@@ -123,7 +123,7 @@ def test_records_come_in_the_order_of_a_column(spark: SparkSession) -> None:
 def test_the_late_records_of_an_ordered_table_are_those_of_one_part(
     spark: SparkSession, way: str, order: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lateness, "BUCKETS", 7)
+    monkeypatch.setattr(lateness, "BUCKET_COUNT", 7)
     records = [(0, number, key, time) for _, number, key, time in drawn(5, 400)]
     df = spark.createDataFrame(records, "part long, number long, key long, time long")
     columns = ["*", "lpad(number, 5, '0') as text", "number div 100 as high"]

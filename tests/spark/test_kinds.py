@@ -188,12 +188,12 @@ def test_pickles_of_data_are_opened_and_nothing_else_is() -> None:
         *(datetime(2024, 1, 1, tzinfo=UTC), date(2024, 1, 1), timedelta(1)),
     ]
     for value in data:
-        assert kinds.opened(pickle.dumps(value, 5)) == value
+        assert kinds.unpickle_data(pickle.dumps(value, 5)) == value
     for value in (Point(1, []), Colour.RED, print, np.int64(1)):
         with pytest.raises(SealedError):
-            kinds.opened(pickle.dumps(value, 5))
+            kinds.unpickle_data(pickle.dumps(value, 5))
     with pytest.raises(SealedError, match="system"):
-        kinds.opened(b"cposix\nsystem\n(S'echo pwned'\ntR.")
+        kinds.unpickle_data(b"cposix\nsystem\n(S'echo pwned'\ntR.")
 
 
 def test_a_state_that_does_not_fit_says_where() -> None:

@@ -3,7 +3,7 @@
 JSON is read by Arrow where that gives the very same, at its own speed; what it refuses is read again, row by
 row, by `kinds.fit`, which knows more, or else says which key is to blame.
 
-Pickles that name nothing but Python's own types of data are opened (`kinds.opened`). Others stay closed, and the state
+Pickles that name nothing but Python's own types of data are opened (`kinds.unpickle_data`). Others stay closed, and the state
 is null, unless it is said that they may be opened: that runs what is in them, and needs the classes they name.
 """
 
@@ -61,7 +61,7 @@ class Opening:
 
     def _opened(self, data: bytes, keys: pa.Array, row: int) -> Any:
         try:
-            value = pickle.loads(data) if self.unpickle else kinds.opened(data)
+            value = pickle.loads(data) if self.unpickle else kinds.unpickle_data(data)
             return kinds.plain(self._named(value))
         except SealedError:
             return SEALED
@@ -84,7 +84,7 @@ class Opening:
             with contextlib.suppress(
                 OverflowError
             ):  # a clock of a user's, of which calendars know nothing
-                time = kinds.moment(reached)
+                time = kinds.as_datetime(reached)
         return dict(zip(_SOURCE, (position, finished, time), strict=True))
 
 
@@ -196,7 +196,7 @@ class Maker:
         if pickles.null_count == len(pickles):
             offsets = pa.repeat(pa.scalar(0, pa.int32()), len(pickles) + 1)
             return pa.ListArray.from_arrays(offsets, pa.array([], arrow.value_type), type=arrow)
-        times = [[] if data is None else kinds.opened(data) for data in pickles.to_pylist()]
+        times = [[] if data is None else kinds.unpickle_data(data) for data in pickles.to_pylist()]
         return pa.array(times, arrow)
 
     def _states(self, block: Block, name: str, wanted: t.DataType, arrow: pa.DataType) -> pa.Array:
