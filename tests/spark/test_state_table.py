@@ -106,7 +106,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many groups, and batches and shares of a few rows."""
     monkeypatch.setattr("railgun.engine.snapshots.table._GROUP", 7)
     for module in (saved_rows, saved_changes):
-        monkeypatch.setattr(module, "BATCH", 3)
+        monkeypatch.setattr(module, "BATCH_ROWS", 3)
 
 
 def rows_of(frame: Any) -> dict[Any, Any]:
@@ -497,7 +497,7 @@ def test_a_schema_of_the_user_is_taken_as_it_is(spark: SparkSession, written: Wr
         state_table(spark, written.where, "total", schema="key bigint").collect()
     table = Table.of({"path": written.where, "step": "total"})
     for column, said in (
-        ("total", "no column 'total'; there are key, state, worker"),
+        ("total", "no column 'total'; the columns are key, state, worker"),
         ("worker", "column 'worker' is of type int, not string"),
     ):
         with pytest.raises(StateTableError, match=said):
@@ -509,7 +509,7 @@ def test_a_field_that_a_sample_has_not_is_an_error_and_not_left_out(
 ) -> None:
     written.save({f"{n:03}": {"n": n} for n in range(50)} | {"zzz": {"m": 1}}, full=True)
     monkeypatch.setattr(saved_rows.Whole.shares, "__defaults__", (7,))
-    monkeypatch.setattr(tables, "LOOKED_AT", 10)
+    monkeypatch.setattr(tables, "SAMPLE_ROWS", 10)
     table = Table.of({"path": written.where, "step": "total"})
     assert table.guessed()["state"].dataType.simpleString() == "struct<n:bigint>"
     reader = tables.StateReader(table, table.guessed(), guessed=True)
@@ -524,7 +524,7 @@ def test_types_of_many_rows_are_found_by_tasks(
     spark: SparkSession, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.save({n: {"n": n} for n in range(500)}, {-1: {"x": 0.5}}, full=True)
-    monkeypatch.setattr(tables, "ALONE", 100)
+    monkeypatch.setattr(tables, "DRIVER_ROWS", 100)
     frame = state_table(spark, written.where, "total")
     assert frame.schema["state"].dataType.simpleString() == "struct<n:bigint,x:double>"
     assert frame.selectExpr("sum(state.n)", "sum(key)").collect()[0][:] == (124750, 124749)
@@ -638,9 +638,9 @@ def test_the_format_says_the_same(spark: SparkSession, written: Written) -> None
     ):
         spark.read.format("railgun-state").options(step="x").load(written.where)
     for options, said in (
-        ({}, "say of which step"),
+        ({}, "the step is missing"),
         ({"step": "total", "snapshot": "x"}, "is the number of a snapshot, not 'x'"),
-        ({"step": "total", "keys": "x"}, "no option 'keys'; there are path, step"),
+        ({"step": "total", "keys": "x"}, "no option 'keys'; the options are path, step"),
         ({"step": "total", "until": "1"}, "until goes with since"),
         ({"step": "total", "infer": "none"}, "infer is some or all"),
         ({"step": "total", "unpickle": "yes"}, "unpickle is true or false"),

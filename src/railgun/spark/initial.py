@@ -76,7 +76,7 @@ def _checked(plan: Plan, step: str, given: DataFrame | State) -> State:
     if kinds.get(step) not in _WITH_STATE:
         stateful = listed(name for name, kind in kinds.items() if kind in _WITH_STATE)
         problem = "has no state of keys" if step in kinds else "is not in the flow"
-        raise BatchError(f"step {step!r} {problem}; the steps that have are {stateful}")
+        raise BatchError(f"step {step!r} {problem}; the steps with state are {stateful}")
     fields = {field.name: field.dataType for field in state.df.schema.fields}
     for name in state.keys:
         if name not in fields:

@@ -372,7 +372,7 @@ class SourceStage(BatchStage):
         if self.feed.order is not None:
             values = as_order(table.column(self.feed.order))
             if values is not None:
-                first = np.minimum(values, o.MOST)
+                first = np.minimum(values, o.MAX_ORDER_VALUE)
         self._paths = (first, places)
         if self._direct is None or not self._process_table(table, self._direct, bounds):
             items = as_items(table.schema.names, table.columns, table.num_rows)
