@@ -225,7 +225,7 @@ def test_lines_come_whole_whatever_is_read_at_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory, "FIRST", block)
         patch.setattr(directory, "LEAST", block)
-        patch.setattr(directory, "LARGEST", block)
+        patch.setattr(directory, "MAX_READ_BYTES", block)
         source = Directory(tmp_path)
         assert read_all(source, "file", most=3) == expected
         assert read_moving(source, "file", lambda: chance.randint(1, 5)) == expected
