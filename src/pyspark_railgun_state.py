@@ -32,11 +32,11 @@ class DefaultSource(DataSource):
         from railgun.spark.state_table import Table
 
         self.table = Table.of(self.options)
-        return self.table.guessed()
+        return self.table.inferred_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader that plans the tasks and reads the rows."""
         from railgun.spark.state_table import StateReader, Table
 
-        guessed = self.table is not None
-        return StateReader(self.table or Table.of(self.options), schema, guessed)
+        inferred = self.table is not None
+        return StateReader(self.table or Table.of(self.options), schema, inferred)

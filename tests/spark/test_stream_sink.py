@@ -44,7 +44,7 @@ from railgun.spark.streams.commit import Target
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.older import digest, journal_name
 from railgun.spark.streams.source import StreamSource
-from railgun.spark.streams.staging import Written, pieces
+from railgun.spark.streams.staging import TaskReport, pieces
 from railgun.spark.streams.writer import StreamWriter
 from railgun.testing.node import Served, served
 
@@ -225,7 +225,11 @@ def test_all_columns_as_arrow_and_back(
         ),
         ({"payload": "integer"}, {}, "column 'payload': a payload is binary or string, not int"),
         ({}, {"format": "json"}, "there are no columns to write"),
-        ({"value": "string"}, {"stream": "scattered"}, "the stream is ephemeral and stores nothing"),
+        (
+            {"value": "string"},
+            {"stream": "scattered"},
+            "the stream is ephemeral and stores nothing",
+        ),
         ({"value": "string"}, {"delivery": "once"}, "option delivery is 'exactly-once' or 'at-"),
         ({"value": "string"}, {"query": "mine"}, "the options query and batch go together"),
         ({"value": "string"}, {"data": "/nowhere"}, "no node works in /nowhere"),
@@ -443,7 +447,7 @@ class Batch:
     ) -> None:
         self.target = Target(client, stream, PATIENCE, "q", run, label)
 
-    def task(self, partition: int, payloads: Sequence[bytes]) -> Written:
+    def task(self, partition: int, payloads: Sequence[bytes]) -> TaskReport:
         return self.target.stage(partition, pieces([list(payloads)]))
 
     def write(self, *parts: Sequence[bytes]) -> int:

@@ -164,8 +164,8 @@ class _Link:
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=address.host)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            who = {"version": VERSION, "name": "flow"}
-            hello = Dialer(address.secret, secrets.token_bytes(NONCE), who)
+            introduction = {"version": VERSION, "name": "flow"}
+            hello = Dialer(address.secret, secrets.token_bytes(NONCE), introduction)
             while not hello.open:
                 self._socket.sendall(hello.feed(self._read()))
             self._take(hello.rest)
@@ -211,8 +211,8 @@ class _Link:
 class _Session:
     """Requests to a sink, repeated over a new connection when one is lost. All requests may safely be repeated."""
 
-    def __init__(self, who: str, sink: Outside, link: _Link | None = None) -> None:
-        self.who = who
+    def __init__(self, subject: str, sink: Outside, link: _Link | None = None) -> None:
+        self.subject = subject
         self.sink = sink
         self.link = link
 
@@ -245,7 +245,7 @@ class _Session:
             raise self.refused(answer.code, answer.text)
         if not isinstance(answer, expected):
             self.close()
-            raise ConnectorError(f"{self.who}: the sink answers with {type(answer).__name__}")
+            raise ConnectorError(f"{self.subject}: the sink answers with {type(answer).__name__}")
         return answer
 
     def keep_trying(self, work: Callable[[_Link], T]) -> T:
@@ -264,11 +264,11 @@ class _Session:
                     deadline += max(0.0, self.link.heard - began)
                 self.close()
                 if isinstance(error, HelloError) and error.code in _LASTING_CODES:
-                    raise ConnectorError(f"{self.who}: {error}") from error
+                    raise ConnectorError(f"{self.subject}: {error}") from error
                 if time.monotonic() + pause > deadline:
                     cause = error if isinstance(error, OSError) else ConnectionError(str(error))
                     raise ConnectorError(
-                        f"{self.who}: the sink could not be reached for {self.sink.timeout:g} s: {error}"
+                        f"{self.subject}: the sink could not be reached for {self.sink.timeout:g} s: {error}"
                     ) from cause
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_S)
@@ -279,7 +279,7 @@ class _Session:
 
     def refused(self, code: str, text: str) -> ConnectorError:
         """Return a refusal of the sink as an error of the flow."""
-        message = f"{self.who}: {text} ({code})"
+        message = f"{self.subject}: {text} ({code})"
         if code in _LOST_CODES:
             return LostOutputError(message)
         error = ConnectorError(message)
@@ -292,9 +292,9 @@ class _Transaction(_Session):
     """A transaction that is being sent."""
 
     def __init__(
-        self, who: str, sink: Outside, place: Place, alone: bool, link: _Link | None
+        self, subject: str, sink: Outside, place: Place, alone: bool, link: _Link | None
     ) -> None:
-        super().__init__(who, sink)
+        super().__init__(subject, sink)
         self.txn = uuid.uuid4().hex
         self.end = 0
         self.count = 0
@@ -324,7 +324,7 @@ class _Transaction(_Session):
         if held_bytes < self._acknowledged:
             link.close()
             held = f"{held_bytes:,} of {self._acknowledged:,} bytes"
-            problem = f"{self.who}: the sink has lost a part of what it had: {held}"
+            problem = f"{self.subject}: the sink has lost a part of what it had: {held}"
             raise ConnectorError(problem) from ConnectionError(problem)
         self._answers_due = 0
         self._set_acknowledged(held_bytes)
@@ -439,8 +439,8 @@ class _Encoding(TwoPhaseWriter[Any]):
     def _transaction(self) -> _Transaction:
         if self.transaction is None:
             link = self._spare_links.popleft() if self._spare_links else None
-            who = f"sink {self.place.step!r}, {self.sink}"
-            self.transaction = _Transaction(who, self.sink, self.place, self.alone, link)
+            subject = f"sink {self.place.step!r}, {self.sink}"
+            self.transaction = _Transaction(subject, self.sink, self.place, self.alone, link)
         return self.transaction
 
     def prepare(self, snapshot: int) -> Token | None:

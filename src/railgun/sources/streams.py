@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from railgun.client.sync import SyncClient
     from railgun.transport.records import Records
 
-READ_AHEAD_MESSAGES: Final = 40_000  # of the flow
+READ_AHEAD_MESSAGES: Final = 40_000  # at most, before the flow takes them
 REPLACED: Final = "STREAM_REPLACED"
 Format = Literal["json", "text", "bytes", "msgpack", "message"]
 

@@ -55,7 +55,7 @@ from railgun.spark.inputs import (
     partition,
     partitions_for,
 )
-from railgun.spark.lateness import has_late_rows, with_bounds
+from railgun.spark.lateness import can_have_late_rows, with_bounds
 
 SAMPLE_ROWS: Final = 1_000  # of each input, from which the columns of a sink are inferred
 WIRE: Final = "part int, target int, first binary, blob binary"
@@ -146,7 +146,7 @@ class Prepared:
         if not isinstance(flow, Flow):
             raise BatchError(f"run_batch needs a Flow, not {flow!r}")
         plan = flow.plan()
-        by_source = {name: input_of(name, one) for name, one in inputs.items()}
+        by_source = {name: input_of(name, value) for name, value in inputs.items()}
         sources = list(plan.sources)
         for name in by_source:
             if name not in sources:
@@ -269,7 +269,7 @@ class Prepared:
 
     def batch(self, plan: Plan, sinks: Mapping[str, pa.Schema | None]) -> Batch:
         """Return the settings for the tasks of a run of `plan`."""
-        feeds = {name: feed_of(one) for name, one in self.inputs.items()}
+        feeds = {name: feed_of(value) for name, value in self.inputs.items()}
         own = {
             name: list(stage.ports[0].options["source"].partitions())
             for name, stage in plan.sources.items()
@@ -310,7 +310,7 @@ class Prepared:
         """Return the input of a source's tasks: rows, or the numbers of the source's parts, one per task."""
         if source not in batch.own:
             clock = self.flow.steps[source].options["clock"]
-            if self.plan.timed and has_late_rows(batch.feeds[source], clock):
+            if self.plan.timed and can_have_late_rows(batch.feeds[source], clock):
                 judged = partial(with_bounds, batch=batch, source=source)
                 return in_order(self.inputs[source], judged)
             return in_order(self.inputs[source])

@@ -99,7 +99,7 @@ def _checked(plan: Plan, step: str, given: DataFrame | State) -> State:
 
 def _written(plan: Plan, step: str, state: State, save: Save) -> DataFrame:
     """Return a DataFrame that, when computed, writes the state; it has a row for each file."""
-    stage = next(s.name for s in plan.stages if any(one.name == step for one in s.steps))
+    stage = next(s.name for s in plan.stages if any(member.name == step for member in s.steps))
     version = next(info.version for info in steps_of(plan) if info.name == step)
     parts = partitions_for(state.df.sparkSession, [state.df])
     # Equal keys must meet in one partition, so that duplicates are noticed.

@@ -43,8 +43,8 @@ _LATEST: Final = "__railgun_latest"
 _BUCKETED_TYPES: Final = (NumericType, DateType, TimestampType, TimestampNTZType)
 
 
-def has_late_rows(feed: Feed, clock: Clock) -> bool:
-    """Return whether rows of an input can be late: only with an order that differs from the order of their times."""
+def can_have_late_rows(feed: Feed, clock: Clock) -> bool:
+    """Return whether rows of an input can be late: only with times and with an order that differs from theirs."""
     if clock.time is None or feed.order is None:
         return False
     return feed.item is not None or column_of(clock.time) != feed.order

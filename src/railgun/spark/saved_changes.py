@@ -30,7 +30,7 @@ from railgun.spark.saved_rows import (
     TIME,
     Block,
     Numbers,
-    Saved,
+    SavedStep,
     States,
     batches_of,
     hashes_in,
@@ -52,16 +52,16 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class StepChanges:
     """The keys of a step that differ between two snapshots."""
 
-    before: Saved
-    after: Saved
+    before: SavedStep
+    after: SavedStep
 
     def __len__(self) -> int:
-        return sum(part.rows for part in self._unlike())
+        return sum(part.rows for part in self._parts_of_one_side())
 
-    def _unlike(self) -> list[Part]:
+    def _parts_of_one_side(self) -> list[Part]:
         """Return the files that only one of the two snapshots has."""
         same_store = (self.before.url, self.before.flow) == (self.after.url, self.after.flow)
         common = self._common() if same_store else set()
@@ -92,7 +92,7 @@ class Between:
         yield from self._blocks_of("changed", here & there, old, new)
 
     def _wanted(self, before: SnapshotStore, after: SnapshotStore, share: Range) -> Hashes:
-        unlike_paths = {part.path for part in self._unlike()}
+        unlike_paths = {part.path for part in self._parts_of_one_side()}
         hash_arrays: list[Hashes] = [np.empty(0, dtype=np.uint64)]
         for store, saved in ((before, self.before), (after, self.after)):
             for part in saved.parts:
@@ -151,7 +151,7 @@ class _Side:
         return batches[0] if batches else pa.RecordBatch.from_pylist([], self.table.schema)
 
 
-def _side(store: SnapshotStore, saved: Saved, wanted: Hashes) -> _Side:
+def _side(store: SnapshotStore, saved: SavedStep, wanted: Hashes) -> _Side:
     newest = newest_of(store, saved.parts, wanted)
     rows = np.full(len(wanted), NO_SNAPSHOT, dtype=np.int64)
     batches: list[pa.RecordBatch] = []

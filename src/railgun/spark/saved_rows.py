@@ -53,7 +53,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedStep:
     """The state of one step in one snapshot."""
 
     url: str
@@ -67,7 +67,7 @@ class Saved:
     """When each snapshot that wrote some of these rows was committed (µs)."""
 
     @staticmethod
-    def find(url: str, snapshot: int | None, flow: str | None, step: str) -> Saved:
+    def find(url: str, snapshot: int | None, flow: str | None, step: str) -> SavedStep:
         """Return the state of a step in a snapshot (by default the latest); raise an error that says what exists
         instead."""
         home, store = find_store(url, flow)
@@ -86,7 +86,7 @@ class Saved:
             at = manifest.committed if number == manifest.snapshot else store.committed_at(number)
             times[number] = None if at is None else round(at * 1e6)
         is_source = kinds.get(step) == "source"
-        return Saved(home, store.flow, manifest.snapshot, step, is_source, parts, times)
+        return SavedStep(home, store.flow, manifest.snapshot, step, is_source, parts, times)
 
     @property
     def rows(self) -> int:
@@ -132,10 +132,10 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class StepRows:
     """All keys of a step in one snapshot."""
 
-    saved: Saved
+    saved: SavedStep
 
     def __len__(self) -> int:
         return self.saved.rows

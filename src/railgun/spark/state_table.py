@@ -36,9 +36,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from railgun.engine.controller.storekeeper import where_to_begin
 from railgun.errors import RailgunError
 from railgun.spark import kinds
-from railgun.spark.saved_changes import Between
-from railgun.spark.saved_rows import Saved, Whole
-from railgun.spark.states import Maker, Opening, Seen
+from railgun.spark.saved_changes import StepChanges
+from railgun.spark.saved_rows import SavedStep, StepRows
+from railgun.spark.states import SeenKinds, StateDecoder, TableEncoder
 
 FORMAT: Final = "railgun-state"
 SAMPLE_ROWS: Final = 2_000_000
@@ -132,10 +132,10 @@ def _frame(
     return _load(spark, options, schema)
 
 
-def _seen_by_tasks(spark: SparkSession, options: dict[str, str]) -> Seen:
-    seen = Seen()
+def _seen_by_tasks(spark: SparkSession, options: dict[str, str]) -> SeenKinds:
+    seen = SeenKinds()
     for row in _load(spark, options | {_KINDS: "true"}, "kinds string").collect():
-        seen.merge(Seen(**json.loads(row.kinds)))
+        seen.merge(SeenKinds(**json.loads(row.kinds)))
     return seen
 
 
@@ -162,8 +162,8 @@ def _load(spark: SparkSession, options: dict[str, str], schema: t.StructType | s
 class Table:
     """A state table: what its options ask for."""
 
-    rows: Whole | Between
-    opening: Opening
+    rows: StepRows | StepChanges
+    opening: StateDecoder
     infer_all: bool = False
     only_kinds: bool = False
 
@@ -185,50 +185,52 @@ class Table:
         if number is None:
             directory, at = where_to_begin(url)
             url, number = (url, None) if directory is None else (directory, at)
-        saved = Saved.find(url, number, flow, step)
-        rows: Whole | Between = Whole(saved)
+        saved = SavedStep.find(url, number, flow, step)
+        rows: StepRows | StepChanges = StepRows(saved)
         if "since" in by_name:
             directory, number = where_to_begin(by_name["since"])
-            rows = Between(Saved.find(directory or url, number, flow or saved.flow, step), saved)
-        opening = Opening(step, saved.is_source, _is_true(by_name, "unpickle"))
+            rows = StepChanges(
+                SavedStep.find(directory or url, number, flow or saved.flow, step), saved
+            )
+        opening = StateDecoder(step, saved.is_source, _is_true(by_name, "unpickle"))
         infer_all = by_name.get("infer", "some").lower() == "all"
         return Table(rows, opening, infer_all, _is_true(by_name, _KINDS))
 
     def options(self) -> dict[str, str]:
         """Return options that name exactly this table, whatever is committed in the meantime."""
         rows = self.rows
-        saved = rows.after if isinstance(rows, Between) else rows.saved
+        saved = rows.after if isinstance(rows, StepChanges) else rows.saved
         options = {"path": saved.url, "flow": saved.flow, "step": saved.step}
         options["snapshot"] = str(saved.snapshot)
-        if isinstance(rows, Between):
+        if isinstance(rows, StepChanges):
             options["since"] = f"{rows.before.url}#{rows.before.snapshot}"
         return options | _unpickle_option(self.opening.unpickle)
 
-    def guessed(self) -> t.StructType:
+    def inferred_schema(self) -> t.StructType:
         """Return the columns, inferred from a sample of the rows, or from all rows with `infer_all`."""
         return self.schema(self.seen(None if self.infer_all else SAMPLE_ROWS))
 
-    def seen(self, max_rows: int | None = None) -> Seen:
-        """Return what the rows have in common, or about `max_rows` of them."""
+    def seen(self, max_rows: int | None = None) -> SeenKinds:
+        """Return the kinds of all rows, or of about `max_rows` of them."""
         shares: list[Any] = list(self.rows.shares())
         if max_rows is not None and len(self) > max_rows:
             shares = shares[:: -(-len(self) // max_rows)]
-        seen = Seen()
+        seen = SeenKinds()
         for share in shares:
             seen.merge(self._seen(share))
         return seen
 
-    def _seen(self, share: Any) -> Seen:
-        seen = Seen()
+    def _seen(self, share: Any) -> SeenKinds:
+        seen = SeenKinds()
         for block in self.rows.blocks(share):
             seen.look(block, self.opening)
         return seen
 
-    def schema(self, seen: Seen) -> t.StructType:
+    def schema(self, seen: SeenKinds) -> t.StructType:
         """Return the columns for the kinds that were seen."""
         state = kinds.type_of(seen.states)
         columns: dict[str, t.DataType] = {"key": kinds.type_of(seen.keys)}
-        if isinstance(self.rows, Between):
+        if isinstance(self.rows, StepChanges):
             columns["change"] = t.StringType()
         columns |= dict.fromkeys(self._states(), state) | self._others()
         if seen.sealed:
@@ -236,10 +238,10 @@ class Table:
         return t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
 
     def _states(self) -> tuple[str, ...]:
-        return ("before", "after") if isinstance(self.rows, Between) else ("state",)
+        return ("before", "after") if isinstance(self.rows, StepChanges) else ("state",)
 
     def _others(self) -> dict[str, t.DataType]:
-        return _CHANGE_COLUMNS if isinstance(self.rows, Between) else _STATE_COLUMNS
+        return _CHANGE_COLUMNS if isinstance(self.rows, StepChanges) else _STATE_COLUMNS
 
     def check(self, schema: t.StructType) -> None:
         """Raise an error if the table has no such column, or if a column cannot have the wanted type."""
@@ -265,12 +267,12 @@ class Table:
 class StateReader(DataSourceReader):
     """Reads a state table with Spark tasks."""
 
-    def __init__(self, table: Table, schema: t.StructType, guessed: bool) -> None:
+    def __init__(self, table: Table, schema: t.StructType, inferred: bool) -> None:
         if not table.only_kinds:
             table.check(schema)
         self.table = table
         self._schema = schema
-        self._strict = guessed
+        self._strict = inferred
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each share of the rows."""
@@ -285,7 +287,7 @@ class StateReader(DataSourceReader):
             seen = self.table._seen(partition.value)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(seen))])], schema=arrow)
             return
-        maker = Maker(self._schema, arrow, self.table.opening, self._strict)
+        maker = TableEncoder(self._schema, arrow, self.table.opening, self._strict)
         for block in self.table.rows.blocks(partition.value):
             yield maker.batch(block)
 

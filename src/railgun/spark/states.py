@@ -36,7 +36,7 @@ SEALED: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class StateDecoder:
     """How the states of a step are unpickled."""
 
     step: str
@@ -94,14 +94,14 @@ class Opening:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenKinds:
     """The kinds of the rows that were looked at."""
 
     keys: Kind = "null"
     states: Kind = "null"
     sealed: bool = False
 
-    def look(self, block: Block, opening: Opening) -> None:
+    def look(self, block: Block, opening: StateDecoder) -> None:
         """Merge the kinds of these rows."""
         if self.keys != "string":
             self.keys = kinds.merged(self.keys, _kind_of_keys(block.keys, block.key_pickles))
@@ -109,7 +109,7 @@ class Seen:
         for states in block.states.values():
             self._look(states, block.keys, opening)
 
-    def _look(self, states: States, keys: pa.Array, opening: Opening) -> None:
+    def _look(self, states: States, keys: pa.Array, opening: StateDecoder) -> None:
         count = len(keys)
         start = min(_FIRST_ROWS, count) if self.states == "null" else 0
         for first, last in ((0, start), (start, count)):
@@ -126,9 +126,9 @@ class Seen:
         if states.pickles.null_count < len(states.pickles):
             return False
         kind = kinds.arrow_of(self.states)
-        return kind is not None and parsed(states.texts, kind, strict=True) is not None
+        return kind is not None and parse_json(states.texts, kind, strict=True) is not None
 
-    def merge(self, other: Seen) -> None:
+    def merge(self, other: SeenKinds) -> None:
         """Merge the kinds that another instance has seen."""
         self.keys = kinds.merged(self.keys, other.keys)
         self.keys = "string" if self.keys == "any" else self.keys
@@ -152,12 +152,12 @@ def _kind_of_keys(keys: pa.Array, pickles: pa.Array) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class TableEncoder:
     """Makes record batches of a state table."""
 
     schema: t.StructType
     arrow: pa.Schema
-    opening: Opening
+    opening: StateDecoder
     strict: bool
 
     def batch(self, block: Block) -> pa.RecordBatch:
@@ -206,7 +206,7 @@ class Maker:
     def _states(self, block: Block, name: str, wanted: t.DataType, arrow: pa.DataType) -> pa.Array:
         states = block.states[name]
         if states.pickles.null_count == len(states.pickles) and kinds.reads_as_json(wanted):
-            array = parsed(states.texts, arrow, self.strict)
+            array = parse_json(states.texts, arrow, self.strict)
             if array is not None:
                 return array
         fit = kinds.fit(wanted, name, self.strict)
@@ -228,7 +228,7 @@ class Maker:
         return MisfitError(f"step {self.opening.step!r}, key {_short(key)}, {error}; {hint}")
 
 
-def parsed(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | None:
+def parse_json(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | None:
     """Return JSON as an array of this type; None if a value is of another type or (if `strict`) has an extra field."""
     if not len(texts):
         return pa.array([], wanted)

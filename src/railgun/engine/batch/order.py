@@ -31,7 +31,7 @@ Path = tuple[int, ...]
 
 FIRST: Final = -(1 << 63)
 """Smaller than any number in a path: pads paths that are shorter than others."""
-# First number of paths made_before at the end of an input, plus the stage's index
+# First number of paths made at the end of an input, plus the stage's index
 _END_BASE: Final = (1 << 63) - (1 << 20)
 MAX_ORDER_VALUE: Final = _END_BASE - 1
 _SIGN_OFFSET: Final = 1 << 63  # makes signed numbers unsigned, in the same order

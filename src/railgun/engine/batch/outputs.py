@@ -90,7 +90,7 @@ class Table:
         for field, column in zip(self.schema, columns, strict=True):
             fast = None
             if pa.types.is_int64(field.type):
-                with suppress(TypeError, OverflowError):  # a value is not a fast number of 64 bits
+                with suppress(TypeError, OverflowError):  # a value is not a whole number of 64 bits
                     fast = ints(column)
             arrays.append(self.rows.column(field, column, items) if fast is None else fast)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -32,7 +32,7 @@ from railgun.client.sync import SyncClient
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
 from railgun.spark.streams.older import take_over
-from railgun.spark.streams.staging import Written
+from railgun.spark.streams.staging import TaskReport
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer
@@ -63,17 +63,17 @@ class Target:
         self.query = query
         self.run = run
         self.label = label
-        self.who = f"railgun, stream {stream!r}"
+        self.subject = f"railgun, stream {stream!r}"
         self._name = producer_name(f"spark/{query}")
-        self._node = Patient(client, self.who, max(OUTAGE_S, timeout))
+        self._node = Patient(client, self.subject, max(OUTAGE_S, timeout))
 
     def ensure(self) -> None:
         """Create the stream if it does not exist; raise `StreamSourceError` if it cannot have exactly-once writes."""
         self._node.ensure(self.stream)
         if self._node.admin("describe", name=self.stream)["settings"]["kind"] != "persistent":
             raise StreamSourceError(
-                f"{self.who}: the stream is ephemeral and stores nothing, so writes cannot be exactly once. Choose a "
-                "persistent stream, or option delivery = 'at-least-once'"
+                f"{self.subject}: the stream is ephemeral and stores nothing, so writes cannot be exactly once. Choose "
+                "a persistent stream, or option delivery = 'at-least-once'"
             )
 
     def begin(self) -> Producer:
@@ -96,14 +96,14 @@ class Target:
         )
         return self._node.begin(self.stream, self._name, epoch, lifetime=lifetime)
 
-    def stage(self, partition: int, pieces: Iterable[list[bytes]]) -> Written:
+    def stage(self, partition: int, pieces: Iterable[list[bytes]]) -> TaskReport:
         """Stage the payloads of a task, piece by piece; return the task's report."""
-        report = Written(self.query, self.run, partition)
+        report = TaskReport(self.query, self.run, partition)
         with self._explained():
             self._stage(report, pieces)
         return report
 
-    def _stage(self, report: Written, pieces: Iterable[list[bytes]]) -> None:
+    def _stage(self, report: TaskReport, pieces: Iterable[list[bytes]]) -> None:
         staged: Staged | None = None
         try:
             for piece in pieces:
@@ -120,12 +120,12 @@ class Target:
                 raise
             report.done = True
 
-    def commit(self, written: Sequence[Written]) -> int:
+    def commit(self, written: Sequence[TaskReport]) -> int:
         """Make what was staged part of the stream; return the number of messages added."""
         with self._explained():
             return self._commit(written)
 
-    def _commit(self, written: Sequence[Written]) -> int:
+    def _commit(self, written: Sequence[TaskReport]) -> int:
         counts = {
             report.sequence: report.count for report in written if report.sequence is not None
         }
@@ -135,7 +135,7 @@ class Target:
         replaced = {report.identity for report in written if report.identity} - {producer.identity}
         if replaced and producer.identity:
             raise StreamSourceError(
-                f"{self.who}: the stream was deleted and made anew while it was written to, and what was staged is "
+                f"{self.subject}: the stream was deleted and made anew while it was written to, and what was staged is "
                 "lost. Write it again: a query does so when it is started again"
             )
         if any(report.epoch != producer.epoch for report in written if report.sequence is not None):
@@ -146,9 +146,9 @@ class Target:
         is_committed = any(first <= self.label <= last for first, last in producer.labels)
         if not is_committed and any(report.done for report in written):
             raise InDoubtError(
-                f"{self.who}: the node said that micro-batch {self.label} of query {self.query} was committed before, "
-                "when it was to be staged, and does not know of it any more: its producer was forgotten. Look into the "
-                "stream; then begin with a new checkpoint"
+                f"{self.subject}: the node said that micro-batch {self.label} of query {self.query} was committed "
+                "before, when it was to be staged, and does not know of it any more: its producer was forgotten. Look "
+                "into the stream; then begin with a new checkpoint"
             )
         return self._node.commit(producer, counts, label=self.label)
 
@@ -159,8 +159,8 @@ class Target:
             if not error.may_pass:
                 raise
             raise InDoubtError(
-                f"{self.who}: whether this write was published is not known: {error}. Look into the stream before it "
-                "is written again. With the options query and batch it could be repeated"
+                f"{self.subject}: whether this write was published is not known: {error}. Look into the stream before "
+                "it is written again. With the options query and batch it could be repeated"
             ) from error
 
     @contextlib.contextmanager
@@ -171,18 +171,18 @@ class Target:
         except StreamsError as error:
             if error.code == "LABEL_FORGOTTEN":
                 raise InDoubtError(
-                    f"{self.who}: whether micro-batch {self.label} of query {self.query} was published is not known "
-                    f"any more: {error}. The checkpoint is an old one: begin with a new one, and with a new name if "
-                    "there is the option query"
+                    f"{self.subject}: whether micro-batch {self.label} of query {self.query} was published is not "
+                    f"known any more: {error}. The checkpoint is an old one: begin with a new one, and with a new name "
+                    "if there is the option query"
                 ) from error
             if error.code == "FENCED":
                 raise StreamSourceError(
-                    f"{self.who}: another run of query {self.query} has begun since, and this one is over: {error}. "
-                    "If two drivers run on one checkpoint, stop one of them; else write it again"
+                    f"{self.subject}: another run of query {self.query} has begun since, and this one is over: "
+                    f"{error}. If two drivers run on one checkpoint, stop one of them; else write it again"
                 ) from error
             raise
 
-    def drop(self, written: Sequence[Written]) -> None:
+    def drop(self, written: Sequence[TaskReport]) -> None:
         """Drop what tasks of a micro-batch have staged, if the node can be reached now.
 
         The rest goes with the next run, with the commit of the label, or with time.

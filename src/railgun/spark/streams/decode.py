@@ -41,7 +41,7 @@ class Decoder(ABC):
     """The prefix of columns of the message itself."""
 
     def __init__(self, stream: str, schema: StructType) -> None:
-        self.who = f"railgun, stream {stream!r}"
+        self.subject = f"railgun, stream {stream!r}"
         self.schema: Any = to_arrow_schema(schema, timezone="UTC")
         self.own = [name for name in self.schema.names if self.of_message(name) is None]
         """The columns that are in payloads."""
@@ -64,7 +64,7 @@ class Decoder(ABC):
     def wrong(self, name: str, problem: str, offset: int | None = None) -> BadColumnError:
         """Return the error for a column."""
         where = "" if offset is None else f", offset {offset}"
-        return BadColumnError(f"{self.who}{where}, column {name!r}: {problem}")
+        return BadColumnError(f"{self.subject}{where}, column {name!r}: {problem}")
 
     @abstractmethod
     def rows(self, spans: Sequence[Span]) -> Iterator[Any]:
@@ -103,7 +103,7 @@ def _first_bad(array: Any, wanted: Any) -> int:
     return 0
 
 
-class Plain(Decoder):
+class FromBytes(Decoder):
     """Decodes messages as bytes."""
 
     prefix = ""
@@ -161,7 +161,7 @@ class FromArrow(Decoder):
         try:
             batch = from_arrow(payload)
         except PayloadError as error:
-            raise BadColumnError(f"{self.who}, offset {span.first}: {error}") from error
+            raise BadColumnError(f"{self.subject}, offset {span.first}: {error}") from error
         count = batch.num_rows
         arrays = []
         for field in self.schema:

@@ -37,11 +37,11 @@ class Encoder(ABC):
     """Encodes rows as payloads. It is made when Spark plans, and sent to the tasks."""
 
     def __init__(self, stream: str, schema: StructType, rows: int) -> None:
-        self.who = f"railgun, stream {stream!r}"
+        self.subject = f"railgun, stream {stream!r}"
         self.names = schema.fieldNames()
         self.rows = rows
         if not self.names:
-            raise BadColumnError(f"{self.who}: there are no columns to write")
+            raise BadColumnError(f"{self.subject}: there are no columns to write")
         self.check(schema)
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Encoder(ABC):
 
     def wrong(self, name: str, problem: str) -> BadColumnError:
         """Return the error for a column."""
-        return BadColumnError(f"{self.who}, column {name!r}: {problem}")
+        return BadColumnError(f"{self.subject}, column {name!r}: {problem}")
 
 
 class FromColumn(Encoder):
@@ -66,13 +66,13 @@ class FromColumn(Encoder):
         names = ", ".join(self.names)
         if not matches:
             raise BadColumnError(
-                f"{self.who}: no column 'payload' or 'value' among {names}. Make one, or write all columns: option "
+                f"{self.subject}: no column 'payload' or 'value' among {names}. Make one, or write all columns: option "
                 "format = 'json' or 'arrow'"
             )
         if len(self.names) > 1:
             raise BadColumnError(
-                f"{self.who}: of {names} only {matches[0]!r} would be written. Select it alone, or write all columns: "
-                "option format = 'json' or 'arrow'"
+                f"{self.subject}: of {names} only {matches[0]!r} would be written. Select it alone, or write all "
+                "columns: option format = 'json' or 'arrow'"
             )
         self.name = matches[0]
         if not isinstance(schema[self.name].dataType, BinaryType | StringType):

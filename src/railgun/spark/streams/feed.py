@@ -25,8 +25,8 @@ from railgun.transport.records import Records
 if TYPE_CHECKING:
     from railgun.client.subscription import Subscription
 
-READ_AHEAD_BYTES: Final = 24 << 20  # that may be under way
-LIST_BYTES: Final = 32 << 20  # in a list
+READ_AHEAD_BYTES: Final = 24 << 20  # of messages that may be under way
+LIST_BYTES: Final = 32 << 20  # of messages, after which a list ends
 # A query waits at least so long for an outage of its nodes to pass.
 OUTAGE_S: Final = 120.0
 PREFETCH_MESSAGES: Final = (200, 200_000)  # under way: at least, and at most

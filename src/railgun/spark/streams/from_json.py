@@ -92,11 +92,11 @@ class FromJson(Decoder):
             value = json.loads(payload)
         except (ValueError, RecursionError) as parse_error:
             return BadColumnError(
-                f"{self.who}, offset {offset}: {_start(payload)} is not JSON: {parse_error}"
+                f"{self.subject}, offset {offset}: {_start(payload)} is not JSON: {parse_error}"
             )
         if not isinstance(value, dict):
             return BadColumnError(
-                f"{self.who}, offset {offset}: {_start(payload)} is not a JSON object"
+                f"{self.subject}, offset {offset}: {_start(payload)} is not a JSON object"
             )
         for field in self.parsed:
             if self._is_bad([payload], pa.schema([field])):
@@ -104,7 +104,7 @@ class FromJson(Decoder):
                 shown = _start(json.dumps(value.get(field.name)).encode())
                 return self.wrong(field.name, f"{shown} does not fit into {type_name}", offset)
         return BadColumnError(
-            f"{self.who}, offset {offset}: {_start(payload)} cannot be read: {error}"
+            f"{self.subject}, offset {offset}: {_start(payload)} cannot be read: {error}"
         )
 
     def _is_bad(self, payloads: list[bytes], schema: Any = None) -> bool:

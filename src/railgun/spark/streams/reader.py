@@ -35,7 +35,7 @@ from railgun.client.address import Address
 from railgun.client.errors import StreamsError, refuse_damaged
 from railgun.client.patience import patiently
 from railgun.client.sync import SyncClient, connect_to
-from railgun.spark.streams.decode import Decoder, FromArrow, Plain
+from railgun.spark.streams.decode import Decoder, FromArrow, FromBytes
 from railgun.spark.streams.errors import (
     BadOptionError,
     MissingMessagesError,
@@ -48,10 +48,14 @@ from railgun.spark.streams.options import At, Options
 
 IDENTITY: Final = "#identity"  # cannot be the name of a stream
 Offset = dict[str, Any]
-DECODERS: Final[dict[str, type[Decoder]]] = {"bytes": Plain, "json": FromJson, "arrow": FromArrow}
+DECODERS: Final[dict[str, type[Decoder]]] = {
+    "bytes": FromBytes,
+    "json": FromJson,
+    "arrow": FromArrow,
+}
 
 
-class Part(InputPartition):
+class RangePartition(InputPartition):
     """The range that one task reads."""
 
     def __init__(self, address: Address, range_: Range) -> None:
@@ -68,7 +72,7 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of a part as Arrow batches. Runs in a task."""
-        assert isinstance(partition, Part)
+        assert isinstance(partition, RangePartition)
         range_, options = partition.range, self.options
         if range_.first >= range_.end:
             return
@@ -85,7 +89,9 @@ class _Reading:
                 for spans in spans_of_range:
                     yield from self.decoder.rows(spans)
 
-    def parts(self, address: Address, first: int, end: int, status: dict[str, Any]) -> list[Part]:
+    def parts(
+        self, address: Address, first: int, end: int, status: dict[str, Any]
+    ) -> list[RangePartition]:
         """Cut a range into parts."""
         options = self.options
         size = status["bytes"] // max(status["end"] - status["first"], 1)
@@ -94,7 +100,9 @@ class _Reading:
             count = min(os.cpu_count() or 1, -(-(end - first) // options.batch_rows))
         ranges = cut(first, end, max(count, 1))
         identity = str(status.get("identity", ""))
-        return [Part(address, Range(options.stream, *part, size, identity)) for part in ranges]
+        return [
+            RangePartition(address, Range(options.stream, *part, size, identity)) for part in ranges
+        ]
 
 
 def cut(first: int, end: int, count: int) -> list[tuple[int, int]]:

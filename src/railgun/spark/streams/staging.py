@@ -23,7 +23,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 12  # besides the payload
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskReport(WriterCommitMessage):
     """The report of a task."""
 
     query: str
@@ -71,7 +71,7 @@ def pieces(lists: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
         yield waiting
 
 
-class Line:
+class OrderedPublisher:
     """Publishes pieces to a stream in order, each once: because they have IDs, the client may send them again."""
 
     def __init__(self, client: SyncClient, stream: str) -> None:

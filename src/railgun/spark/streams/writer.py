@@ -26,7 +26,7 @@ from railgun.spark.streams.commit import Target
 from railgun.spark.streams.encode import ENCODERS
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError, node_errors
 from railgun.spark.streams.options import Options
-from railgun.spark.streams.staging import Line, Written, pieces
+from railgun.spark.streams.staging import OrderedPublisher, TaskReport, pieces
 
 
 class _Writing:
@@ -63,7 +63,7 @@ class _Writing:
 
     def _write(
         self, batches: Iterator[Any], query: str, run: str | None, label: int | None
-    ) -> Written:
+    ) -> TaskReport:
         """Do the work of one task: stage or publish the rows; return its report."""
         context = TaskContext.get()
         assert context is not None
@@ -71,10 +71,10 @@ class _Writing:
         with self.node_errors():
             if self.options.delivery == "at-least-once":
                 self._publish(payloads)
-                return Written(query, run, partition)
+                return TaskReport(query, run, partition)
             first = next(payloads, None)
             if first is None:
-                return Written(query, run, partition)
+                return TaskReport(query, run, partition)
             with self.client() as client:
                 target = self.target(client, query, run, label)
                 report = target.stage(partition, itertools.chain([first], payloads))
@@ -85,16 +85,16 @@ class _Writing:
     def _publish(self, payloads: Iterator[list[bytes]]) -> None:
         with self.client() as client:
             client.ensure(self.options.stream)
-            line = Line(client, self.options.stream)
+            publisher = OrderedPublisher(client, self.options.stream)
             attempt = uuid.uuid4().hex
             for number, piece in enumerate(payloads):
-                line.add(piece, f"{attempt}/{number}")
-            line.wait()
+                publisher.add(piece, f"{attempt}/{number}")
+            publisher.wait()
 
 
-def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
     """Return the reports of tasks in the order of their partitions; failed tasks have none."""
-    reports = [report for report in messages if isinstance(report, Written)]
+    reports = [report for report in messages if isinstance(report, TaskReport)]
     return sorted(reports, key=lambda report: report.partition)
 
 
@@ -115,7 +115,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
             if options.delivery == "exactly-once":
                 self.target(client, *self.place).ensure()
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> TaskReport:
         """Write the rows of one task. Runs in the task."""
         return self._write(iterator, *self.place)
 
@@ -144,7 +144,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     """Writes micro-batches. Spark makes a new instance for each commit: all state is in the reports or on the node."""
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> TaskReport:
         """Write the rows of one task. Runs in the task."""
         context = TaskContext.get()
         assert context is not None
@@ -171,5 +171,5 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
             with self.node_errors(), self.client() as client:
                 self._target(client, reports, batchId).drop(reports)
 
-    def _target(self, client: SyncClient, reports: Sequence[Written], batch: int) -> Target:
+    def _target(self, client: SyncClient, reports: Sequence[TaskReport], batch: int) -> Target:
         return self.target(client, reports[0].query, reports[0].run, batch)
