@@ -57,7 +57,7 @@ def commit_older(node: Caller, token: Token, suspicious: bool) -> None:
 def publish_staged(
     node: Caller, staged: str, count: int, target: str, name: bytes, published: Container[bytes]
 ) -> None:
-    """Publish what was staged, except pieces whose IDs are in `published`; each piece has an ID that begins with `name`.
+    """Publish what was staged, except pieces whose IDs are in `published`; each ID begins with `name`.
 
     A missing staged stream was published, also if it disappears meanwhile: another process was faster.
     """
