@@ -62,8 +62,7 @@ class StagedSink(TwoPhaseSink[Any]):
         commit(self.directory, token)
 
     def recover(self, flow: str, step: str, generation: int, tokens: Sequence[Token]) -> None:
-        """Commit these files, and delete what else older generations staged; for a flow without a snapshot
-        directory."""
+        """Do `recover_at` for a flow without a snapshot directory."""
         self.recover_at(Place(flow, step, 0, generation, transactional=True), tokens)
 
     def recover_at(self, place: Place, tokens: Sequence[Token]) -> None:

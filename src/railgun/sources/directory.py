@@ -102,8 +102,7 @@ class Directory(Source[T], Generic[T]):
         self.sizes: dict[str, int] | None = None
 
     def as_of_now(self) -> Directory[T]:
-        """Return a source of the files that exist now, up to their present sizes. With `watch`, incomplete lines are
-        left."""
+        """Return a source of the present files up to their sizes; with `watch`, incomplete lines are left."""
         now = copy.copy(self)
         now.sizes = {name: os.stat(self.path / name).st_size for name in self.partitions()}
         return now

@@ -25,7 +25,7 @@ from railgun.hashing import Hashes
 from railgun.spark.kinds import same
 from railgun.spark.saved_rows import (
     BATCH_ROWS,
-    NO_SNAPSHOT,
+    MISSING,
     ROWS_PER_TASK,
     TIME,
     Block,
@@ -153,7 +153,7 @@ class _Side:
 
 def _side(store: SnapshotStore, saved: SavedStep, wanted: Hashes) -> _Side:
     newest = newest_of(store, saved.parts, wanted)
-    rows = np.full(len(wanted), NO_SNAPSHOT, dtype=np.int64)
+    rows = np.full(len(wanted), MISSING, dtype=np.int64)
     batches: list[pa.RecordBatch] = []
     count = 0
     for part in saved.parts:
@@ -196,8 +196,8 @@ def _differ(was: pa.RecordBatch, now: pa.RecordBatch) -> NDArray[np.bool_]:
     no_pickles = pc.and_(*(pc.is_valid(text) for text in texts))
     lengths = pc.fill_null(pc.equal(*map(pc.binary_length, texts)), False)
     dicts = pc.fill_null(pc.match_substring(texts[0], "{"), False)
-    no_dicts = pc.and_(no_pickles, pc.invert(pc.and_(lengths, dicts)))
-    for row in np.flatnonzero(differ & ~_flags(no_dicts)).tolist():
+    different_text = pc.and_(no_pickles, pc.invert(pc.and_(lengths, dicts)))
+    for row in np.flatnonzero(differ & ~_flags(different_text)).tolist():
         old, new = (
             (side["state"][row].as_py(), side["state_pickle"][row].as_py()) for side in (was, now)
         )

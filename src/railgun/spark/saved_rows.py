@@ -47,7 +47,7 @@ BATCH_BYTES: Final = 64 << 20
 
 _READ_BYTES: Final = 8 << 20
 _COLUMNS: Final = ["key", "key_pickle", "state", "state_pickle", "timers", "ended", "version"]
-NO_SNAPSHOT: Final = -1
+MISSING: Final = -1
 
 Numbers = NDArray[np.int64]
 
@@ -68,8 +68,7 @@ class SavedStep:
 
     @staticmethod
     def find(url: str, snapshot: int | None, flow: str | None, step: str) -> SavedStep:
-        """Return the state of a step in a snapshot (by default the latest); raise an error that says what exists
-        instead."""
+        """Return the state of a step in a snapshot, by default the latest; errors say what exists instead."""
         home, store = find_store(url, flow)
         if snapshot is None:
             manifest = store.latest(thorough=False)
@@ -242,7 +241,7 @@ def batches_of(
 
 def newest_of(store: SnapshotStore, parts: Sequence[Part], wanted: Hashes) -> Numbers:
     """Return for each wanted hash (ascending) the newest snapshot of which these files have a row of it, or -1."""
-    newest = np.full(len(wanted), NO_SNAPSHOT, dtype=np.int64)
+    newest = np.full(len(wanted), MISSING, dtype=np.int64)
     for part in parts:
         file = open_part(store, part)
         for _, hashes in hashes_in(store, part, file):

@@ -163,7 +163,7 @@ class Table:
     """A state table: what its options ask for."""
 
     rows: StepRows | StepChanges
-    opening: StateDecoder
+    decoder: StateDecoder
     infer_all: bool = False
     only_kinds: bool = False
 
@@ -192,9 +192,9 @@ class Table:
             rows = StepChanges(
                 SavedStep.find(directory or url, number, flow or saved.flow, step), saved
             )
-        opening = StateDecoder(step, saved.is_source, _is_true(by_name, "unpickle"))
+        decoder = StateDecoder(step, saved.is_source, _is_true(by_name, "unpickle"))
         infer_all = by_name.get("infer", "some").lower() == "all"
-        return Table(rows, opening, infer_all, _is_true(by_name, _KINDS))
+        return Table(rows, decoder, infer_all, _is_true(by_name, _KINDS))
 
     def options(self) -> dict[str, str]:
         """Return options that name exactly this table, whatever is committed in the meantime."""
@@ -204,7 +204,7 @@ class Table:
         options["snapshot"] = str(saved.snapshot)
         if isinstance(rows, StepChanges):
             options["since"] = f"{rows.before.url}#{rows.before.snapshot}"
-        return options | _unpickle_option(self.opening.unpickle)
+        return options | _unpickle_option(self.decoder.unpickle)
 
     def inferred_schema(self) -> t.StructType:
         """Return the columns, inferred from a sample of the rows, or from all rows with `infer_all`."""
@@ -223,7 +223,7 @@ class Table:
     def _seen(self, share: Any) -> SeenKinds:
         seen = SeenKinds()
         for block in self.rows.blocks(share):
-            seen.look(block, self.opening)
+            seen.look(block, self.decoder)
         return seen
 
     def schema(self, seen: SeenKinds) -> t.StructType:
@@ -287,7 +287,7 @@ class StateReader(DataSourceReader):
             seen = self.table._seen(partition.value)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(seen))])], schema=arrow)
             return
-        maker = TableEncoder(self._schema, arrow, self.table.opening, self._strict)
+        maker = TableEncoder(self._schema, arrow, self.table.decoder, self._strict)
         for block in self.table.rows.blocks(partition.value):
             yield maker.batch(block)
 

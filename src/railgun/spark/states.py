@@ -77,8 +77,7 @@ class StateDecoder:
             ) from error
 
     def _named(self, value: Any) -> Any:
-        """Name the fields if this is the state of a part of a source: position, finished, and the time it has
-        reached."""
+        """Name the fields of a source part's state (`_SOURCE_FIELDS`); return any other state unchanged."""
         if not (self.is_source and type(value) is tuple and len(value) == len(_SOURCE_FIELDS)):
             return value
         position, finished, reached = value
@@ -101,21 +100,21 @@ class SeenKinds:
     states: Kind = "null"
     sealed: bool = False
 
-    def look(self, block: Block, opening: StateDecoder) -> None:
+    def look(self, block: Block, decoder: StateDecoder) -> None:
         """Merge the kinds of these rows."""
         if self.keys != "string":
             self.keys = kinds.merged(self.keys, _kind_of_keys(block.keys, block.key_pickles))
             self.keys = "string" if self.keys == "any" else self.keys
         for states in block.states.values():
-            self._look(states, block.keys, opening)
+            self._look(states, block.keys, decoder)
 
-    def _look(self, states: States, keys: pa.Array, opening: StateDecoder) -> None:
+    def _look(self, states: States, keys: pa.Array, decoder: StateDecoder) -> None:
         count = len(keys)
         start = min(_FIRST_ROWS, count) if self.states == "null" else 0
         for first, last in ((0, start), (start, count)):
             part = States(states.texts[first:last], states.pickles[first:last])
             if last > first and not self._fits_kind(part):
-                for value in opening.values(part, keys[first:last]):
+                for value in decoder.values(part, keys[first:last]):
                     if value is SEALED:
                         self.sealed = True
                     else:
@@ -157,7 +156,7 @@ class TableEncoder:
 
     schema: t.StructType
     arrow: pa.Schema
-    opening: StateDecoder
+    decoder: StateDecoder
     strict: bool
 
     def batch(self, block: Block) -> pa.RecordBatch:
@@ -211,7 +210,7 @@ class TableEncoder:
                 return array
         fit = kinds.fit(wanted, name, self.strict)
         fitted: list[Any] = []
-        values = self.opening.values(states, block.keys)
+        values = self.decoder.values(states, block.keys)
         try:
             fitted.extend(None if value is SEALED else fit(value) for value in values)
         except MisfitError as error:
@@ -225,7 +224,7 @@ class TableEncoder:
             if self.strict
             else "give a schema that holds it, or none"
         )
-        return MisfitError(f"step {self.opening.step!r}, key {_short(key)}, {error}; {hint}")
+        return MisfitError(f"step {self.decoder.step!r}, key {_short(key)}, {error}; {hint}")
 
 
 def parse_json(texts: pa.Array, wanted: pa.DataType, strict: bool) -> pa.Array | None:

@@ -177,8 +177,7 @@ class _Feed:
         return True
 
     def _missed(self, to: int) -> None:
-        """Skip the messages before offset `to`, which were deleted; raise `MissingMessagesError` if that is an
-        error."""
+        """Skip the deleted messages before offset `to`, or raise `MissingMessagesError`."""
         if not self._skip and to > self._at:
             raise MissingMessagesError(
                 f"{self._range}: messages {self._at} to {to - 1} were deleted before they were read. Let the stream "
