@@ -556,7 +556,9 @@ def test_what_is_wrong_with_handing_over(
     assert "no sink 'nowhere'" in refused(
         spark, flow, given, snapshot_to=where, into_sinks=["nowhere"]
     )
-    assert "can be written to only with a snapshot" in refused(spark, flow, given, into_sinks=["out"])
+    assert "can be written to only with a snapshot" in refused(
+        spark, flow, given, into_sinks=["out"]
+    )
     assert "is Collect" in refused(
         spark, totals_flow(), given, snapshot_to=where, into_sinks=["out"]
     )
