@@ -1,4 +1,4 @@
-"""Write to a sink outside, a program of its own (`railgun.ingest.SinkServer`, `railgun sink`).
+"""Write to a sink outside, a program of its own (`railgun.sinkserver.SinkServer`, `railgun sink`).
 
 Rules:
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PATIENCE: Final = 10.0
 AGAIN: Final = 0.05
 GIVE_WAY_S: Final = 2.0  # in which a master that cannot write finds out who can
-YIELD: Final = 1.5  # seconds for a master to answer what it has taken
+YIELD: Final = 7.0  # seconds for a master to answer what it has taken: more than `regions.DRAIN_S`
 LEAVING: Final = "it is about to end"
 CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
 """What other nodes ask for."""

@@ -51,7 +51,13 @@ from railgun.transport.proto import cluster_pb2 as n
 
 PROMISES: Final = "cluster/promises.json"
 MOST_EARLY: Final = 10_000
-DRAIN: Final = 0.5  # seconds for what was taken, when a master hands over
+DRAIN_S: Final = 5.0
+"""How long a master that hands over waits at most until what it has taken is safe."""
+DRAIN_WITHOUT_QUORUM_S: Final = 0.5
+"""The same for a master that cannot write, or is cut off from a majority of the copies."""
+STALLED_POLLS: Final = 1000
+"""Looks without any progress after which a master that hands over waits no longer. Counted, not timed: on a busy
+machine looks are rarer, and a slow answer is no sign of a fault there."""
 LAST_ACKS: Final = 0.4  # seconds for consumers to say what they have acked, before that
 PAUSE: Final = 0.002
 RETRY: Final = 0.5
@@ -316,15 +322,33 @@ class Region:
         return [one for stream in streams for one in stream.groups.values() if one.tracked]
 
     async def write_groups(self) -> None:
-        """Write all that groups have to say; wait for it, and for all else that was taken, until it is safe."""
+        """Write the changes of all groups, and wait until they and all publishes that were taken are safe.
+
+        A publisher that is not answered before another master follows cannot know whether its message is stored. So the
+        wait is as long as there is progress, at most `DRAIN_S`.
+        """
+        limit_s = DRAIN_S if self._can_settle() else DRAIN_WITHOUT_QUORUM_S
         with contextlib.suppress(TimeoutError, RailgunError):
-            async with asyncio.timeout(DRAIN):
+            async with asyncio.timeout(limit_s):
                 for driver in self._groups():
                     driver.safe(lambda error: None)
                 for copy in list(self.streams.values()):
                     await copy.settle()
-                while any(copy.owes for copy in self.streams.values()):
+                unsettled, polls = self._unsettled(), 0
+                while any(unsettled) and polls < STALLED_POLLS:
                     await asyncio.sleep(PAUSE)
+                    before, unsettled = unsettled, self._unsettled()
+                    polls = polls + 1 if unsettled == before else 0
+
+    def _can_settle(self) -> bool:
+        """Return whether this node can write, and is connected to a majority of the copies."""
+        connected = {self.me, *self._sessions}
+        majority = all(2 * len(connected.intersection(nodes)) > len(nodes) for nodes in self._sets)
+        return majority and not self.trouble
+
+    def _unsettled(self) -> list[int]:
+        """Return for each stream how much was taken and is not answered, or not safe, yet."""
+        return [copy.unsettled for copy in self.streams.values()]
 
     def report(self, metadata: Metadata) -> dict[str, Any] | None:
         """What the leader of the cluster has to know; None: nothing."""

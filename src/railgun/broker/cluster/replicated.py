@@ -206,10 +206,10 @@ class Replicated:
         return self.master is not None and self.master.active
 
     @property
-    def owes(self) -> bool:
-        """Whether somebody waits for an answer, or something was taken that is not safe yet."""
-        unsafe: bool = self.master is not None and self.copy.safe < self.copy.durable
-        return unsafe or bool(self._waiting or self._patient or self._awaited)
+    def unsettled(self) -> int:
+        """How many publishers wait for an answer, and messages of this master are not safe yet; 0: all is settled."""
+        unsafe = max(self.copy.durable - self.copy.safe, 0) if self.master is not None else 0
+        return unsafe + len(self._waiting) + len(self._patient) + len(self._awaited)
 
     @property
     def lost(self) -> bool:
