@@ -125,7 +125,7 @@ async def _read(client: Client, most: int, seconds: float) -> load.Measured:
     count, began = 0, clock()
     async with await client.subscribe(STREAM, prefetch=load.PREFETCH) as subscription:
         while count < most and clock() < began + seconds:
-            count += len(await subscription.batch(load.PREFETCH // 2, load.PATIENCE))
+            count += len(await subscription.batch(load.PREFETCH // 2, load.RECEIVE_TIMEOUT_S))
         return load.Measured(count, clock() - began)
 
 
