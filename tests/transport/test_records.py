@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from railgun.transport.records import (
     HEADER,
-    LONGEST_ID,
+    MAX_ID_BYTES,
     BatchError,
     Bytes,
     Records,
@@ -25,7 +25,7 @@ from railgun.transport.records import (
 )
 
 PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=30)
-IDS = st.one_of(st.none(), st.binary(max_size=8), st.binary(min_size=LONGEST_ID, max_size=255))
+IDS = st.one_of(st.none(), st.binary(max_size=8), st.binary(min_size=MAX_ID_BYTES, max_size=255))
 HEADERS = st.one_of(st.none(), st.binary(max_size=20))
 
 

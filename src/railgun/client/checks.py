@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from railgun.broker.protocol.groups import LONGEST_DELAY
 from railgun.client.errors import StreamsError
-from railgun.transport.records import LONGEST_ID
+from railgun.transport.records import MAX_ID_BYTES
 
 DAY_S: Final = 86_400.0
 MAX_DELAY_S: Final = LONGEST_DELAY / 1e6
@@ -114,8 +114,8 @@ def check_id(value: Any) -> bytes:
     encoded = as_bytes("an ID", value)
     if not encoded:
         raise BadValueError("an ID is empty: leave it out, or give the message one")
-    if len(encoded) > LONGEST_ID:
-        raise BadValueError(f"an ID has at most {LONGEST_ID} bytes, and this one {len(encoded)}")
+    if len(encoded) > MAX_ID_BYTES:
+        raise BadValueError(f"an ID has at most {MAX_ID_BYTES} bytes, and this one {len(encoded)}")
     return encoded
 
 

@@ -40,7 +40,7 @@ from railgun.ingest.errors import FeedError, NoFlowError, RefusedError, RewindEr
 from railgun.ingest.find_flow import Flow
 from railgun.ingest.items import Item, Items, Payload, chunks, item_fields
 from railgun.ingest.stream import PIECE_BYTES, REOPEN_PAUSES_S, Kept, Piece, Stream, check_name
-from railgun.transport.ingest_batch import COST, VERSION
+from railgun.transport.ingest_batch import FRAME_COST, VERSION
 from railgun.transport.proto import connectors_pb2 as c
 from railgun.transport.proto import streams_pb2 as p
 
@@ -466,13 +466,13 @@ class Connector:
         if stream.sent.at != NONE:
             command.last = stream.sent.at
         self._link.send(command)
-        self._sender.sent(stream.sent, stream.sent.at, COST)
+        self._sender.sent(stream.sent, stream.sent.at, FRAME_COST)
         self._sender.ended(stream.sent)
 
     def _send_piece(self, stream: Stream) -> None:
         piece = stream.take()
         self._link.send(c.Messages(stream=stream.sent.number), piece.blob)
-        self._sender.sent(stream.sent, piece.last, len(piece.blob) + COST)
+        self._sender.sent(stream.sent, piece.last, len(piece.blob) + FRAME_COST)
         if not stream.keeps:
             self._wake(stream)
 

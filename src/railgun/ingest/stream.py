@@ -132,7 +132,8 @@ class Stream:
             raise FeedError(f"{what}: a time is {why}, not {time!r:.80}")
         if size > most:
             raise TooLargeError(
-                f"{what} has {size - MESSAGE_OVERHEAD_BYTES:,} bytes, with its key: {most - MESSAGE_OVERHEAD_BYTES:,} are the most"
+                f"{what} has {size - MESSAGE_OVERHEAD_BYTES:,} bytes, with its key: "
+                f"{most - MESSAGE_OVERHEAD_BYTES:,} are the most"
             )
         self._note_span(id, id)
         if self.waiting.size + size > most:

@@ -43,7 +43,7 @@ from railgun.sinks.files import as_json, encoded
 from railgun.sinks.staging import MODES, Mode
 from railgun.transport.commands import LARGEST, VERSION, FrameError, FrameReader, encode
 from railgun.transport.hello import BAD_SECRET, BAD_VERSION, NONCE, Dialer, HelloError
-from railgun.transport.packed_records import BEFORE, pack
+from railgun.transport.packed_records import LENGTH_BYTES, pack
 from railgun.transport.proto import sinks_pb2 as s
 from railgun.transport.proto import streams_pb2 as p
 
@@ -416,7 +416,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                 f"sink {self.place.step!r}: a record of {longest:,} bytes is too long: {LONGEST:,} are the most"
             )
         self._waiting += made
-        self._size += sum(map(len, made)) + BEFORE * len(made)
+        self._size += sum(map(len, made)) + LENGTH_BYTES * len(made)
         if self._size >= PIECE:
             self.send()
 
@@ -425,10 +425,10 @@ class _Encoding(TwoPhaseWriter[Any]):
         waiting, self._waiting, self._size = self._waiting, [], 0
         at = size = 0
         for n, record in enumerate(waiting):
-            if at < n and size + BEFORE + len(record) > PIECE:
+            if at < n and size + LENGTH_BYTES + len(record) > PIECE:
                 self._transaction().add(waiting[at:n])
                 at, size = n, 0
-            size += BEFORE + len(record)
+            size += LENGTH_BYTES + len(record)
         if waiting:
             self._transaction().add(waiting[at:])
 
