@@ -386,10 +386,10 @@ def test_strangers_who_say_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> 
             gate = there.door._listener.gate
             assert gate is not None
             await until(lambda: len(gate._waiting) == connections.MAX_UNGREETED)
-            monkeypatch.setattr(connections, "SOON", 60.0)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 60.0)
             turned_away = await Caller().dial(there.address)
             assert turned_away.error is not None  # those who came a moment ago may finish
-            monkeypatch.setattr(connections, "SOON", 0.0)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 0.0)
             for _ in range(3):
                 assert (await Caller().dial(there.address)).error is None
             await strangers[0][0].read()  # to the end: it was the oldest
