@@ -49,11 +49,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Latencies:
     """Latencies of calls, in seconds.
 
-    >>> waits = Waits([0.004, 0.001, 0.002, 0.003])
-    >>> waits.at(0.5), waits.at(0.99)
+    >>> latencies = Latencies([0.004, 0.001, 0.002, 0.003])
+    >>> latencies.at(0.5), latencies.at(0.99)
     (0.003, 0.004)
     """
 
@@ -307,14 +307,14 @@ async def requests(
     seconds: float,
     most: int = 1_000_000,
     progress: Progress = _nothing,
-) -> Waits:
+) -> Latencies:
     """Send requests one after the other; return how long each took."""
-    clock, waits = time.perf_counter, list[float]()
+    clock, latencies_s = time.perf_counter, list[float]()
     end = clock() + seconds
-    while clock() < end and len(waits) < most:
+    while clock() < end and len(latencies_s) < most:
         began = clock()
         await client.request(stream, payload)
-        waits.append(clock() - began)
-        if not len(waits) % MESSAGES_PER_CHECK:
-            progress(len(waits))
-    return Waits(waits)
+        latencies_s.append(clock() - began)
+        if not len(latencies_s) % MESSAGES_PER_CHECK:
+            progress(len(latencies_s))
+    return Latencies(latencies_s)

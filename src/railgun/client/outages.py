@@ -1,6 +1,6 @@
 """Record which outages of outside systems the sources and sinks of this process wait for.
 
-A source or sink that waits calls `WAITS.begin`, and `WAITS.end` when it continues, from the same thread. A sink may
+A source or sink that waits calls `OUTAGES.begin`, and `OUTAGES.end` when it continues, from the same thread. A sink may
 wait in several threads at once: it flushes while it prepares. The worker reports outages to its controller
 (`engine.worker.liveness`), which shows them as events. A worker that waits for an outage is not hanging: the controller
 does not give it up.
@@ -17,19 +17,19 @@ SETTLED_S: Final = 2.0
 """Outages shorter than this many seconds are not reported: they are common."""
 
 
-class Waits:
+class Outages:
     """The outages that sources and sinks wait for, by waiting part and thread. Safe to use from any thread.
 
     >>> now = [0.0]
-    >>> waits = Waits(lambda: now[0])
-    >>> waits.begin("StreamSink('totals')", "no master")
-    >>> waits.told()
+    >>> outages = Outages(lambda: now[0])
+    >>> outages.begin("StreamSink('totals')", "no master")
+    >>> outages.describe()
     ''
     >>> now[0] += SETTLED_S
-    >>> waits.told()
+    >>> outages.describe()
     "StreamSink('totals'): no master"
-    >>> waits.end("StreamSink('totals')")
-    >>> waits.told()
+    >>> outages.end("StreamSink('totals')")
+    >>> outages.describe()
     ''
     """
 
@@ -64,7 +64,7 @@ class Waits:
         with self._lock:
             return any(blocked == thread for _, blocked in self._blocked)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return a text with the outages that have lasted `SETTLED_S` or longer; empty if there are none."""
         with self._lock:
             now = self._clock()
@@ -76,5 +76,5 @@ class Waits:
         return "; ".join(sorted(settled))
 
 
-WAITS: Final = Waits()
+OUTAGES: Final = Outages()
 """The outages of this process."""

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from railgun.client.address import DATA
 from railgun.client.errors import StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
-from railgun.client.outages import WAITS
-from railgun.client.patience import PAUSES_S
+from railgun.client.outages import OUTAGES
 from railgun.client.payloads import from_json, from_msgpack
-from railgun.client.retrying import PREFETCH, Patient
+from railgun.client.retries import PAUSES_S
+from railgun.client.retrying_client import PREFETCH, RetryingClient
 from railgun.client.shared import SHARED_CLIENTS, NodeAddress
 from railgun.engine.operators.operator import shorten
 from railgun.errors import said
@@ -140,7 +140,7 @@ class Streams(Source[Any]):
         if not patterns:
             return plain
         with named(str(self)), SHARED_CLIENTS.use(self.node) as client:
-            listed = Patient(client, str(self)).admin("list")
+            listed = RetryingClient(client, str(self)).admin("list")
         found = [
             one["name"]
             for one in listed
@@ -154,7 +154,7 @@ class Streams(Source[Any]):
         """The streams there are, up to where they end."""
         now = copy.copy(self)
         with named(str(self)), SHARED_CLIENTS.use(self.node) as client:
-            node = Patient(client, str(self))
+            node = RetryingClient(client, str(self))
             told = {name: node.admin("describe", name=name) for name in self.partitions()}
             for one in told.values():
                 refuse_damaged(one)
@@ -190,7 +190,7 @@ class _Reader(Reader[Any]):
                 self.end = end = source.ends[stream]
             elif not source.follow or at_end:
                 with named(self._who):
-                    node = Patient(self._client, self._who)
+                    node = RetryingClient(self._client, self._who)
                     told = node.admin("describe", name=stream)
                     end = told["end"]
                     if not source.follow:
@@ -234,14 +234,14 @@ class _Reader(Reader[Any]):
         """Note whether an outage is the reason why nothing comes."""
         trouble = self._feed.trouble
         if trouble:
-            WAITS.begin(self._who, trouble)
+            OUTAGES.begin(self._who, trouble)
         elif self._waiting:
-            WAITS.end(self._who)
+            OUTAGES.end(self._who)
         self._waiting = bool(trouble)
 
     def _take(self, records: Records, identity: str) -> None:
         if self._waiting:
-            WAITS.end(self._who)
+            OUTAGES.end(self._who)
             self._waiting = False
         expected = self._offset
         replaced = bool(identity and self._identity and identity != self._identity)
@@ -272,7 +272,7 @@ class _Reader(Reader[Any]):
         self._items, self._row = items, 0
 
     def close(self) -> None:
-        WAITS.end(self._who)
+        OUTAGES.end(self._who)
         self._feed.close()
         SHARED_CLIENTS.release(self._client)
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from railgun.client.outages import WAITS as OUTAGES
+from railgun.client.outages import OUTAGES
 from railgun.engine.operators.calls import Call, others
 from railgun.engine.worker.liveness import (
     MOST_LOADING_S,

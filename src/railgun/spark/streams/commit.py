@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from railgun.client.errors import StreamsError
-from railgun.client.retrying import Patient, Staged, producer_name
+from railgun.client.retrying_client import RetryingClient, StagedPieces, producer_name
 from railgun.client.sync import SyncClient
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
@@ -64,7 +64,7 @@ class Target:
         self.label = label
         self.who = f"railgun, stream {stream!r}"
         self._name = producer_name(f"spark/{query}")
-        self._node = Patient(client, self.who, max(OUTAGE_S, timeout))
+        self._node = RetryingClient(client, self.who, max(OUTAGE_S, timeout))
 
     def ensure(self) -> None:
         """Make the stream if need be; raise `StreamSourceError` if nothing can be exactly once there."""
@@ -101,13 +101,13 @@ class Target:
         return report
 
     def _stage(self, report: Written, found: Iterable[list[bytes]]) -> None:
-        staged: Staged | None = None
+        staged: StagedPieces | None = None
         try:
             for piece in found:
                 if staged is None:
                     producer = self.begin()
                     report.epoch, report.identity = producer.epoch, producer.identity
-                    staged = Staged(self._node, self._node.open_stage(producer, self.label))
+                    staged = StagedPieces(self._node, self._node.open_stage(producer, self.label))
                 staged.add(piece)
             if staged is not None:
                 staged.wait()

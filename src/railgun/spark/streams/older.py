@@ -25,7 +25,7 @@ from railgun.spark.streams.errors import InDoubtError
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer
-    from railgun.client.retrying import Patient
+    from railgun.client.retrying_client import RetryingClient
 
 
 class _Found:
@@ -50,7 +50,9 @@ def journal_name(query: str, target: str) -> str:
     return f"_spark.{target[:100]}.{digest(query, target)}"
 
 
-def take_over(node: Patient, producer: Producer, query: str, batch: int, *, numbered: bool) -> None:
+def take_over(
+    node: RetryingClient, producer: Producer, query: str, batch: int, *, numbered: bool
+) -> None:
     """Let a producer know what the journal knows, before it commits a micro-batch; most often there is none."""
     target = producer.stream
     journal = journal_name(query, target)
@@ -83,7 +85,7 @@ def take_over(node: Patient, producer: Producer, query: str, batch: int, *, numb
         delete_stream(node, journal)
 
 
-def _entries(node: Patient, journal: str, told: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _entries(node: RetryingClient, journal: str, told: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Return what a journal says, by the numbers of micro-batches."""
     found: dict[int, dict[str, Any]] = {}
     at, end = told["first"], told["end"]
@@ -97,7 +99,9 @@ def _entries(node: Patient, journal: str, told: dict[str, Any]) -> dict[int, dic
     return found
 
 
-def _finish(node: Patient, target: str, query: str, batch: int, entry: dict[str, Any]) -> bool:
+def _finish(
+    node: RetryingClient, target: str, query: str, batch: int, entry: dict[str, Any]
+) -> bool:
     """Publish what is missing of a micro-batch that has begun; return whether it is all there then."""
     if entry.get("done"):
         return True

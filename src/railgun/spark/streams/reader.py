@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from railgun.client.address import Address
 from railgun.client.errors import StreamsError, refuse_damaged
-from railgun.client.patience import patiently
+from railgun.client.retries import call_with_retries
 from railgun.client.sync import SyncClient, connect_to
 from railgun.spark.streams.decode import Decoder, FromArrow, Plain
 from railgun.spark.streams.errors import (
@@ -266,7 +266,7 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
     def _told(self) -> dict[str, Any]:
         """What the node says of the stream, by a connection that is kept."""
         with named(str(self.options)):
-            return patiently(
+            return call_with_retries(
                 self._ask,
                 give_up=lambda: not self._was_connected,
                 timeout_s=max(OUTAGE_S, self.options.timeout),

@@ -15,7 +15,7 @@ PAUSES_S: Final = (0.1, 2.0)
 """Seconds until the next try: at first, and at most."""
 
 
-def patiently(
+def call_with_retries(
     call: Callable[[], T],
     *,
     waiting: Callable[[StreamsError], None] = lambda error: None,

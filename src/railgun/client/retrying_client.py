@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from railgun.client.errors import DeadlineError, DuplicateIdError, StreamsError
-from railgun.client.outages import WAITS
-from railgun.client.patience import patiently
+from railgun.client.outages import OUTAGES
+from railgun.client.retries import call_with_retries
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer, Stage
@@ -41,7 +41,7 @@ def producer_name(name: str) -> str:
     return f"{name[: MAX_NAME_LENGTH - 17]}#{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-class Patient:
+class RetryingClient:
     """A client for a source or sink that retries each call while it fails with a transient error."""
 
     def __init__(self, client: SyncClient, who: str, patience_s: float = math.inf) -> None:
@@ -52,14 +52,14 @@ class Patient:
 
     def _call(self, call: Callable[[], T]) -> T:
         try:
-            return patiently(
+            return call_with_retries(
                 call,
-                waiting=lambda error: WAITS.begin(self.who, str(error), blocks=True),
+                waiting=lambda error: OUTAGES.begin(self.who, str(error), blocks=True),
                 give_up=lambda: self.client.client.closing,
                 timeout_s=self.patience_s,
             )
         finally:
-            WAITS.end(self.who)
+            OUTAGES.end(self.who)
 
     def admin(self, call: str, **arguments: Any) -> Any:
         """Call `SyncClient.admin`. The call must be idempotent."""
@@ -85,9 +85,9 @@ class Patient:
                 records = reader.records(POLL_S)
             except TimeoutError:
                 why = reader.trouble or f"messages of {reader.stream!r}"
-                WAITS.begin(self.who, why, blocks=True)
+                OUTAGES.begin(self.who, why, blocks=True)
                 continue
-            WAITS.end(self.who)
+            OUTAGES.end(self.who)
             return records
 
     def publish(self, stream: str, payloads: list[bytes], id: bytes) -> None:
@@ -145,7 +145,7 @@ class Patient:
                 why = self.client.client.trouble or "the node does not answer"
                 if time.monotonic() > deadline:
                     raise DeadlineError(f"not done within {self.patience_s:g} s: {why}")
-                WAITS.begin(self.who, why, blocks=True)
+                OUTAGES.begin(self.who, why, blocks=True)
         except StreamsError as error:
             finished = (
                 not error.may_pass
@@ -153,13 +153,13 @@ class Patient:
             raise
         finally:
             if finished:
-                WAITS.end(self.who)
+                OUTAGES.end(self.who)
 
 
-class Staged:
+class StagedPieces:
     """Pieces of messages that are sent, in order, to one stage of a producer."""
 
-    def __init__(self, node: Patient, stage: Stage) -> None:
+    def __init__(self, node: RetryingClient, stage: Stage) -> None:
         self.stage = stage
         self.count = 0
         self._node = node
