@@ -8,8 +8,8 @@ Rules:
 3. The client replaces a lost connection, with growing pauses between tries, and subscribes again. Requests that were
    never written to the lost connection are sent by the next one, until their deadline. Publishes that were written and
    not answered are sent again if all their messages have IDs: then they cannot be stored twice, and the answer
-   "duplicate" is a success. So are idempotent calls (`IDEMPOTENT`). Other calls raise `CONNECTION_LOST`: they may have
-   been done or not, and only the caller knows whether doing them twice does harm.
+   "duplicate" is a success. Idempotent calls (`IDEMPOTENT_CALLS`) are also sent again. Other calls raise
+   `CONNECTION_LOST`: they may have been done or not, and only the caller knows whether doing them twice does harm.
    If the event loop was busy for `STALL_S`, the node may have given the connection up meanwhile: the client pings, and
    sends nothing else until the node answers or there is another connection.
    A node that is about to stop announces it (`GoingAway`). The client sends it nothing more. The node answers the
@@ -78,12 +78,12 @@ from railgun.transport.proto import streams_pb2 as p
 from railgun.transport.records import Records, build
 
 TIMEOUT: Final = 30.0  # seconds for a call
-LATE: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"
+LATE_TEXT: Final = "not published before its timeout: it may be stored or not. With an ID it can be published again"
 SILENCE_S: Final = 20.0
 SILENCE_WITH_OTHERS_S: Final = 2.0
 RECONNECT_PAUSES_S: Final = (0.05, 2.0)  # before the next round of tries: at first, and at most
 STALL_S: Final = 1.0  # after the event loop was busy for so long, the connection may be gone
-IDEMPOTENT: Final = frozenset(
+IDEMPOTENT_CALLS: Final = frozenset(
     {"describe", "list", "groups", "group", "finished", "nodes", "cluster", "ensure"}
     | {"producers", "begin_producer", "open_sequence", "commit_sequences", "forget_producer"}
     | {"drop_sequences"}
@@ -102,7 +102,7 @@ SWEEP_INTERVAL_S: Final = 0.1  # between two checks for deadlines that have pass
 Payload = bytes | str
 ANSWER_GRACE_S: Final = 5.0
 """How much longer than a request's timeout a client waits for the node to report the timeout."""
-LOST: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
+LOST_CODES: Final = frozenset({"CONNECTION_LOST", "CLOSED", "NO_SUBSCRIPTION"})
 """Codes of requests whose connection is lost or about to be."""
 _NO_WAITER: Final = (None, 0.0, 0)
 
@@ -291,7 +291,7 @@ class Client:
                     if not error.may_pass and error.code != "NO_SUBSCRIPTION":
                         subscription.failed(error)
                         break
-                    if self._connection is not here or error.code in LOST:
+                    if self._connection is not here or error.code in LOST_CODES:
                         break
                     self.send(p.Unsubscribe(), (), channel)  # the node may accept it yet
                 subscription.trouble = str(error)
@@ -693,7 +693,7 @@ class Client:
         try:
             return int((await future)[0])
         except TimeoutError as error:
-            raise DeadlineError(LATE) from error
+            raise DeadlineError(LATE_TEXT) from error
 
     async def publish_many(
         self,
@@ -759,7 +759,7 @@ class Client:
             ):
                 await transaction.put_all(blobs)
         except TimeoutError as error:
-            raise DeadlineError(LATE) from error
+            raise DeadlineError(LATE_TEXT) from error
         return list(transaction.offsets)
 
     @contextlib.asynccontextmanager
@@ -960,7 +960,7 @@ class Client:
         """Call an administrative command of the node; return its result, decoded from JSON.
 
         Raises `StreamsError` if the node refuses, and `BadValueError` if JSON cannot express the arguments. Idempotent
-        calls (`IDEMPOTENT`) are sent again when the connection is lost.
+        calls (`IDEMPOTENT_CALLS`) are sent again when the connection is lost.
         """
         check_text("call", call)
         try:
@@ -978,7 +978,7 @@ class Client:
                 )
                 return json.loads(answer.result)
             except StreamsError as error:
-                again = self.tries_again(error, idempotent=call in IDEMPOTENT)
+                again = self.tries_again(error, idempotent=call in IDEMPOTENT_CALLS)
                 if not again or not await self._pause(pauses, deadline):
                     raise
 
@@ -993,8 +993,9 @@ class Client:
     async def ensure(self, stream: str, mode: str = "warn", **settings: Any) -> dict[str, Any]:
         """Create a stream with these settings if it does not exist; return what was done, and which settings differ.
 
-        `mode` says what happens if the stream exists with other settings. In a cluster, the setting `region` says in
-        which region the stream is kept, and cannot be changed later; the default is `global`.
+        `mode` says what to do if the stream exists with other settings: "warn" only reports the differences,
+        "overwrite" changes the settings, "strict" refuses. In a cluster, the setting `region` says in which region the
+        stream is kept, and cannot be changed later; the default is `global`.
         """
         return dict(await self.admin("ensure", name=stream, asked=settings, mode=mode))
 
@@ -1075,7 +1076,7 @@ async def _published(future: asyncio.Future[Any]) -> Any:
     try:
         return await future
     except TimeoutError as error:
-        raise DeadlineError(LATE) from error
+        raise DeadlineError(LATE_TEXT) from error
 
 
 async def connect(
@@ -1100,12 +1101,12 @@ async def connect(
     check_seconds("timeout", timeout)
     find = partial(Address.find, where, secret=secret, data=data)
     address = await asyncio.to_thread(find)  # it reads files, and may probe the node's port
-    return await reach(
+    return await connect_to_address(
         address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum
     )
 
 
-async def reach(
+async def connect_to_address(
     address: Address,
     *,
     name: str = "",

@@ -60,7 +60,7 @@ class Arrival:
         if self._payloads is None:
             self._payloads = self.records.payloads()
         first, self.taken = self.taken, min(self.records.count, self.taken + most)
-        message = self.subscription.face.message
+        message = self.subscription.facade.message
         if most == 1:
             return [message(self, first, self._payloads[first])]
         rows = range(first, self.taken)
@@ -91,7 +91,7 @@ class Message:
     @property
     def subscription(self) -> Any:
         """The subscription that delivered the message: a `Subscription` or a `SyncSubscription`."""
-        return self.arrival.subscription.face
+        return self.arrival.subscription.facade
 
     @property
     def offset(self) -> int:
@@ -116,7 +116,7 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the group; in an ephemeral stream, how often the subscription had been made."""
+        """The epoch of the group; in an ephemeral stream, the number of times the client had subscribed."""
         return self.arrival.epoch
 
     @property

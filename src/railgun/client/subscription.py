@@ -22,7 +22,7 @@ Rules:
 7. A stream whose log is damaged ends with `StreamDamagedError` after all messages before the damage. The subscription
    remains: messages that a group has delivered may still be acked.
 8. `flush` raises if an ack or a nack since the last `flush` did not count, was refused, or may have been lost with the
-   connection. It raises once; the next `flush` is about later acks and nacks. A refused one (`REFUSED`) changes
+   connection. It raises once; the next `flush` is about later acks and nacks. A refused one (`REFUSED_CODES`) changes
    nothing: its messages are still this consumer's. In an exclusive group the client then subscribes again, because the
    messages behind the nacked one have been dropped here.
 """
@@ -53,9 +53,9 @@ TRACKED: Final = "@"
 """The prefix of the name of a tracked consumer's group; the consumer's ID follows."""
 Ack = tuple[int, int, int, int]
 """First offset, end offset (exclusive), delivery, epoch."""
-STALE = ("ACK_STALE", "NO_SUBSCRIPTION")
+STALE_CODES = ("ACK_STALE", "NO_SUBSCRIPTION")
 """Codes of acks for messages that are no longer this consumer's."""
-REFUSED = ("BAD_DELAY", "BAD_RANGE")
+REFUSED_CODES = ("BAD_DELAY", "BAD_RANGE")
 """Codes of acks and nacks that are invalid: nothing has changed."""
 
 
@@ -79,7 +79,7 @@ class Subscription:
         identity: str = "",
     ) -> None:
         self.client = client
-        self.face: Any = self
+        self.facade: Any = self
         """The object whose methods messages call: this one, or the `SyncSubscription` around it."""
         self.channel = channel
         self.stream = stream
@@ -227,9 +227,9 @@ class Subscription:
                 self._messages.drop(command.first, command.end)
             case p.Lost():
                 self.lost += command.count
-            case p.Failed() if command.code in STALE:
+            case p.Failed() if command.code in STALE_CODES:
                 self._doubted(StreamsError(command.code, command.text))
-            case p.Failed() if command.code in REFUSED:
+            case p.Failed() if command.code in REFUSED_CODES:
                 self._refused(StreamsError(command.code, command.text))
             case p.Failed() if command.request:
                 pass

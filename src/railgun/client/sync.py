@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from railgun.client.address import DATA, Address
 from railgun.client.checks import LEFT_OUT
-from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, reach
+from railgun.client.client import PREFETCH, TIMEOUT, Client, Payload, connect_to_address
 from railgun.client.errors import StreamsError
 from railgun.client.message import Message
 from railgun.client.producer import Transaction
@@ -226,11 +226,11 @@ class SyncSubscription:
 
     message = SyncMessage
 
-    def __init__(self, client: SyncClient, under: Subscription, one_by_one: bool) -> None:
+    def __init__(self, client: SyncClient, inner: Subscription, one_by_one: bool) -> None:
         self.client = client
-        self.under = under
+        self.inner = inner
         """The asyncio subscription, which lives in the client's thread."""
-        under.face = self
+        inner.facade = self
         self._batch_size = 1 if one_by_one else 1000
         self._ready: deque[SyncMessage] = deque()
         self._forfeits = 0  # `Subscription.forfeits` when messages were taken last
@@ -239,17 +239,17 @@ class SyncSubscription:
     @property
     def persistent(self) -> bool:
         """Whether the stream is persistent: only then are its messages acked."""
-        return self.under.persistent
+        return self.inner.persistent
 
     @property
     def stream(self) -> str:
         """The name of the stream that is read."""
-        return self.under.stream
+        return self.inner.stream
 
     @property
     def trouble(self) -> str:
         """Why no messages can come now; empty: nothing is wrong."""
-        return self.under.trouble
+        return self.inner.trouble
 
     def __iter__(self) -> Iterator[SyncMessage]:
         return self
@@ -270,7 +270,7 @@ class SyncSubscription:
 
     def _has_ready(self) -> bool:
         """Return whether messages that were taken wait here; drop them if they are no longer this consumer's."""
-        if self._ready and self._forfeits != self.under.forfeits:
+        if self._ready and self._forfeits != self.inner.forfeits:
             self._ready.clear()
         return bool(self._ready)
 
@@ -289,11 +289,11 @@ class SyncSubscription:
         if self._has_ready():
             self._wait_while_blocked(timeout)
             return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-        return self._take(self.under.batch(most, timeout))  # type: ignore[arg-type]
+        return self._take(self.inner.batch(most, timeout))  # type: ignore[arg-type]
 
     def records(self, timeout: float | None = None) -> Records:
         """Return the next batch as it is stored, for a subscription without a group, as `Subscription.records`."""
-        return self._take(self.under.records(timeout))
+        return self._take(self.inner.records(timeout))
 
     def _take(self, work: Coroutine[Any, Any, T]) -> T:
         async def taken() -> T | None:
@@ -301,7 +301,7 @@ class SyncSubscription:
                 result = await work
             except StopAsyncIteration:
                 return None
-            self._forfeits = self.under.forfeits  # in the client's thread, so that both agree
+            self._forfeits = self.inner.forfeits  # in the client's thread, so that both agree
             return result
 
         result = self.client.wait(taken())
@@ -313,37 +313,37 @@ class SyncSubscription:
 
     def ack(self, message: Message) -> None:
         """Acknowledge a message: it is done. Without a group this does nothing."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.ack, message)
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.ack, message)
 
     def ack_all(self, messages: Sequence[Message]) -> None:
         """Acknowledge messages: they are done. Without a group this does nothing."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.ack_all, messages)
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.ack_all, messages)
 
     def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
         """Refuse a message: have it redelivered after `delay` seconds; `block`: nothing else is delivered before.
 
         `reason` is kept with the message (`Message.nack`).
         """
-        self.under.check_acks()
+        self.inner.check_acks()
         if block:
             self._blocked_until = max(self._blocked_until, time.monotonic() + delay)
-        nack = partial(self.under.nack, message, delay, reason, block=block)
+        nack = partial(self.inner.nack, message, delay, reason, block=block)
         self.client.loop.call_soon_threadsafe(nack)
 
     def in_progress(self, message: Message) -> None:
         """Tell the node that a message is still being processed: its `ack_wait` starts again."""
-        self.under.check_acks()
-        self.client.loop.call_soon_threadsafe(self.under.in_progress, message)
+        self.inner.check_acks()
+        self.client.loop.call_soon_threadsafe(self.inner.in_progress, message)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the node has all acks and nacks on disk, as `Subscription.flush`."""
-        self.client.wait(self.under.flush(timeout))
+        self.client.wait(self.inner.flush(timeout))
 
     def close(self) -> None:
         """End the subscription. Messages that were not acked go to other members, and do not count as delivered."""
-        self.client.wait(self.under.close())
+        self.client.wait(self.inner.close())
 
     def __enter__(self) -> SyncSubscription:
         return self
@@ -380,7 +380,7 @@ def connect_to(
     thread = threading.Thread(target=_run_loop, args=(loop,), name="railgun-client", daemon=True)
     thread.start()
     try:
-        connecting = reach(
+        connecting = connect_to_address(
             address, name=name, timeout=timeout, tls=tls, wait_for_quorum=wait_for_quorum
         )
         return SyncClient(_wait(loop, connecting), loop, thread)

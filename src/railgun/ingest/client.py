@@ -413,7 +413,7 @@ class Connector:
             self._seal_soon(stream)
 
     def _hand(self, stream: Stream, piece: Piece) -> int:
-        """Take over a piece that another thread has packed, even if the stream has an error; return its messages."""
+        """Take over a piece that another thread has packed, even if its stream has an error; count its messages."""
         count = stream.take_over(piece)
         self._seal_soon(stream)
         return count

@@ -247,7 +247,7 @@ def _decode_owned(own: memoryview) -> Frame:
 
 
 def _allocate(size: int) -> memoryview:
-    """Return uninitialized memory: a peer that only announces a large frame does not make us use that memory yet."""
+    """Return uninitialized memory: a peer that only announces a large frame does not use up that memory yet."""
     return np.empty(size, np.uint8).data
 
 
