@@ -82,7 +82,9 @@ class Address:
             try:
                 secret = (home / SECRET).read_text("ascii").strip()
             except (OSError, ValueError) as error:
-                raise NoNodeError(f"the node's secret is not in {home}: give it") from error
+                raise NoNodeError(
+                    f"the node's secret is not in {home}: pass it (secret=…)"
+                ) from error
         try:
             secret_bytes = bytes.fromhex(secret) if isinstance(secret, str) else secret
         except ValueError as error:

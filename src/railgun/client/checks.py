@@ -80,7 +80,7 @@ def _encoded(name: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise BadValueError(f"{name} is no text that UTF-8 can say: {error.reason}") from error
+        raise BadValueError(f"{name} cannot be encoded as UTF-8: {error.reason}") from error
 
 
 def as_bytes(name: str, value: Any) -> bytes:

@@ -718,7 +718,7 @@ class Client:
             if safety != level("quorum"):
                 raise StreamsError(
                     "BAD_REQUEST",
-                    "what is published atomically is on a quorum of disks: leave acks out",
+                    "an atomic publish always waits for a quorum: leave acks out",
                 )
             return await self._publish_atomically(stream, payloads, ids or id or topic, timeout)
         check_text("stream", stream)
@@ -728,7 +728,9 @@ class Client:
             return []
         if id is not None:
             if ids is not None or topic:
-                raise StreamsError("BAD_REQUEST", "one ID for all, or one for each; and no topic")
+                raise StreamsError(
+                    "BAD_REQUEST", "give one ID for all messages, or one for each; and no topic"
+                )
             blobs = _all_bytes(payloads)
             deadline = self._deadline(timeout)
             future = self._publisher.put_together(stream, blobs, check_id(id), deadline, safety)
@@ -746,9 +748,7 @@ class Client:
         self, stream: str, payloads: Sequence[Payload], more: object, timeout: float | None
     ) -> list[int]:
         if more:
-            raise StreamsError(
-                "BAD_REQUEST", "what is published atomically has no IDs and no topic"
-            )
+            raise StreamsError("BAD_REQUEST", "an atomic publish cannot have IDs or a topic")
         blobs = _all_bytes(check_list("payloads", payloads))
         if not blobs:
             return []
@@ -913,7 +913,7 @@ class Client:
                 )
             group, exclusive = TRACKED + consumer, True
         if exclusive and not group:
-            raise BadValueError("exclusive is for the members of a group: name one")
+            raise BadValueError("exclusive applies to the members of a group: name a group")
         subscription = Subscription(
             self,
             next(self._channels),
@@ -967,7 +967,7 @@ class Client:
             encoded = json.dumps(arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadValueError(
-                f"{call}: arguments are what JSON can say: {said(error)}"
+                f"{call}: the arguments cannot be written as JSON: {said(error)}"
             ) from error
         deadline, pauses = self._deadline(timeout), Pauses(*SOON)
         while True:

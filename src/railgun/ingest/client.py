@@ -77,7 +77,7 @@ class Connector:
         self._flow.check()
         if keep < 1:
             raise FeedError(
-                f"something has to be kept until it is acknowledged, not {keep!r} bytes"
+                f"keep is at least 1 byte, not {keep!r}: messages are kept until they are acknowledged"
             )
         self._timeout = timeout
         self._keep = keep
@@ -413,7 +413,7 @@ class Connector:
             self._seal_soon(stream)
 
     def _hand(self, stream: Stream, piece: Piece) -> int:
-        """Take over a piece that another thread has packed, even if its stream has an error; count its messages."""
+        """Take over a piece packed by another thread, even if its stream has an error; return its message count."""
         count = stream.take_over(piece)
         self._seal_soon(stream)
         return count
@@ -595,7 +595,7 @@ class Connector:
             why = "it began with an older snapshot" if por < acked else "it has gone back"
             begins = stream.base if stream.base > por or stream.first is None else stream.first - 1
             error = RewindError(
-                f"the flow wants {stream.name!r} {after}: {why}. What is here begins after {begins}; "
+                f"the flow wants {stream.name!r} {after}: {why}. The messages kept here begin after {begins}; "
                 "send all of it again, by another connector, or feed a function"
             )
             stream.drop()

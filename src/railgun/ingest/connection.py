@@ -103,7 +103,7 @@ class WorkerLink:
                 self._give_up(error)
                 return
             except Exception as error:
-                self._give_up(FeedError(f"{self.flow.where} cannot be looked for: {error!r}"))
+                self._give_up(FeedError(f"the lookup of {self.flow.where} has failed: {error!r}"))
                 return
             if self.over:
                 return

@@ -33,7 +33,7 @@ def item_fields(item: Any) -> tuple[Any, Any, Any, Any]:
         return item[0], item[1], item[2] if count > 2 else None, item[3] if count > 3 else None
     except (TypeError, LookupError) as error:
         raise FeedError(
-            f"what is sent is (id, payload), or (id, payload, key, time), not {item!r:.80}"
+            f"an item is (id, payload), or (id, payload, key, time), not {item!r:.80}"
         ) from error
 
 
@@ -45,7 +45,7 @@ def iterator_of(items: Iterable[Item]) -> Iterator[Item]:
         if inspect.iscoroutine(items):
             items.close()
         raise FeedError(
-            f"what is fed is an iterable of (id, payload), or what yields them, not {items!r:.80}"
+            f"feed takes an iterable of (id, payload), or a function that returns one, not {items!r:.80}"
         ) from error
 
 

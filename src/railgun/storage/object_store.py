@@ -416,4 +416,4 @@ def disk_error(verb: str, target: str, error: OSError) -> DiskError:
             f"cannot {verb} {target}: {cause}. Something that is no directory may be in its place; move it away, or "
             "use another directory."
         )
-    return DiskError(f"cannot {verb} {target}: {cause}. Look after that disk, and try again.")
+    return DiskError(f"cannot {verb} {target}: {cause}. Check that disk, and try again.")

@@ -85,8 +85,8 @@ def _unpicklable_value(values: Sequence[Any], error: BaseException) -> EncodingE
             pass_interrupt(refused)
             why = represent(refused)
             named = EncodingError(
-                f"a value of type {type(value).__name__} cannot travel between workers: {why}"
+                f"a value of type {type(value).__name__} cannot be sent between workers: {why}"
             )
             named.row = row
             return named
-    return EncodingError(f"values cannot travel between workers: {represent(error)}")
+    return EncodingError(f"values cannot be sent between workers: {represent(error)}")

@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _too_late(self) -> None:
         if self._hello is not None:
-            self.close(HelloError(f"{self.peer} said no hello"))
+            self.close(HelloError(f"{self.peer} has not completed the hello in time"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next read: the receiver's own for large messages, else the shared one."""

@@ -56,7 +56,7 @@ class Dialer:
         if not self._theirs:
             begin = len(MAGIC) + NONCE
             if not self._data.startswith(MAGIC[: len(self._data)]):
-                raise HelloError("whoever listens there is not Railgun")
+                raise HelloError("the program at this address is not Railgun")
             if len(self._data) < begin:
                 return b""
             self._theirs, self._data = self._data[len(MAGIC) : begin], self._data[begin:]
@@ -80,7 +80,7 @@ class Dialer:
                 raise HelloError("the other side does not know the secret", BAD_SECRET)
             self.open, self.rest = True, data[1 + NONCE :]
         elif data[:1] not in (b"", b"+", b"-"):
-            raise HelloError("whoever listens there is not Railgun")
+            raise HelloError("the program at this address is not Railgun")
 
 
 class Acceptor:
@@ -121,10 +121,10 @@ class Acceptor:
         self._theirs, who = data[len(MAGIC) : at], data[begin : begin + length]
         expected = _proof(self._secret, b"dial", self._nonce, self._theirs, who)
         if not hmac.compare_digest(data[begin + length : end], expected):
-            raise HelloError("the secret is not the one that was given", BAD_SECRET)
+            raise HelloError("the secret is wrong", BAD_SECRET)
         claims = json.loads(who)
         if not isinstance(claims, dict):
-            raise HelloError("the hello does not say who it is from")
+            raise HelloError("the hello does not describe its sender: it is no JSON object")
         self.who, self.rest = claims, data[end:]
         return b""
 

@@ -258,7 +258,7 @@ def head(data: Bytes, at: int = 0) -> Head:
     least = HEADER + 4 * count * (1 + (flags & 1) + (flags >> 1 & 1))
     if not count or not least <= size <= LARGEST or base + count > _LAST_OFFSET:
         raise BatchError(
-            f"the header of the batch at byte {at} cannot be: {count} messages from {base}, {size} bytes"
+            f"the header of the batch at byte {at} is invalid: {count} messages from {base}, {size} bytes"
         )
     return tuple.__new__(Head, (size, body, base, epoch, time, count, flags, producer, number))
 

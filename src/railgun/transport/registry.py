@@ -169,7 +169,7 @@ class Registry:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.directory.stat().st_uid != os.getuid():
-                raise RegistryError(f"{self.directory} belongs to somebody else")
+                raise RegistryError(f"{self.directory} belongs to another user")
             self.directory.chmod(0o700)
             lock = os.open(self.directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:

@@ -118,12 +118,12 @@ class Postgres(Database):
             [(kind, follows)] = kinds
             if kind not in ("r", "p", b"r", b"p"):
                 raise TableError(
-                    f"{self.table} is no table: in which order its rows appear cannot be known"
+                    f"{self.table} is no table: the order in which its rows appear is unknown"
                 )
             if follows:
                 raise TableError(
-                    f"{self.where} follows another server, and does not know who writes there: rows may appear out of "
-                    "order. Give the other one"
+                    f"{self.where} is a replica, and does not see the transactions of its primary: rows may appear "
+                    "out of order. Give the primary"
                 )
             existing = [name for (name,) in self._all(_COLUMNS, self._regclass)]
             existing_column("--id", self.id, existing, self.table)
@@ -154,7 +154,7 @@ class Postgres(Database):
         for cache, name in self._all(_SEQUENCES, *table_column, *table_column):
             if cache > 1:
                 raise TableError(
-                    f"{name} gives each session {cache} ids at a time: ids do not tell the order of rows then. "
+                    f"{name} gives each session {cache} ids at a time: then rows do not appear in the order of ids. "
                     f"ALTER SEQUENCE {name} CACHE 1"
                 )
 

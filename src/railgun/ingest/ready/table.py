@@ -95,7 +95,7 @@ def as_json(names: Sequence[str], row: Sequence[Any]) -> bytes:
             return _dumped(_finite(fields))
     except ValueError as error:
         raise TableError(
-            f"it cannot be told as JSON in UTF-8 ({error}): mend it, or leave its column out (--columns)"
+            f"the row cannot be written as JSON in UTF-8 ({error}): correct it, or leave the column out (--columns)"
         ) from error
 
 
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
         case ipaddress.IPv6Network() | ipaddress.IPv4Interface() | ipaddress.IPv6Interface():
             return str(value)
     raise TableError(
-        f"a value of the type {type(value).__name__} cannot be told as JSON: leave its column out (--columns), or "
+        f"a value of the type {type(value).__name__} cannot be written as JSON: leave its column out (--columns), or "
         "let a column of another type hold it"
     )
 

@@ -248,7 +248,7 @@ class Webhooks(HttpPort):
 
     async def _answer(self, name: str, id_: int | None, body: bytes, wait: str) -> web.Response:
         if self._stopping:
-            raise _BusyError("this program ends; send it again")
+            raise _BusyError("this program is stopping; send the message again")
         size = len(body) + MESSAGE_OVERHEAD_BYTES
         if self._held + size > self.waiting:
             raise _BusyError(f"{self._held:,} bytes wait for the flow; send it again later")
@@ -317,7 +317,7 @@ class Webhooks(HttpPort):
             if not hook.waiting and not hook.lock.locked():
                 await asyncio.shield(self._task(self._let_go(hook)))
                 return
-        raise _BusyError(f"{MAX_STREAMS:,} streams at the same time are the most")
+        raise _BusyError(f"at most {MAX_STREAMS:,} streams can be open at the same time")
 
     async def _let_go(self, hook: Hook) -> None:
         async with hook.lock:
@@ -364,7 +364,9 @@ class Webhooks(HttpPort):
         if id_ is None:
             id_ = hook.last + 1
         if id_ > LAST_ID:
-            raise _RequestError(409, "NO_NEXT_ID", f"{hook.name!r} has the last id that there is")
+            raise _RequestError(
+                409, "NO_NEXT_ID", f"{hook.name!r} has reached the highest possible id"
+            )
         if id_ <= hook.last:
             return id_, False, self._again(hook, id_)
         hook.refused.pop(id_, None)
@@ -416,7 +418,7 @@ class Webhooks(HttpPort):
             return None
         raise _RequestError(
             409, "OUT_OF_ORDER",
-            f"ids of {hook.name!r} go up: {hook.last} came before {id_}, which did not come then",
+            f"ids of {hook.name!r} increase: {id_} was not received before {hook.last}, and comes too late",
         )  # fmt: skip
 
     def acknowledged(self, stream: str, por: int) -> None:
