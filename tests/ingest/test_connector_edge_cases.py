@@ -252,7 +252,7 @@ def test_gaps_are_fine_and_so_is_everything_again() -> None:
     assert rewinds(50, 20, 60, 20) == ["50", "61", "50"]
     assert rewinds(50, -1, 60, -1) == ["50", "61", "50"]
     assert rewinds(1, 99, -1) == ["100", "1"]
-    assert "begins after 20" in rewinds(50, 20, 10)[1]
+    assert "begin after 20" in rewinds(50, 20, 10)[1]
 
 
 def test_a_stream_that_was_rewound_too_far_is_mended_by_a_function() -> None:

@@ -181,9 +181,9 @@ def test_a_liar_with_good_checksums_gets_no_other_error(
 @pytest.mark.parametrize(
     ("field", "form", "value", "told"),
     [
-        (40, "<I", 0, "cannot be"),
-        (40, "<I", 1 << 31, "cannot be"),
-        (16, "<Q", (1 << 64) - 1, "cannot be"),
+        (40, "<I", 0, "is invalid"),
+        (40, "<I", 1 << 31, "is invalid"),
+        (16, "<Q", (1 << 64) - 1, "is invalid"),
         (44, "<H", 4, "only nodes set"),
         (44, "<H", 32, "later version"),
         (46, "<H", 1, "later version"),

@@ -217,12 +217,12 @@ class Client:
         opened: asyncio.Future[None] = self.loop.create_future()
         lost: asyncio.Future[None] = self.loop.create_future()
 
-        def made(connection: Connection) -> None:
+        def accepted(connection: Connection) -> None:
             connection.filling = self._reader
             if not opened.done():
                 opened.set_result(None)
 
-        def gone(connection: Connection, error: Exception | None) -> None:
+        def closed(connection: Connection, error: Exception | None) -> None:
             code = error.code if isinstance(error, HelloError) else "CONNECTION_LOST"
             loss = StreamsError(code, said(error) if error else "the node closed the connection")
             for future in (opened, lost):
@@ -232,9 +232,10 @@ class Client:
             if not opened.cancelled():
                 opened.exception()
 
-        who = {"version": VERSION, "name": self._name}
+        introduction = {"version": VERSION, "name": self._name}
         connection = await self._dial(
-            self.where, lambda: Connection(self._secret, made, self._received, gone, who)
+            self.where,
+            lambda: Connection(self._secret, accepted, self._received, closed, introduction),
         )
         try:
             await opened
@@ -563,7 +564,7 @@ class Client:
             if not answered.done():
                 answered.set_result(accepted)
 
-        who = {"version": VERSION, "name": self._name}
+        introduction = {"version": VERSION, "name": self._name}
         connection: Connection | None = None
         try:
             connection = await self._dial(
@@ -573,7 +574,7 @@ class Client:
                     lambda _: settle(True),
                     lambda *_: None,
                     lambda *_: settle(False),
-                    who,
+                    introduction,
                 ),
             )
             return where if await answered else None

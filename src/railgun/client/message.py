@@ -166,8 +166,8 @@ class Message:
 
         The delay holds back only this message for this group. `block=True` blocks the whole group (or a consumer
         without a group): nothing is delivered to it until the delay is over. An exclusive group is always blocked, so
-        that its order is kept. `reason` is kept with the message. Raises `StreamsError` (`BAD_DELAY`) for `block`
-        without a delay.
+        that its order is kept. `reason` is recorded in the dead letter, if the message becomes one. Raises
+        `StreamsError` (`BAD_DELAY`) for `block` without a delay.
         """
         check_nack(delay, reason, block)
         if block and not delay > 0:

@@ -381,7 +381,7 @@ class Subscription:
     def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
         """Refuse a message: have it redelivered after `delay` seconds; `block`: nothing else is delivered before.
 
-        `reason` is kept with the message (`Message.nack`).
+        `reason` is recorded in the dead letter, if the message becomes one.
         """
         self.check_acks()
         check_nack(delay, reason, block)

@@ -324,7 +324,7 @@ class SyncSubscription:
     def nack(self, message: Message, delay: float, reason: str, *, block: bool = False) -> None:
         """Refuse a message: have it redelivered after `delay` seconds; `block`: nothing else is delivered before.
 
-        `reason` is kept with the message (`Message.nack`).
+        `reason` is recorded in the dead letter, if the message becomes one.
         """
         self.inner.check_acks()
         if block:

@@ -25,7 +25,7 @@ BIG_CHUNK_BYTES: Final = 512 << 10  # a chunk of this size halves the size of th
 def item_fields(item: Any) -> tuple[Any, Any, Any, Any]:
     """Return id, payload, key and time of an item; raise `FeedError` if it is no tuple of these.
 
-    >>> parts((7, b"seven"))
+    >>> item_fields((7, b"seven"))
     (7, b'seven', None, None)
     """
     try:

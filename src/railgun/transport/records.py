@@ -268,9 +268,9 @@ def is_later(own: bytes, magic: Bytes, *, certain: bool = False) -> bool:
 
     `certain`: only if a single flipped bit of `own` cannot explain them.
 
-    >>> [is_later(b"RGB1", found) for found in (b"RGB2", b"RGB3", b"RGB1", b"RGB0", b"RGBq", b"RGG2", b"RGB")]
+    >>> [is_later(b"RGB1", magic) for magic in (b"RGB2", b"RGB3", b"RGB1", b"RGB0", b"RGBq", b"RGG2", b"RGB")]
     [True, True, False, False, False, False, False]
-    >>> [is_later(b"RGB1", found, certain=True) for found in (b"RGB2", b"RGB3")]
+    >>> [is_later(b"RGB1", magic, certain=True) for magic in (b"RGB2", b"RGB3")]
     [True, False]
     """
     if len(magic) < 4 or bytes(magic[:3]) != own[:3] or not own[3] < magic[3] <= ord("9"):
