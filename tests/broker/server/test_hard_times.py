@@ -1278,7 +1278,7 @@ class Mortal:
 def test_what_was_acknowledged_is_there_once_however_often_the_node_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(client_module, "RECONNECT_PAUSES_S", (0.05, 0.1))
 
     async def main() -> None:
         async with Mortal(tmp_path) as running:

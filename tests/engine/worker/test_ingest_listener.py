@@ -87,7 +87,7 @@ def test_credits_are_paid_back_as_messages_are_applied_and_cannot_be_overdrawn()
             assert len(there.read()) == 4
             back = await one.until(c.Ack)
             size = len(outside.pack([0], [large.encode()]))
-            assert back.credits == 4 * (size + outside.COST)
+            assert back.credits == 4 * (size + outside.FRAME_COST)
             for number in range(4, 10):
                 one.messages(number, text=large)
             refused = await one.until(c.Refused)

@@ -125,7 +125,7 @@ def test_all_that_waits_stays_within_bounds_and_all_of_it_comes(
                     await asyncio.sleep(0.001)
                     most = max(most, there.door._waiting + there.door._begun)
                 there.read()
-            assert most <= 400 * KB + connections.BUFFER
+            assert most <= 400 * KB + connections.READ_BUFFER_BYTES
             await until(lambda: not there.door._resting, "there is room again")
             callers[0].connection.send(batch(2))
             await until(lambda: there.read()[20:], "it goes on as before")
@@ -293,7 +293,7 @@ def test_files_are_left_for_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with behind(share=2) as there:
             both = 2 * there.door._most
-            assert both <= 4096 - module.RESERVED - connections.STRANGERS
+            assert both <= 4096 - module.RESERVED - connections.MAX_UNGREETED
             assert 2 * there.door._all == module.ALL
 
     run(main)
@@ -380,15 +380,16 @@ def test_strangers_who_say_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> 
     async def main() -> None:
         async with behind() as there:
             strangers = [
-                await asyncio.open_connection(*there.address) for _ in range(connections.STRANGERS)
+                await asyncio.open_connection(*there.address)
+                for _ in range(connections.MAX_UNGREETED)
             ]
             gate = there.door._listener.gate
             assert gate is not None
-            await until(lambda: len(gate._waiting) == connections.STRANGERS)
-            monkeypatch.setattr(connections, "SOON", 60.0)
+            await until(lambda: len(gate._waiting) == connections.MAX_UNGREETED)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 60.0)
             turned_away = await Caller().dial(there.address)
             assert turned_away.error is not None  # those who came a moment ago may finish
-            monkeypatch.setattr(connections, "SOON", 0.0)
+            monkeypatch.setattr(connections, "USUAL_HELLO_S", 0.0)
             for _ in range(3):
                 assert (await Caller().dial(there.address)).error is None
             await strangers[0][0].read()  # to the end: it was the oldest

@@ -48,9 +48,9 @@ from railgun.engine.protocol.ingest.messages import (
 from railgun.engine.worker import control_messages as control
 from railgun.flows.source import Pushed
 from railgun.transport.commands import Blob, FrameError, FrameReader, encode
-from railgun.transport.connection import STRANGERS, Connection, Gate
+from railgun.transport.connection import MAX_UNGREETED, Connection, Gate
 from railgun.transport.hello import BAD_VERSION, HelloError
-from railgun.transport.ingest_batch import COST, LARGEST, LONGEST_NAME, VERSION
+from railgun.transport.ingest_batch import FRAME_COST, LARGEST, LONGEST_NAME, VERSION
 from railgun.transport.listener import Listener
 from railgun.transport.outbox import Outbox
 from railgun.transport.proto import connectors_pb2 as c
@@ -59,7 +59,7 @@ from railgun.transport.proto import streams_pb2 as p
 WINDOW: Final = (16 << 10, 2 << 20)  # bytes of credits of a session: at least, and at most
 ALL: Final = 128 << 20  # bytes of all sessions that may wait
 MOST_SESSIONS: Final = 20_000
-RESERVED: Final = 2 * STRANGERS + 300  # files of a process for everything but connectors
+RESERVED: Final = 2 * MAX_UNGREETED + 300  # files of a process for everything but connectors
 MOST_STREAMS: Final = 100_000  # of a session
 MOST_HERE: Final = 200_000  # streams of all sessions
 UNREAD: Final = 8 << 20  # bytes that may wait for a connector to read them
@@ -81,7 +81,7 @@ def files_left(others: int = 0) -> int:
 
     `others`: how many doors there are besides one; each has its strangers.
     """
-    reserved = RESERVED + others * STRANGERS
+    reserved = RESERVED + others * MAX_UNGREETED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
         most = MOST_SESSIONS + reserved if hard == resource.RLIM_INFINITY else hard
@@ -374,7 +374,7 @@ class Door:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
         if caller.credits <= 0:
             raise SessionError("OVERDRAWN", f"{size} bytes, but there are no credits")
-        cost = size + COST
+        cost = size + FRAME_COST
         caller.credits -= cost
         if self.receiving.stopped:
             return

@@ -36,7 +36,7 @@ from types import FrameType
 from typing import Final, TypeVar
 
 from railgun import errors
-from railgun.client.outages import WAITS
+from railgun.client.outages import OUTAGES
 from railgun.engine.operators import calls
 from railgun.engine.worker.spec import WorkerSpec
 from railgun.errors import RailgunError
@@ -101,10 +101,10 @@ class Pulse:
                     connection.sendall(BESIDE + line.replace("\n", "\r").encode() + b"\n")
                 now = call_under_way(frame)
                 loads = loading.look(frame, calls.running(self._watched), time.monotonic())
-                waits = WAITS.told()
+                waits = OUTAGES.describe()
                 if waits != told:
                     connection.sendall(" ".join(waits.split())[:MOST_CHARACTERS].encode() + b"\n")
-                elif now is not last or loads or WAITS.blocks(self._watched):
+                elif now is not last or loads or OUTAGES.blocks(self._watched):
                     connection.sendall(BEAT)
                     stuck = 0
                 else:
@@ -172,7 +172,7 @@ class Beside:
             now = self._last[thread] = call_under_way(frame)
             loads = self._loading[thread].look(frame, within, now_s)
             is_same = now is not None and now is last.get(thread)
-            if is_same and not loads and not WAITS.blocks(thread) and stuck is None:
+            if is_same and not loads and not OUTAGES.blocks(thread) and stuck is None:
                 stuck, told = now, tell_where(frame, within, self._loading[thread].what)
         was, self._stuck = self._stuck, stuck
         if stuck is not was:
