@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from railgun.client.outages import OUTAGES as OUTAGES
+from railgun.client.outages import OUTAGES
 from railgun.engine.operators.calls import Call, calls_of_other_threads
 from railgun.engine.worker.liveness import (
     MOST_LOADING_S,
@@ -23,7 +23,7 @@ from railgun.engine.worker.liveness import (
 )
 
 MODULE = "railgun_test_waits_at_import"
-OUTAGES = f"""
+IMPORT_SOURCE = f"""
 import sys
 sys.modules["{__name__}"].IN_IMPORT.set()
 assert sys.modules["{__name__}"].GO_ON.wait(60)
@@ -35,7 +35,7 @@ GO_ON = threading.Event()
 @contextmanager
 def importing(path: Path) -> Iterator[FrameType]:
     """The innermost frame of a thread that imports a module which waits."""
-    (path / f"{MODULE}.py").write_text(OUTAGES)
+    (path / f"{MODULE}.py").write_text(IMPORT_SOURCE)
     IN_IMPORT.clear()
     GO_ON.clear()
     thread = threading.Thread(target=importlib.import_module, args=[MODULE])
