@@ -29,7 +29,7 @@ from railgun.engine.protocol.rescale.distributor import Distributor
 from railgun.engine.protocol.rescale.interrogate import Interrogate
 from railgun.engine.protocol.rescale.order import Order
 from railgun.engine.protocol.stage_alignment import Alignment
-from railgun.engine.snapshots.fit import KeysMade, other_parts
+from railgun.engine.snapshots.fit import KeyTypeCheck, missing_parts
 from railgun.errors import ProtocolError
 from railgun.flows.errors import UnpicklableRecordError
 from railgun.flows.plan import Operators, Stage
@@ -76,7 +76,7 @@ class StageRunner:
         self._busy = False
         self.leaving = Leaving()
         # Operators whose keys and states nobody has looked at yet; parts of a source that were saved.
-        self._made: dict[Keyed, KeysMade] = {}  # by step of which the first state was looked at
+        self._made: dict[Keyed, KeyTypeCheck] = {}  # by step of which the first state was looked at
         self._unseen = [op for op in operators.keyed if type(op).packed is Keyed.packed]
         self._compares_parts = True
         self._census: Iterator[tuple[list[Any], tuple[Keyed, ...]]] | None = None
@@ -191,10 +191,10 @@ class StageRunner:
                     continue
                 key = found[0]  # which may be None
                 operator.check_state(key, operator.states[key])
-                made = self._made[operator] = KeysMade(operator.step, operator.loaded_keys)
+                made = self._made[operator] = KeyTypeCheck(operator.step, operator.loaded_keys)
                 operator.loaded_keys = []
             with KeyCalls(operator.step, keys):
-                others = made.others(keys, operator.states.__contains__)
+                others = made.warnings(keys, operator.states.__contains__)
             for kind, told in others.items():
                 self.runtime.outside.warn(told, f"keys of step {operator.step!r}: {kind}")
             if not made.left:
@@ -263,7 +263,7 @@ class StageRunner:
         if self._compares_parts:
             self._compares_parts = False
             unfinished = [part for part in reading.loaded_keys if not reading.is_finished(part)]
-            told = other_parts(reading.step, unfinished, self.listed)
+            told = missing_parts(reading.step, unfinished, self.listed)
             if told:
                 self.runtime.outside.warn(told, told)
         self.end_listing(MAX if reading.source.bounded else LAST)

@@ -11,7 +11,7 @@ import pickle
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from railgun.engine.snapshots.plain import one_as_json
+from railgun.engine.snapshots.plain import display_json
 from railgun.engine.worker.control_messages import Found, Look
 from railgun.transport.pickling import dumps
 
@@ -80,7 +80,7 @@ def shown(value: Any, longest: int = LONGEST) -> tuple[str, bool]:
     >>> shown({"n": [1, (2, 3)]}), shown({1, 2})
     (('{"n":[1,[2,3]]}', True), ('{1, 2}', False))
     """
-    text = one_as_json(value)
+    text = display_json(value)
     if text is not None and len(text) <= longest:
         return text, True
     text = repr(value).encode("utf-8", "backslashreplace").decode()
