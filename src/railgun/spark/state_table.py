@@ -32,7 +32,7 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from railgun.engine.controller.storekeeper import where_to_begin
+from railgun.engine.controller.storekeeper import parse_begin
 from railgun.errors import RailgunError
 from railgun.spark import kinds
 from railgun.spark.saved_changes import Between
@@ -105,7 +105,7 @@ def state_changes(
 def _asked(
     snapshot: str | os.PathLike[str], name: str, flow: str | None, step: str
 ) -> dict[str, str]:
-    directory, number = where_to_begin(os.fspath(snapshot))
+    directory, number = parse_begin(os.fspath(snapshot))
     if directory is None:
         raise StateTableError(
             f"{snapshot!r} says which snapshot, and not where: name it as DIRECTORY#NUMBER"
@@ -176,12 +176,12 @@ class Table:
         which = "until" if "until" in given else "snapshot"
         number = _number(which, given[which]) if which in given else None
         if number is None:
-            directory, at = where_to_begin(url)
+            directory, at = parse_begin(url)
             url, number = (url, None) if directory is None else (directory, at)
         saved = Saved.find(url, number, flow, step)
         rows: Whole | Between = Whole(saved)
         if "since" in given:
-            directory, number = where_to_begin(given["since"])
+            directory, number = parse_begin(given["since"])
             rows = Between(Saved.find(directory or url, number, flow or saved.flow, step), saved)
         opening = Opening(step, saved.is_source, _is_true(given, "unpickle"))
         infer_all = given.get("infer", "some").lower() == "all"

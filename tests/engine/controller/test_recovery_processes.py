@@ -183,7 +183,9 @@ def test_a_worker_dies_on_its_way_out_of_a_rescale(
     def sending(self: Controller, worker: int, order: o.WorkerOrder) -> None:
         if isinstance(order, o.Stop) and order.handing_over and not struck:
             struck.append(worker)
-            os.kill(self._seen[worker, self.lifecycle.members[worker].incarnation].who["pid"], 9)
+            os.kill(
+                self._processes[worker, self.lifecycle.members[worker].incarnation].who["pid"], 9
+            )
         send(self, worker, order)
 
     monkeypatch.setattr(Controller, "_send", sending)

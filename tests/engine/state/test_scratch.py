@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from railgun.engine.state.errors import StateError
-from railgun.engine.state.scratch import LOCK, PREFIX, MIN_AGE_S, Scratch, sweep
+from railgun.engine.state.scratch import LOCK, MIN_AGE_S, PREFIX, Scratch, sweep
 
 PROGRAM = """
 import sys, time
