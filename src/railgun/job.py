@@ -129,12 +129,12 @@ def run(
     if token is not None and (len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable()):
         raise JobError(f"a token has at least {MIN_TOKEN_CHARACTERS} printable characters")
     if sum(option is not None for option in (master, spark, launcher)) > 1:
-        raise JobError("a job runs on a master, on a session or by a launcher: give one of them")
+        raise JobError("give at most one of master, spark and launcher: a job runs on one of them")
     plan = flow.plan()
     if plan.pushed and snapshots is None:
         source = next(iter(plan.pushed.values()))
         raise JobError(
-            f"{source} acknowledges what is in a snapshot, so there have to be some: snapshots=..."
+            f"{source} acknowledges records once a snapshot holds them, so it needs snapshots: snapshots=..."
         )
     shipped = ship(flow, plan, by_value)
     if http and not isinstance(registry, Registry):
@@ -142,7 +142,7 @@ def run(
     job_name = name or flow.name
     if initial_state and snapshots is None:
         raise JobError(
-            "initial state becomes the first snapshot of a flow: say where, snapshots=..."
+            "initial state becomes the first snapshot of the flow, so it needs a place: snapshots=..."
         )
     with ExitStack() as stack:
         keeper = None

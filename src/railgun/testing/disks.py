@@ -283,7 +283,7 @@ class SimulatedLock:
         return self._owners.get(self._path) is self
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock, unless it was lost."""
         if self.held():
             del self._owners[self._path]
 

@@ -269,7 +269,7 @@ class FlowTester:
 
         Raises `FlowFailedError` if the flow failed.
         """
-        self.world.wake()  # the test may have done something since the last step
+        self.world.wake()  # the test may have changed something since the last step
         went_on = all(self.world.happen() for _ in range(steps))
         self._check_not_failed()
         return went_on

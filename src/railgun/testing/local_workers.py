@@ -29,7 +29,7 @@ def why_ended(code: int, stderr: str) -> str | None:
     last_line = stderr.strip().rpartition("\n")[2]
     try:
         reason = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # of a signal without a name
+    except ValueError:  # the signal has no name
         reason = f"killed by signal {-code}"
     return f"{reason}: {last_line}" if last_line else reason
 

@@ -270,7 +270,10 @@ def test_when_there_are_too_many_one_of_them_can_still_come_again() -> None:
                 assert (await Caller().dial(there.address, instance=name)).error is None
             other = await Caller().dial(there.address, instance="other")
             assert isinstance(other.error, HelloError)
-            assert (other.error.code, str(other.error)) == ("TOO_MANY", "2 connectors are the most")
+            assert (other.error.code, str(other.error)) == (
+                "TOO_MANY",
+                "this worker accepts at most 2 connectors",
+            )
             assert (await Caller().dial(there.address, instance="me")).error is None
             assert there.door.instances.keys() == {"me", "you"}
 
@@ -315,7 +318,7 @@ def test_streams_of_a_session_and_of_all_are_so_many_at_most(
             refused = await named(one, *"abc")
             assert (refused.code, refused.text) == (
                 "TOO_MANY",
-                "2 streams are the most of a session",
+                "a session has at most 2 streams",
             )
             monkeypatch.setattr(module, "MAX_STREAMS_PER_SESSION", 9)
             monkeypatch.setattr(module, "MAX_STREAMS", 3)
@@ -325,7 +328,7 @@ def test_streams_of_a_session_and_of_all_are_so_many_at_most(
             two = await Caller().dial(there.address)
             refused = await named(two, *"def")
             assert (refused.code, refused.text) == (
-                *("TOO_MANY", "3 streams are the most of all sessions"),
+                *("TOO_MANY", "all sessions together have at most 3 streams"),
             )
 
     run(main)

@@ -592,8 +592,8 @@ class Controller:
                     self._launch(worker, incarnation)
                 case o.Cancel(worker, incarnation):
                     self._cancel(self._processes[worker, incarnation].spec)
-                case o.To(worker, what):
-                    self._send(worker, what)
+                case o.To(worker, worker_order):
+                    self._send(worker, worker_order)
                 case o.Happened(kind, text):
                     self._happened(kind, text)
                 case o.Record() | o.Write() | o.GiveUp():
@@ -678,12 +678,12 @@ class Controller:
         worker, incarnation = who.get("worker"), who.get("incarnation")
         host, port = who.get("host"), who.get("port")
         if not isinstance(worker, int) or not isinstance(incarnation, int):
-            raise HelloError("a worker says which one it is")
+            raise HelloError("the hello of a worker has no worker number and incarnation")
         if who.get("pulse"):
             self._accept_pulse(connection, worker, incarnation)
             return
         if not isinstance(host, str) or not isinstance(port, int):
-            raise HelloError(f"worker {worker} does not say where it is")
+            raise HelloError(f"the hello of worker {worker} has no host and port")
         process = self._processes.get((worker, incarnation))
         if process is None or process.who or not self.lifecycle.expects(worker, incarnation):
             raise HelloError(f"worker {worker}, incarnation {incarnation}, is not expected")

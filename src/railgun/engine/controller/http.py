@@ -162,28 +162,32 @@ class Api(HttpPort):
         step, key_text = request.query.get("step"), request.query.get("key")
         if step is None:
             steps = ", ".join(map(repr, inquiries.steps))
-            raise RequestError(400, "bad-request", f"say of which step; these have state: {steps}")
+            raise RequestError(
+                400,
+                "bad-request",
+                f"the parameter step is missing; these steps have state: {steps}",
+            )
         if key_text is None:
             answers = await inquiries.overview(step)
             workers = [
                 {
-                    "worker": one.worker,
-                    "keys": one.keys,
-                    "samples": [_value(*s) for s in one.samples],
+                    "worker": answer.worker,
+                    "keys": answer.keys,
+                    "samples": [_value(*s) for s in answer.samples],
                 }
-                for one in answers
+                for answer in answers
             ]
             return _answer(
-                {"step": step, "keys": sum(one.keys for one in answers), "workers": workers}
+                {"step": step, "keys": sum(answer.keys for answer in answers), "workers": workers}
             )
         try:
             key = key_typed(key_text)
         except RecursionError as error:
-            raise RequestError(400, "bad-request", "a key is not nested so deep") from error
-        one = await inquiries.key(step, key)
-        state = {"state" if one.is_json else "repr": _value(one.text, one.is_json)}
-        details = {"timers": list(one.timers), "ended": one.ended}
-        return _answer({"step": step, "key": key, "worker": one.worker, **state, **details})
+            raise RequestError(400, "bad-request", "the key is nested too deeply") from error
+        saved = await inquiries.key(step, key)
+        state = {"state" if saved.is_json else "repr": _value(saved.text, saved.is_json)}
+        details = {"timers": list(saved.timers), "ended": saved.ended}
+        return _answer({"step": step, "key": key, "worker": saved.worker, **state, **details})
 
     # ------------------------------------------------------------ POST requests
 
@@ -217,10 +221,10 @@ class Api(HttpPort):
         self._check_not_over("aborted")
         return self._accept(lambda: self.controller.abort("aborted by request"))
 
-    def _check_not_over(self, what: str) -> None:
+    def _check_not_over(self, action: str) -> None:
         life = self.controller.lifecycle
         if life.over:
-            raise LifecycleError(f"the flow is {life.told_state}: it cannot be {what}")
+            raise LifecycleError(f"the flow is {life.told_state}: it cannot be {action}")
 
     def _accept(
         self, order: Callable[[], None], more: Callable[[], dict[str, Any]] = dict
@@ -319,7 +323,7 @@ async def _body(request: web.Request, *fields: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(400, "bad-json", f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RequestError(400, "bad-request", "the request is to be a JSON object")
+        raise RequestError(400, "bad-request", "the request must be a JSON object")
     missing = [field for field in fields if field not in body]
     if missing:
         raise RequestError(400, "bad-request", f"the request has no {missing[0]!r}")

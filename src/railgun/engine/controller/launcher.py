@@ -18,7 +18,7 @@ class Launcher(Protocol):
         ...
 
     def launch(self, spec: WorkerSpec, ended: Ended) -> None:
-        """Start a worker.
+        """Start the worker that `spec` describes.
 
         `ended(spec, error)` is called from any thread, exactly once, when the process has certainly ended or could not
         start. `error` is None if the process ended by itself, without an error.

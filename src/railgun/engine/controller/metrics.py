@@ -79,17 +79,17 @@ class Totals:
 
 
 def _counts(worker: int, metrics: Mapping[str, Any]) -> Iterator[tuple[str, Labels, int]]:
-    here = (("worker", str(worker)),)
+    worker_label = (("worker", str(worker)),)
     for stage, figures in metrics.get("stages", {}).items():
         for name in BY_STAGE:
-            yield name, (*here, ("stage", stage)), figures[name]
+            yield name, (*worker_label, ("stage", stage)), figures[name]
     if "dead_letters" in metrics:
-        yield "dead_letters", here, metrics["dead_letters"]
+        yield "dead_letters", worker_label, metrics["dead_letters"]
     for step, count in metrics.get("errors", {}).items():
-        yield "errors", (*here, ("step", step)), count
-    for step, door in metrics.get("doors", {}).items():
-        yield "refused", (*here, ("step", step)), door["refused"]
-        yield "dropped", (*here, ("step", step)), door["dropped"]
+        yield "errors", (*worker_label, ("step", step)), count
+    for step, listener in metrics.get("doors", {}).items():
+        yield "refused", (*worker_label, ("step", step)), listener["refused"]
+        yield "dropped", (*worker_label, ("step", step)), listener["dropped"]
 
 
 def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
@@ -153,9 +153,9 @@ def prometheus(status: Mapping[str, Any], totals: Totals) -> str:
         text.add((("step", step),), count)
     text.begin("connectors", "gauge", "Connectors that are connected to a worker")
     for worker in status["workers"]:
-        for step, door in worker.get("doors", {}).items():
+        for step, listener in worker.get("doors", {}).items():
             labels = (("worker", str(worker["worker"])), ("step", step))
-            text.add(labels, door["connectors"])
+            text.add(labels, listener["connectors"])
     if status.get("snapshots") is not None:
         _add_snapshots(text, status["snapshots"])
     return str(text)

@@ -160,8 +160,8 @@ class SavedState:
         """Return what is saved of a key, or None."""
         number = np.uint64(key_hash(key))
         for part, table in self._tables(_COLUMNS):
-            mine = _hashes(table) == number
-            for row in _rows(part, table.filter(pa.array(mine))):
+            is_key = _hashes(table) == number
+            for row in _rows(part, table.filter(pa.array(is_key))):
                 return row
         return None
 
@@ -175,16 +175,16 @@ class SavedState:
         newest_first = sorted(self._parts, key=attrgetter("snapshot"), reverse=True)
         seen: Hashes = np.empty(0, dtype=np.uint64)
         for _, group in groupby(newest_first, key=attrgetter("snapshot")):
-            here = [seen]
+            group_hashes = [seen]
             for part in group:
                 table = self._read(part, columns)
                 hashes = _hashes(table)
-                gone = table["deleted"].to_numpy()
-                counts = ~gone & ~np.isin(hashes, seen)
-                here.append(hashes)
-                if counts.any():
-                    yield part, table.filter(pa.array(counts))
-            seen = np.unique(np.concatenate(here))
+                deleted = table["deleted"].to_numpy()
+                valid = ~deleted & ~np.isin(hashes, seen)
+                group_hashes.append(hashes)
+                if valid.any():
+                    yield part, table.filter(pa.array(valid))
+            seen = np.unique(np.concatenate(group_hashes))
 
     def _read(self, part: Part, columns: list[str]) -> pa.Table:
         data = self.store.read_part(part)

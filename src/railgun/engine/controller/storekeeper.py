@@ -98,7 +98,7 @@ class Snapshots:
                 f"steps are dropped by a set of their names, as {drop_of('step')}, not {self.drop!r}"
             )
         plain = isinstance(self.every, int | float)
-        if not plain or not 0 < self.every < MAX_EVERY_S:  # NaN is neither
+        if not plain or not 0 < self.every < MAX_EVERY_S:  # also refuses NaN
             raise ChoiceError(f"seconds between two snapshots are more than 0, not {self.every!r}")
         if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
             raise ChoiceError(f"at least one snapshot is kept, not {self.keep!r}")
@@ -118,7 +118,7 @@ def _are_text(names: Iterable[Any]) -> bool:
 def parse_begin(begin: str | os.PathLike[str] | int | None) -> tuple[str | None, int | None]:
     """Return a directory (None: the job's own) and a number (None: the latest) of the snapshot to begin with.
 
-    >>> where_to_begin("7"), where_to_begin("old#7"), where_to_begin("old")
+    >>> parse_begin("7"), parse_begin("old#7"), parse_begin("old")
     ((None, 7), ('old', 7), ('old', None))
     """
     if begin is None:
@@ -552,7 +552,7 @@ class Storekeeper:
         """Release the store's lock when all pending writes are done."""
         try:
             released = self._thread.submit(self.store.release)
-        except RuntimeError:  # the program ends: the thread takes nothing new
+        except RuntimeError:  # the program is ending, so the thread takes no more work
             self.close()
         else:
             released.result()

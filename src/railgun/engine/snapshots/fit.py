@@ -235,13 +235,13 @@ def missing_parts(step: str, saved: Iterable[object], listed: Collection[object]
     >>> missing_parts("words", [0, 1, 2, 2], {0, 1})
     "source 'words': the snapshot has positions in parts that the source does not have now: 2"
     """
-    gone = [f"{part!r:.100}" for part in dict.fromkeys(saved) if part not in listed]
-    if not gone:
+    missing = [f"{part!r:.100}" for part in dict.fromkeys(saved) if part not in listed]
+    if not missing:
         return ""
-    more = f" and {len(gone) - 5} more" if len(gone) > 5 else ""
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     return (
         f"source {step!r}: the snapshot has positions in parts that the source does not have now: "
-        f"{', '.join(gone[:5])}{more}"
+        f"{', '.join(missing[:5])}{more}"
     )
 
 

@@ -211,7 +211,7 @@ class SnapshotStore:
         return due
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the directory's lock, so that another job can acquire it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -237,26 +237,26 @@ class SnapshotStore:
         return run
 
     def use_generation(self, generation: int) -> None:
-        """A generation is about to begin; to be called before its workers hear of it."""
+        """Record durably that a generation is about to begin. Call this before its workers hear of it."""
         self._must_hold()
-        known, snapshot = self._counters()
-        if generation > known:
+        last_generation, snapshot = self._counters()
+        if generation > last_generation:
             self._write_counters(generation, snapshot)
 
     def _counters(self) -> tuple[int, int]:
-        """The highest generation and snapshot that were ever given out."""
+        """Return the highest generation and snapshot that were ever given out. Raises `DamagedError`."""
         generations, snapshots = [0], [0]
         snapshots += self._ids("attempts") + self._ids("manifests")
         for name in self.disk.list(self._at("data")):
             snapshots.append(_number_in(name) or 0)
-            found = re.search(r"-g(\d+)", name.rpartition("/")[2])
-            generations.append(int(found[1]) if found else 0)
+            match = re.search(r"-g(\d+)", name.rpartition("/")[2])
+            generations.append(int(match[1]) if match else 0)
         generations += [manifest.generation for manifest in self.manifests([])]
         generation, snapshot = max(generations), max(snapshots)
         name = self.where("run.json")
         try:
-            told = unseal("run", self.disk.read(self._at("run.json")), name)
-            return max(generation, int(told["generation"])), max(snapshot, int(told["snapshot"]))
+            run = unseal("run", self.disk.read(self._at("run.json")), name)
+            return max(generation, int(run["generation"])), max(snapshot, int(run["snapshot"]))
         except MissingError:
             fresh = generation == snapshot == 0
             return (0, 0) if fresh else (generation + _LEAP, snapshot + _LEAP)
@@ -615,7 +615,7 @@ def encode_name(name: str) -> str:
     ('count%20by%2Fname', '%2E%2E', '%')
     """
     encoded = quote(name, safe="", errors="surrogatepass")
-    if len(encoded) > 150:  # file systems take 255
+    if len(encoded) > 150:  # file systems allow names of 255 bytes
         encoded = f"{encoded[:100]}%{checksum(encoded.encode())[-32:]}"
     if encoded.startswith("."):
         encoded = encoded.replace(".", "%2E")

@@ -99,7 +99,7 @@ class TableWriter:
     >>> writer = TableWriter("totals", version=1)
     >>> state = {"n": 1}
     >>> writer.add(hash_keys(["ada", "grace"]), ["ada", "grace"], [state, (2, 3)])
-    >>> state["n"] = 100  # too late
+    >>> state["n"] = 100  # has no effect on the table
     >>> rows = read_rows(writer.finish())
     >>> rows.keys, rows.states
     (['ada', 'grace'], [{'n': 1}, (2, 3)])

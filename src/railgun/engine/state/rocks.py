@@ -93,7 +93,7 @@ def _options(rocksdict: Any, cache: int, buffers: int) -> Any:
     tables.set_block_cache(rocksdict.Cache(cache))
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    tables.set_bloom_filter(10, False)  # most lookups of new keys end here
+    tables.set_bloom_filter(10, False)  # answers most lookups of new keys
     tables.set_format_version(5)
     options.set_block_based_table_factory(tables)
     # Disk: the sizes of the levels follow the size of the data, so overwritten values take little space.

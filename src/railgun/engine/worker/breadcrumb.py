@@ -67,8 +67,8 @@ class Breadcrumb:
 
     def location(self) -> dict[str, str]:
         """Return the path of the file and the identity of the machine, as part of the worker's hello."""
-        here = Process.this()
-        return {"breadcrumb": self.path, "boot_id": here.boot_id, "host_name": here.host}
+        process = Process.this()
+        return {"breadcrumb": self.path, "boot_id": process.boot_id, "host_name": process.host}
 
     def entered(self, call: calls.Call, depth: int) -> None:
         """Note that a call of user code begins at this depth of nested calls."""
@@ -133,10 +133,10 @@ class Breadcrumb:
 
 def read(who: dict[str, Any]) -> str:
     """Return the text of a worker's breadcrumb and delete it; an empty text if it is not on this machine."""
-    path, here = who.get("breadcrumb"), Process.this()
-    if not isinstance(path, str) or who.get("boot_id") != here.boot_id:
+    path, process = who.get("breadcrumb"), Process.this()
+    if not isinstance(path, str) or who.get("boot_id") != process.boot_id:
         return ""
-    if who.get("host_name") != here.host or not Path(path).name.startswith(PREFIX):
+    if who.get("host_name") != process.host or not Path(path).name.startswith(PREFIX):
         return ""
     return _take(path)
 

@@ -226,7 +226,9 @@ class IngestListener:
                     points_to_send = [
                         c.Point(stream=caller.numbers[s], por=por) for s, por in points
                     ]
-                    for at in range(0, len(points_to_send), MAX_POINTS):  # a frame has its limits
+                    for at in range(
+                        0, len(points_to_send), MAX_POINTS
+                    ):  # the size of a frame is limited
                         self._send(caller, c.Ack(points=points_to_send[at : at + MAX_POINTS]))
             case Restart(session):
                 caller = self.callers.get(session)
@@ -297,7 +299,7 @@ class IngestListener:
         who = connection.who
         if who.get("version") != VERSION:
             raise HelloError(
-                f"a connector of version {who.get('version')!r}; this worker speaks {VERSION}",
+                f"the connector has version {who.get('version')!r}; this worker needs {VERSION}",
                 BAD_VERSION,
             )
         if who.get("source") not in (None, self.source.name):
@@ -309,7 +311,9 @@ class IngestListener:
         if before is not None:  # the connector has abandoned this connection
             self._drop(before)
         if len(self.callers) + len(self._leaving) >= self._max_sessions:
-            raise HelloError(f"{self._max_sessions} connectors are the most", "TOO_MANY")
+            raise HelloError(
+                f"this worker accepts at most {self._max_sessions} connectors", "TOO_MANY"
+            )
         self._sessions += 1
         window = min(
             WINDOW_BYTES[1],
@@ -352,7 +356,7 @@ class IngestListener:
         except FrameError as garbage:
             self.refuse(caller.session, SessionError("BAD_FRAME", str(garbage)))
         except Exception as error:  # any error ends only this session
-            _LOG.exception("a connector's session ends")
+            _LOG.exception("a connector's session ends because of an unexpected error")
             self.refuse(caller.session, SessionError("INTERNAL", repr(error)[:500]))
 
     def _handle(self, caller: Caller, command: Message, blob: Blob) -> None:
@@ -371,10 +375,10 @@ class IngestListener:
             case p.Pong():
                 pass
             case _:
-                what = type(command).__name__
-                raise SessionError("BAD_FRAME", f"{what} is not for a worker to hear")
+                name = type(command).__name__
+                raise SessionError("BAD_FRAME", f"{name} is not for a worker to hear")
 
-    def _offer(self, caller: Caller, number: int, what: Blob | int, size: int) -> None:
+    def _offer(self, caller: Caller, number: int, content: Blob | int, size: int) -> None:
         name = caller.names.get(number)
         if name is None or self.receiving is None:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
@@ -386,7 +390,7 @@ class IngestListener:
             return
         caller.waiting += cost
         self._waiting += cost
-        if self.receiving.offer(caller.session, name, what, cost):
+        if self.receiving.offer(caller.session, name, content, cost):
             self.wake()
 
     def _notify(self, caller: Caller, number: int, name: str) -> None:
@@ -417,10 +421,12 @@ class IngestListener:
             self._forget_ended(caller)
         if len(caller.names) > MAX_STREAMS_PER_SESSION:
             raise SessionError(
-                "TOO_MANY", f"{MAX_STREAMS_PER_SESSION} streams are the most of a session"
+                "TOO_MANY", f"a session has at most {MAX_STREAMS_PER_SESSION} streams"
             )
         if len(caller.names) > MAX_STREAMS - self._names:
-            raise SessionError("TOO_MANY", f"{MAX_STREAMS} streams are the most of all sessions")
+            raise SessionError(
+                "TOO_MANY", f"all sessions together have at most {MAX_STREAMS} streams"
+            )
 
     def _forget_ended(self, caller: Caller) -> None:
         """Free the numbers of streams that no longer exist here."""

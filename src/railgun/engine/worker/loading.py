@@ -73,7 +73,7 @@ def _next(steps: Steps, rows: Rows | None) -> Read | Literal[False] | None:
     """Send rows to the loading steps. Return the next file to read, None for a pause, or False at the end."""
     try:
         return steps.send(rows)
-    except StopIteration:  # never one of user code: a generator makes that a RuntimeError
+    except StopIteration:  # never from user code: a generator turns that into a RuntimeError
         return False
 
 
@@ -123,8 +123,8 @@ def read_mine(runtime: Runtime, store: SnapshotStore, part: Part, placement: Pla
     from railgun.engine.snapshots.table import read_rows  # imports Arrow, which takes long
 
     def mine(hashes: Hashes) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
-        return there
+        is_mine: NDArray[np.bool_] = placement.owners(hashes) == runtime.worker
+        return is_mine
 
     def calling(keys: Sequence[Any], done: Callable[[], int]) -> ValueCalls:
         return ValueCalls(part.step, UNPICKLE, "key", keys, done)

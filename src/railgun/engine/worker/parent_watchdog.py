@@ -43,6 +43,7 @@ class ParentWatchdog:
             if not self._released.wait(self._grace_s):
                 with contextlib.suppress(OSError):
                     os.write(
-                        2, b"railgun: the controller is gone, and a function does not return\n"
+                        2,
+                        b"railgun: ending this worker: its controller is gone, and a function does not return\n",
                     )
                 os._exit(EXIT_CODE)

@@ -290,7 +290,7 @@ class _Process:
                 else:
                     self._stop()
             case _ if self.runtime is None or order.generation != self.runtime.generation:
-                pass  # of a generation that is over
+                pass  # of an earlier generation
             case orders.Begin():
                 self.runtime.begin(microseconds(), order.snapshot)
                 for receiving in self.runtime.receiving():
@@ -398,7 +398,7 @@ class _Process:
         """Accept a link from another worker."""
         worker, generation = connection.who.get("worker"), connection.who.get("generation")
         if not isinstance(worker, int) or not isinstance(generation, int):
-            raise HelloError("a link is between workers, and says which")
+            raise HelloError("the hello of a link has no worker number and generation")
         if self.start is not None and generation < self.start.generation:
             raise HelloError(f"generation {generation} is over")
         self._links_of(generation).add(worker, connection)

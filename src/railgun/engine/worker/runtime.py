@@ -361,7 +361,7 @@ class Runtime:
     # ------------------------------------------------------------ between stages
 
     def _deliver(self, origin: int, stage: int, batch: RowBatch) -> None:
-        batch.origin = None  # rows of the stage that is left
+        batch.origin = None  # it refers to rows of the stage before
         self.stages[stage].from_upstream(origin, m.Local(batch))
 
     def confirm(self, to: Worker, stage: str, message: m.Fenced) -> None:

@@ -146,7 +146,7 @@ class StageRunner:
             case m.Take(_, state):
                 self._take(state)
             case m.Drop():
-                pass  # state was taken out when it was collected
+                pass  # the state was removed when it was collected
             case m.RaiseFence(fence):
                 self.flush_outlets()
                 for after in self.stage.after:
@@ -232,7 +232,7 @@ class StageRunner:
         if self.alignment.waits(origin):
             self.alignment.wait(origin, event)
         elif isinstance(event, m.Advanced):
-            self.upstream[origin] = event.value  # the earliest of them all counts
+            self.upstream[origin] = event.value  # the earliest of all stages before is valid
             lowest = min(self.upstream.values())
             if lowest > self.latest_upstream:
                 self.latest_upstream = lowest
