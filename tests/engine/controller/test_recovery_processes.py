@@ -346,7 +346,7 @@ def test_a_flow_is_stopped_with_a_last_snapshot_and_goes_on_at_other_sizes_to_it
     assert last is not None
     assert last.finished
     with (
-        pytest.raises(FinishedError, match=rf"its end, in snapshot {last.snapshot}"),
+        pytest.raises(FinishedError, match=rf"has finished, in snapshot {last.snapshot}"),
         started(tallies.tallies(out, count), snapshots=saved(tmp_path)),
     ):
         pass

@@ -223,7 +223,7 @@ def test_states_that_resist_are_told_and_the_worker_goes_on() -> None:
         assert job.state("keep", 2) == {1, 2}
         assert job.state("keep", 5) is None
         for key in (3, 4):
-            with pytest.raises(NoAnswerError, match=r"worker 0 cannot tell: .*no"):
+            with pytest.raises(NoAnswerError, match=r"worker 0 cannot answer: .*no"):
                 job.state("keep", key)
         with pytest.raises(NoKeyError):
             job.state("keep", 6)

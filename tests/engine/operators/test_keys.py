@@ -128,6 +128,8 @@ def test_a_type_of_which_few_keys_are_saved_is_known() -> None:
     told: list[str] = []
     second = FlowTester(counting(), workers=1, feed=["in"], snapshots=disk)
     for runtime in second.runtimes.values():
-        runtime.environment = replace(runtime.environment, warn=lambda text, about: told.append(text))
+        runtime.environment = replace(
+            runtime.environment, warn=lambda text, about: told.append(text)
+        )
     second.feed("in", [1, None])
     assert told == []

@@ -209,7 +209,7 @@ class Inquiries:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         if self._asking >= MAX_QUERIES:
-            raise BusyError(f"there are {MAX_QUERIES} questions at once already")
+            raise BusyError(f"too many queries at once: at most {MAX_QUERIES} are allowed")
         self._asking += 1
         try:
             yield
@@ -240,5 +240,5 @@ def state_of(answer: control.Found) -> Any:
         return pickle.loads(answer.pickled)
     except Exception as error:
         raise NoAnswerError(
-            f"the state cannot be made again in this program: {type(error).__name__}: {error}"
+            f"the state cannot be unpickled in this program: {type(error).__name__}: {error}"
         ) from error

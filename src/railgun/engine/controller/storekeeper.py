@@ -238,8 +238,8 @@ class Storekeeper:
             return None
         if manifest.finished:
             raise FinishedError(
-                f"{self.flow!r} has come to its end, in snapshot {manifest.snapshot}: there is nothing left to do. "
-                f"To do it all again: {FRESH()}{self._publish(manifest)}"
+                f"{self.flow!r} has finished, in snapshot {manifest.snapshot}: there is nothing left to do. "
+                f"To run it again from the beginning: {FRESH()}{self._publish(manifest)}"
             )
         can_upgrade = [step.name for step in self.steps if step.version > 1]
         names = fit(
@@ -281,7 +281,7 @@ class Storekeeper:
             return f"Begin with another than snapshot {number} ({BEGIN()}), or afresh ({FRESH()})."
         if self.chosen.allow_older:
             return f"Begin afresh ({FRESH()})."
-        return f"To begin with an older one: {ALLOW_OLDER()}. To begin anew: {FRESH()}."
+        return f"To begin with an older snapshot: {ALLOW_OLDER()}. To begin afresh: {FRESH()}."
 
     def _keep_newest(self) -> Manifest | None:
         """Return the latest snapshot from which no job has gone on, which is kept."""
@@ -319,7 +319,7 @@ class Storekeeper:
                 tokens.setdefault(step, []).append(part.token)
         errors = [self._commit_in(step, step_tokens, place) for step, step_tokens in tokens.items()]
         text = "; ".join(filter(None, errors))
-        return f". Not all of its output can be made visible, though: {text}" if text else ""
+        return f". Not all of its output could be made visible: {text}" if text else ""
 
     def _commit_in(self, step: str, tokens: Sequence[Any], place: Place | None) -> str:
         """Commit tokens in a sink, as a generation at `place` or each by itself. Return an error text, or nothing."""

@@ -547,7 +547,7 @@ def _unpickled(
             pass_interrupt(error)
             kind = DecodingError if may_unpickle_later(error) else UnloadableError
             raise kind(
-                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be made again: "
+                f"{name}: what step {step!r} saved for key {_short(keys[len(values)])} cannot be unpickled: "
                 f"{type(error).__name__}: {error}. Its class must be found under the name it had when it was saved."
             ) from error
     return values

@@ -119,7 +119,7 @@ def encode(generation: int, stage: int, message: Message) -> bytes:
         numbers = (len(stage_name), message.epoch, message.home, message.chunk)
         body = _FENCE.pack(*numbers) + stage_name + owners
     else:
-        raise TypeError(f"{type(message).__name__} does not travel between workers")
+        raise TypeError(f"workers do not exchange {type(message).__name__}")
     return HEADER.pack(len(body), number, stage, generation) + body
 
 
@@ -179,7 +179,7 @@ class FrameReader:
         while len(view) - at >= HEADER.size:
             length, kind, stage, generation = HEADER.unpack_from(view, at)
             if length > self.largest or kind not in KINDS:
-                raise DecodingError(f"a frame of kind {kind} and {length} bytes is not acceptable")
+                raise DecodingError(f"a frame of kind {kind} and {length} bytes is invalid")
             end = at + HEADER.size + length
             if end > len(view):
                 self._wanted = HEADER.size + length

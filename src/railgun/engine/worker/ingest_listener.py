@@ -376,14 +376,14 @@ class IngestListener:
                 pass
             case _:
                 name = type(command).__name__
-                raise SessionError("BAD_FRAME", f"{name} is not for a worker to hear")
+                raise SessionError("BAD_FRAME", f"a worker does not accept {name}")
 
     def _offer(self, caller: Caller, number: int, content: Blob | int, size: int) -> None:
         name = caller.names.get(number)
         if name is None or self.receiving is None:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
         if caller.credits <= 0:
-            raise SessionError("OVERDRAWN", f"{size} bytes, but there are no credits")
+            raise SessionError("OVERDRAWN", f"{size} bytes were sent without any credits")
         cost = size + COST
         caller.credits -= cost
         if self.receiving.stopped:

@@ -33,7 +33,7 @@ def look(runtime: Runtime | None, question: Look) -> Found:
         return _look(runtime, question)
     except BaseException as error:  # users' classes may raise anything
         error_text = f"{type(error).__name__}: {error}"
-        return Found(question.number, error=f"worker {runtime.worker} cannot tell: {error_text}")
+        return Found(question.number, error=f"worker {runtime.worker} cannot answer: {error_text}")
 
 
 def _look(runtime: Runtime, question: Look) -> Found:
