@@ -61,9 +61,8 @@ from railgun.transport.hello import HelloError
 from railgun.transport.listener import Listener
 
 TICK_S: Final = 0.1
-SNAPSHOT_GAP_S: Final = (
-    1.0  # at least, between snapshots that are taken because a stream waits for one
-)
+# Least time between snapshots that are taken because a stream waits for one.
+SNAPSHOT_GAP_S: Final = 1.0
 MAX_EVENTS: Final = 200  # that are kept
 SLOTS_WITHIN_S: Final = 3.0  # a worker that waits for a slot for longer is reported
 SLOTS_EVERY_S: Final = 1.0  # between two checks whether workers wait for slots

@@ -68,9 +68,8 @@ STORE_FORMAT: Final = Format("railgun snapshots", 1)
 ATTEMPTS_KEPT: Final = 200
 _ID: Final = re.compile(r"[0-9]{12,18}")
 _FILE: Final = re.compile(r"[0-9]{12,18}\.json")
-_LEAP: Final = (
-    1000  # added if run.json is lost: more numbers than may have been used without a trace
-)
+# Added if run.json is lost: more numbers than may have been used without a trace.
+_LEAP: Final = 1000
 
 State = Literal["committed", "failed", "aborted", "running"]
 

@@ -50,9 +50,8 @@ MIN_KEYS: Final = 1_024
 SAMPLED_STATES: Final = 2  # of each batch, whose size is estimated
 SAMPLE_STRIDE: Final = 7_919  # keys from one sample to the next
 SAMPLE_WEIGHT: Final = 0.05  # of one sample in the moving average
-OVERHEAD_BYTES: Final = (
-    260  # of memory that a hot key takes besides key and state: entries of dicts and sets
-)
+# Memory that a hot key takes besides key and state: entries of dicts and sets.
+OVERHEAD_BYTES: Final = 260
 _PLAIN: Final = frozenset({str, int, bytes, bool, type(None)})
 _HEAD: Final = struct.Struct("<II")  # lengths of the pickled key and state
 _PREFIX: Final = struct.Struct(">H")

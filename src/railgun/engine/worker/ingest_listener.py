@@ -64,14 +64,10 @@ RESERVED_FILES: Final = 2 * STRANGERS + 300  # for everything but connectors
 MAX_STREAMS_PER_SESSION: Final = 100_000
 MAX_STREAMS: Final = 200_000  # of all sessions together
 MAX_UNREAD_BYTES: Final = 8 << 20  # that a connector has not read yet
-LINGER_S: Final = (
-    0.5  # for connectors to read the reason, before a worker that ends closes their connections
-)
+# Time for connectors to read the reason, before a worker that ends closes their connections.
+LINGER_S: Final = 0.5
 LEAVING_S: Final = 5.0  # for a connector whose session has ended to read the reason
-LISTEN_RETRY_S: Final = (
-    0.1,
-    10.0,
-)  # between attempts to open a port that is in use, and until giving up
+LISTEN_RETRY_S: Final = (0.1, 10.0)  # pause between attempts to open a port in use, and limit
 MAX_POINTS: Final = 10_000  # acknowledgements in a frame
 SILENCE_S: Final = (10.0, 20.0)  # after which a connector is pinged, and given up
 _LOG = logging.getLogger(__name__)

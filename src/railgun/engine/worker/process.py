@@ -56,12 +56,10 @@ HIGH_BYTES: Final = 4 << 20  # unsent bytes at which sources pause
 LOW_BYTES: Final = 1 << 20  # unsent bytes at which they go on
 SOCKET_BUFFER_BYTES: Final = 256 << 10  # of a link on each side; the system would buffer megabytes
 SMALL_FRAME_BYTES: Final = 16 << 10  # smaller frames are sent together
-MAX_MOVING_BYTES: Final = (
-    128 << 10
-)  # in transit to a worker; with more, no more keys are moved there
-HIGH_MOVING_BYTES: Final = (
-    4 * MAX_MOVING_BYTES
-)  # as HIGH_BYTES, while keys move, so that there is room for their state
+# No more keys are moved to a worker while more state than this is in transit to it.
+MAX_MOVING_BYTES: Final = 128 << 10
+# In place of HIGH_BYTES while keys move, so that there is room for their state.
+HIGH_MOVING_BYTES: Final = 4 * MAX_MOVING_BYTES
 CAREFUL_S: Final = 300.0  # for which each record is noted, after a worker was lost
 BEAT_S: Final = (0.1, 0.5)  # between heartbeats: while keys move, and otherwise
 

@@ -44,18 +44,15 @@ if TYPE_CHECKING:
     from railgun.engine.snapshots.table import Rows
 
 TICK_US: Final = 20_000  # between two looks at the clocks of sources
-MIN_RECORDS: Final = (
-    256  # records; if sources bring fewer, they are read again only after LINGER_US
-)
-MAX_RECORDS_MOVING: Final = (
-    500  # read at once while keys move, so that messages behind them do not wait long
-)
+# If sources bring fewer records, they are read again only after LINGER_US.
+MIN_RECORDS: Final = 256
+# Read at once while keys move: fewer, so that messages behind them do not wait long.
+MAX_RECORDS_MOVING: Final = 500
 MOVING_LATELY_US: Final = 3_000_000  # after a move, in which the next one may follow
 LINGER_US: Final = 2_000  # between two reads that bring few records
 COUNT_DIVISOR: Final = 2.0  # counting keys takes at most one part in so many of the time
-MOVE_DIVISOR: Final = (
-    5.0  # moving keys takes at most one part in so many, with one taker for each giver
-)
+# Moving keys takes at most one part in so many of the time, with one taker for each giver.
+MOVE_DIVISOR: Final = 5.0
 FLUSH_EVERY_US: Final = 1_000_000  # between two flushes of sinks
 IDLE_S: Final = (0.001, 0.016)  # to wait when there is nothing to do: at first, and at most
 
