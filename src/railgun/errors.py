@@ -6,7 +6,7 @@ import re
 from enum import IntEnum
 from typing import ClassVar, Final
 
-_NUMBER: Final = re.compile(r"\[Errno -?\d+\] ?")
+_ERRNO_PREFIX: Final = re.compile(r"\[Errno -?\d+\] ?")
 
 
 class ExitCode(IntEnum):
@@ -99,7 +99,7 @@ def said(error: BaseException | str) -> str:
     >>> f"the copy is damaged: {said('a checksum differs.')}. Look after the disk"
     'the copy is damaged: a checksum differs. Look after the disk'
     """
-    return _NUMBER.sub("", str(error)).rstrip(". ")
+    return _ERRNO_PREFIX.sub("", str(error)).rstrip(". ")
 
 
 def represent(value: object) -> str:

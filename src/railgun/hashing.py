@@ -61,7 +61,7 @@ INT: Final = 0x696E740000000003
 OTHER: Final = 0x6F74686500000004
 
 # Masks that keep the first 0..8 bytes of a little-endian word.
-_KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
+_KEEP_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _U = np.uint64
 _FEW_ROWS: Final = 8
 _PLAIN: Final = frozenset({str, bytes, int, bool, float, tuple, type(None)})
@@ -188,7 +188,7 @@ def hash_buffer(
                     rest = data[starts[row] + at : starts[row] + lengths[row]].tobytes()
                     hashes[row] = _mix_bytes(int(hashes[row]), rest)
                 break
-        word = words[starts[rows] + at] & _KEEP[np.minimum(lengths[rows] - at, 8)]
+        word = words[starts[rows] + at] & _KEEP_MASKS[np.minimum(lengths[rows] - at, 8)]
         hashes[rows] = _mix(hashes[rows], word)
     return finish(hashes)
 

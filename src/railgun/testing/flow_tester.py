@@ -58,8 +58,8 @@ from railgun.storage.object_store import Disk
 from railgun.testing.disks import SimulatedDisk
 from railgun.testing.world import World
 
-START = 1_700_000_000_000_000
-NEVER = 1e9  # seconds
+START_US = 1_700_000_000_000_000
+NEVER_S = 1e9
 
 
 class TesterError(RailgunError):
@@ -82,7 +82,7 @@ class FlowTester:
         *,
         feed: Iterable[str] = (),
         seed: int = 0,
-        now: int = START,
+        now: int = START_US,
         snapshots: bool | Disk = False,
     ) -> None:
         self.flow = flow
@@ -96,7 +96,7 @@ class FlowTester:
         keeper = None
         if snapshots is not False:
             disk = SimulatedDisk() if snapshots is True else snapshots
-            keeper = Storekeeper(self.plan, Snapshots("", every=NEVER), flow.name, disk=disk)
+            keeper = Storekeeper(self.plan, Snapshots("", every=NEVER_S), flow.name, disk=disk)
         self.world = World(self.plan, workers, random.Random(seed), now, keeper)
         self.world.strict = True
         while self.world.life.coordinator is None:

@@ -272,7 +272,7 @@ class Controller:
         number = key_hash(key)
 
         def pinned() -> list[o.Order]:
-            goal = self._goal()
+            goal = self._target_placement()
             if isinstance(worker, bool) or worker not in goal.workers:
                 workers = ", ".join(map(str, goal.workers))
                 raise WorkersError(f"there is no worker {worker!r}: there are {workers}")
@@ -573,9 +573,9 @@ class Controller:
         return f"{why}; {crumb}" if crumb and not is_included else why
 
     def _scale(self, workers: Sequence[Worker]) -> list[o.Order]:
-        return self.lifecycle.scale(self._goal().resized(workers), _now())
+        return self.lifecycle.scale(self._target_placement().resized(workers), _now())
 
-    def _goal(self) -> Placement:
+    def _target_placement(self) -> Placement:
         """Return the placement after all requests have been carried out."""
         life = self.lifecycle
         coordinator = life.coordinator
@@ -734,7 +734,7 @@ class Controller:
         process.heard, process.stuck = time.monotonic(), ""
         try:
             for message in process.messages.feed(data):
-                self._hear(worker, process, message)
+                self._handle_report(worker, process, message)
         except (DecodingError, RailgunError) as error:
             connection.close(error)
 
@@ -761,7 +761,9 @@ class Controller:
                 self._happened("goes-on", f"worker {worker} goes on")
             process.waits = waits
 
-    def _hear(self, worker: Worker, process: WorkerProcess, message: control.FromWorker) -> None:
+    def _handle_report(
+        self, worker: Worker, process: WorkerProcess, message: control.FromWorker
+    ) -> None:
         match message:
             case control.Loaded():
                 process.loaded = True
@@ -925,7 +927,7 @@ class Controller:
                     **(process.metrics if process else {}),
                 }
             )
-        goal = self._goal()
+        goal = self._target_placement()
         return {
             "name": self.name,
             "flow": self.plan.flow,

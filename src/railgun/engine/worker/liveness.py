@@ -59,7 +59,7 @@ UNPICKLE_FLOW: Final = "unpickling the flow"
 """Name of the function in the description of a call, while the flow is unpickled."""
 _IMPORT: Final = ("<frozen importlib._bootstrap>", "_find_and_load")
 _RAILGUN: Final = str(Path(__file__).resolve().parents[1])
-_OURS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
+_INTERNAL_PATHS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
 R = TypeVar("R")
 
 
@@ -265,7 +265,7 @@ def call_under_way(frame: FrameType | None) -> FrameType | None:
     inside = False
     for called in reversed(frames):
         file = called.f_code.co_filename
-        if inside and not file.startswith(_OURS):
+        if inside and not file.startswith(_INTERNAL_PATHS):
             return called
         inside = inside or file.startswith(_RAILGUN)
     return frames[0] if frames else None

@@ -649,9 +649,9 @@ class _Process:
             else (HIGH_BYTES, LOW_BYTES)
         )
         if unsent > high and not self.under_pressure:
-            self._press(links, True)
+            self._set_pressure(links, True)
         elif self.under_pressure and unsent <= low:
-            self._press(links, False)
+            self._set_pressure(links, False)
         runtime.paused = self.under_pressure or bool(links.overloaded)
         if runtime.ended and not self.reported_end:
             self.reported_end = True
@@ -660,7 +660,7 @@ class _Process:
         elif self.reported_end and not runtime.ended:
             self.reported_end = False
 
-    def _press(self, links: _Links, on: bool) -> None:
+    def _set_pressure(self, links: _Links, on: bool) -> None:
         self.under_pressure = on
         for worker in links.open:
             links.send(worker, encode(links.generation, 0, Pressure(on)))

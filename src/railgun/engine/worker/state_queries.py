@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_TEXT_CHARACTERS: Final = 1 << 20  # of a state for people
 MAX_STATE_BYTES: Final = 64 << 20  # of a state for a program
 MAX_KEY_CHARACTERS: Final = 200  # of a sample key
-_NONE: Final = object()
+_ABSENT: Final = object()
 
 
 def look(runtime: Runtime | None, question: Look) -> Found:
@@ -47,8 +47,8 @@ def _look(runtime: Runtime, question: Look) -> Found:
     key = pickle.loads(question.key)
     for operator in operators:
         operator.fetch_missing([key])
-        state = operator.states.get(key, _NONE)
-        if state is not _NONE:
+        state = operator.states.get(key, _ABSENT)
+        if state is not _ABSENT:
             return _found(runtime, question, operator, key, state)
     return Found(number, worker=runtime.worker, keys=keys)
 
