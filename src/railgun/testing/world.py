@@ -213,9 +213,8 @@ class World:
     ) -> None:
         self.plan = plan
         self.strict = False  # whether results that change after they were returned are an error
-        self.report_errors = (
-            report_errors  # whether an error fails a worker; otherwise it fails the test
-        )
+        # Whether an error fails a worker; otherwise it fails the test.
+        self.report_errors = report_errors
         self.acting: Process | None = None  # the process whose code runs now
         self.chance = chance
         self.now = now

@@ -258,9 +258,8 @@ class Controller:
     def scale(self, workers: int) -> None:
         """Ask for this number of workers; return when the request is accepted. Raises `WorkersError`."""
         check_workers(workers, self.settings.most_workers)
-        if (
-            self._launcher is not None
-        ):  # otherwise `begin` checks the number once there is a launcher
+        if self._launcher is not None:
+            # Otherwise `begin` checks the number once there is a launcher.
             try:
                 self._launcher.refuse(workers)
             except RailgunError as error:

@@ -71,9 +71,7 @@ class Api(HttpPort):
         self.controller = controller
         self.token = token
         self._listeners: set[asyncio.Queue[Event | None]] = set()
-        app = web.Application(
-            middlewares=[self._guarded], client_max_size=MAX_REQUEST_BYTES
-        )
+        app = web.Application(middlewares=[self._guarded], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/status", self._status)
         app.router.add_get("/events", self._events)
         app.router.add_get("/metrics", self._metrics)
@@ -109,9 +107,7 @@ class Api(HttpPort):
     # ------------------------------------------------------------ around all requests
 
     @web.middleware
-    async def _guarded(
-        self, request: web.Request, handler: Handler
-    ) -> web.StreamResponse:
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._check_token(request)
             return await handler(request)

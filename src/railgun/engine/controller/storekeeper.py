@@ -168,9 +168,8 @@ class Storekeeper:
         self.store = SnapshotStore(self.url if disk is None else disk, flow)
         self.source = self.store  # the store of the snapshot that the flow began with
         self._source_url = self.url
-        self.manifest: Manifest | None = (
-            None  # of the last committed snapshot, or of the one that the flow began with
-        )
+        # Of the last committed snapshot, or of the one that the flow began with.
+        self.manifest: Manifest | None = None
         self.reports: dict[Worker, o.Saved] = {}
         self._farewells: list[o.Farewell] = []  # of workers that have left since the last snapshot
         self._in_manifest: list[o.Farewell] = []
@@ -204,9 +203,8 @@ class Storekeeper:
             self._thread.submit(work)
 
     def _saving(self, last: int) -> Saving:
-        if (
-            self.manifest is not None
-        ):  # numbers must also exceed that of a snapshot from another store
+        if self.manifest is not None:
+            # Numbers must also exceed that of a snapshot from another store.
             last = max(last, self.manifest.snapshot)
         saving = Saving(int(self.chosen.every * 1e6), last)
         if self.manifest is not None:
@@ -357,9 +355,8 @@ class Storekeeper:
         """Discard everything that is not committed, and reserve generations ahead of this one."""
         self.reports, self._farewells = {}, []
         ahead = generation + RESERVED_GENERATIONS
-        if (
-            generation > self._reserved
-        ):  # the store is slow, and no generation may be used unreserved
+        if generation > self._reserved:
+            # The store is slow, and no generation may be used unreserved.
             self._reserve(ahead)
         elif generation + RESERVED_GENERATIONS // 2 > self._reserved:
             self._do(lambda: self._reserve(ahead), lambda error: None)

@@ -332,9 +332,8 @@ class SnapshotStore:
             "why": "",
             "began": manifest.began,
         }
-        with contextlib.suppress(
-            DiskError
-        ):  # the snapshot is committed; the attempt is only for people
+        with contextlib.suppress(DiskError):
+            # The snapshot is committed; the attempt is only for people.
             self._write_attempt(attempt | _ending(manifest))
 
     def take_back(self, snapshot: int) -> None:
@@ -543,9 +542,8 @@ class SnapshotStore:
             self._remember(number)
             self.disk.delete(self._at(_manifest_path(number)))
         deleted = 0
-        if (
-            dropped
-        ):  # durably, so that after a power cut no manifest reappears whose parts are deleted
+        if dropped:
+            # Durably, so that after a power cut no manifest reappears whose parts are deleted.
             self.disk.sync(self._at("manifests"))
         if numbers and not unreadable:
             listed = {part.path for manifest in kept.values() for part in manifest.parts}

@@ -280,9 +280,8 @@ class TableWriter:
     def _refuse_large_values(self, keys: list[Any], *columns: list[Any] | pa.Array | None) -> None:
         for column in columns:
             for key, value in zip(keys, column or (), strict=False):
-                if (
-                    isinstance(value, str | bytes) and len(value) > MAX_ARRAY_BYTES // 4
-                ):  # a character has up to 4 bytes
+                if isinstance(value, str | bytes) and len(value) > MAX_ARRAY_BYTES // 4:
+                    # A character has up to 4 bytes.
                     raise EncodingError(
                         f"step {self.step!r}: the state of key {_short(key)} has {len(value)} bytes, and at most "
                         f"{MAX_ARRAY_BYTES // 4} can be saved. Spread it over more keys."

@@ -99,9 +99,8 @@ def _make(parent: Path) -> tuple[Path, int]:
 
 def _remove(path: Path, lock: int, owner: int) -> None:
     if os.getpid() == owner:  # not in a forked child
-        with contextlib.suppress(
-            OSError
-        ):  # on an error the lock file stays, so the next worker recognizes the directory
+        with contextlib.suppress(OSError):
+            # On an error the lock file stays, so the next worker recognizes the directory.
             for entry in path.iterdir():
                 if entry.is_dir():
                     shutil.rmtree(entry)

@@ -134,9 +134,8 @@ class IngestListener:
         self._waiting = self._begun = 0  # bytes of all callers
         self._names = 0  # number of stream names of all callers
         self._paused = False  # whether no caller is read
-        self._resumed: tuple[Caller, float] | None = (
-            None  # the caller that may complete a frame nevertheless, and since when
-        )
+        # The caller that may complete a frame nevertheless, and since when.
+        self._resumed: tuple[Caller, float] | None = None
         self._listener = Listener(
             lambda: Connection(source.secret, self._opened, self._received, self._closed), Gate()
         )
@@ -153,17 +152,17 @@ class IngestListener:
         self.loop = asyncio.get_running_loop()
         self._max_sessions = max(1, min(MAX_SESSIONS, files_left(self._share - 1) // self._share))
         port = 0 if self.source.port is None else self.source.port + worker
-        tried = 0.0
+        waited_s = 0.0
         while True:
             try:
                 listening = socket.create_server((host, port), backlog=1024)
                 break
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or tried >= LISTEN_RETRY_S[1]:
+                if error.errno != errno.EADDRINUSE or waited_s >= LISTEN_RETRY_S[1]:
                     raise
-                if not tried:
+                if not waited_s:
                     _LOG.warning("%s: port %d is taken; trying again", self.source, port)
-            tried += LISTEN_RETRY_S[0]
+            waited_s += LISTEN_RETRY_S[0]
             await asyncio.sleep(LISTEN_RETRY_S[0])
         await self._listener.open_socket(listening)
         self._watch = self.loop.create_task(self._check_regularly())
@@ -222,9 +221,8 @@ class IngestListener:
                     points_to_send = [
                         c.Point(stream=caller.numbers[s], por=por) for s, por in points
                     ]
-                    for at in range(
-                        0, len(points_to_send), MAX_POINTS
-                    ):  # the size of a frame is limited
+                    for at in range(0, len(points_to_send), MAX_POINTS):
+                        # The size of a frame is limited.
                         self._send(caller, c.Ack(points=points_to_send[at : at + MAX_POINTS]))
             case Restart(session):
                 caller = self.callers.get(session)

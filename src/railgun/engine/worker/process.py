@@ -258,9 +258,8 @@ class _Process:
     def _ordered(self, connection: Connection, data: bytes) -> None:
         with self._failing():
             for order in self.messages.feed(data):
-                with (
-                    self._failing()
-                ):  # if one order fails, the following ones, perhaps Stop, are still carried out
+                with self._failing():
+                    # If one order fails, the following ones, perhaps Stop, are still carried out.
                     self._obey(order)
 
     def _obey(self, order: control.Order) -> None:
@@ -343,9 +342,8 @@ class _Process:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             error = _close_runtime(runtime)
-            if (
-                error is not None
-            ):  # a source or sink that cannot be closed must not keep the process
+            if error is not None:
+                # A source or sink that cannot be closed must not keep the process.
                 self._tell(self._failure(runtime.generation, error))
         if not self.done.done():
             self.done.set_result(None)
