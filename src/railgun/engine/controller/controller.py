@@ -143,9 +143,9 @@ class WorkerProcess:
     loaded: bool = False
     """Whether it has reported that it has loaded the flow, or cannot load it."""
     stuck: str = ""
-    """Where its main thread is, if it has been in one call for a while."""
+    """Position of its main thread, if that has been in one call for a while."""
     other_stuck: str = ""
-    """Where another thread is, such as one in which a sink commits, if it has been in one call for a while."""
+    """Position of another thread, such as one in which a sink commits, if that has been in one call for a while."""
     other_stuck_since: float = 0.0
     reported_waiting: bool = False
     """Whether an event was emitted because it waits for a slot."""

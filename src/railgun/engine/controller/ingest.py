@@ -25,7 +25,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Feeds:
-    """All streams of a job that connectors push."""
+    """The streams of a job that connectors push."""
 
     def __init__(self, plan: Plan) -> None:
         self.registries = {step: Registry() for step in plan.pushed}

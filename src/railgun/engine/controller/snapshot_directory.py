@@ -51,7 +51,7 @@ _JOB_FILE: Final = re.compile(r"(?:(.+)/)?(?:manifests|attempts)/\d{12,18}\.json
 
 
 class NoSnapshotsError(SnapshotError):
-    """There are no snapshots in the given place."""
+    """The given place has no snapshots."""
 
     exit_code = ExitCode.USAGE
     kind = "no-snapshot"

@@ -49,7 +49,7 @@ class NoAnswerError(RailgunError):
 
 
 class BusyError(RailgunError):
-    """There are too many queries at once."""
+    """Too many queries run at once."""
 
 
 Ask = Callable[[Worker, control.Look], bool]

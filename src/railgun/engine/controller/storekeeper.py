@@ -57,7 +57,7 @@ _KEPT: Final = "kept.json"
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """How a job takes snapshots, and what it begins with."""
+    """Options of a job's snapshots: where and when to take them, and which one to begin with."""
 
     url: str | os.PathLike[str]
     every: float = DEFAULT_EVERY_S

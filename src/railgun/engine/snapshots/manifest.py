@@ -44,7 +44,7 @@ class SinkPart:
 
     step: str
     token: Any
-    """What the sink needs to commit it, as JSON."""
+    """Data that the sink needs to commit the output, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StepInfo:
     kind: str
     version: int
     layout: Mapping[str, Any] | None = None
-    """What the positions of a source depend on (`Source.layout`), as JSON. Snapshots of older Railguns have none."""
+    """The layout on which the positions of a source depend (`Source.layout`), as JSON. None in older snapshots."""
 
 
 @dataclass(frozen=True, slots=True)

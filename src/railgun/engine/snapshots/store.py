@@ -84,7 +84,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How the attempt to take a snapshot ended; for people."""
+    """The result of an attempt to take a snapshot, for people."""
 
     snapshot: int
     state: State
@@ -103,7 +103,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What `clean` has deleted."""
+    """The result of `clean`: numbers of deleted files."""
 
     manifests: int
     parts: int

@@ -19,14 +19,14 @@ class Setup:
 
     plan: bytes
     store: tuple[str, str] | None = None
-    """Where snapshots are kept (URL and name of the flow), or None."""
+    """The store of snapshots (URL and name of the flow), or None."""
     careful: bool = False
     """Whether to note each record before a function is called for it, for a while, because a worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next `Start` loads: files, oldest first, and prepared output of sinks.
+    """The content that the next `Start` loads: files, oldest first, and prepared output of sinks.
 
     Both use the present names of steps.
     """
@@ -171,7 +171,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Which user code a worker was in that was lost on the machine of the sender."""
+    """The user code in which a worker was lost on the machine of the sender."""
 
     worker: int
     incarnation: int

@@ -228,7 +228,7 @@ class Loading:
 
     def __init__(self) -> None:
         self.what = ""
-        """What is being loaded, for messages; empty if nothing is."""
+        """Name of the loading under way, for messages; empty if there is none."""
         self._loaded: object = None  # the frame of the import, or the call that unpickles the flow
         self._since_s = 0.0
 

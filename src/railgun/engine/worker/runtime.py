@@ -64,7 +64,7 @@ def at_once(work: Work, then: Then) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a runtime needs from its driver."""
+    """Functions that a runtime needs from its driver."""
 
     send: Callable[[Worker, int, m.Message], None]
     """Send a message to a worker's stage."""
