@@ -131,7 +131,7 @@ def test_a_connector_that_comes_again_ends_its_old_session() -> None:
 
 
 def test_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT", (0.1, 0.3))
+    monkeypatch.setattr(module, "SILENCE_S", (0.1, 0.3))
 
     async def main() -> None:
         async with behind() as there:
@@ -153,7 +153,7 @@ def test_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UNREAD", 64 << 10)
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 64 << 10)
 
     async def main() -> None:
         async with behind() as there:
