@@ -188,7 +188,7 @@ class Table:
         saved = SavedStep.find(url, number, flow, step)
         rows: StepRows | StepChanges = StepRows(saved)
         if "since" in by_name:
-            directory, number = where_to_begin(by_name["since"])
+            directory, number = parse_begin(by_name["since"])
             rows = StepChanges(
                 SavedStep.find(directory or url, number, flow or saved.flow, step), saved
             )

@@ -125,7 +125,7 @@ def test_all_that_waits_stays_within_bounds_and_all_of_it_comes(
                     await asyncio.sleep(0.001)
                     most = max(most, there.door._waiting + there.door._begun)
                 there.read()
-            assert most <= 400 * KB + connections.BUFFER
+            assert most <= 400 * KB + connections.READ_BUFFER_BYTES
             await until(lambda: not there.door._paused, "there is room again")
             callers[0].connection.send(batch(2))
             await until(lambda: there.read()[20:], "it goes on as before")

@@ -118,7 +118,7 @@ class Parked:
 
 
 def looked(beside: OtherThreads) -> str | None:
-    return beside.look(sys._current_frames(), others(threading.get_ident()), 0.0)
+    return beside.look(sys._current_frames(), calls_of_other_threads(threading.get_ident()), 0.0)
 
 
 def test_a_call_in_another_thread_that_does_not_return_is_told_until_it_does() -> None:

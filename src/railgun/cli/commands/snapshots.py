@@ -21,7 +21,7 @@ def execute(options: argparse.Namespace, out: Output, registry: Registry) -> int
     if options.dir is None:
         attempts = find(options.name, registry).get("/snapshots")["snapshots"]
     else:
-        from railgun.engine.controller.snapshot_directory import find_store, attempts_as_dicts
+        from railgun.engine.controller.snapshot_directory import attempts_as_dicts, find_store
 
         attempts = attempts_as_dicts(find_store(options.dir, options.name)[1])
     out.data(snapshots=attempts)

@@ -378,7 +378,7 @@ class IngestListener:
             raise SessionError("NOT_OPEN", f"stream {number} is not open here: notify first")
         if caller.credits <= 0:
             raise SessionError("OVERDRAWN", f"{size} bytes were sent without any credits")
-        cost = size + COST
+        cost = size + FRAME_COST
         caller.credits -= cost
         if self.receiving.stopped:
             return

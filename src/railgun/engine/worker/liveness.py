@@ -35,7 +35,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-from railgun import errors
 from railgun.client.outages import OUTAGES
 from railgun.engine.operators import calls
 from railgun.engine.worker.spec import WorkerSpec
@@ -94,17 +93,19 @@ class Pulse:
                 # The frame is kept alive, so that no later frame can get its identity.
                 frames = sys._current_frames()
                 frame = frames.get(self._watched)
-                line = others.look(frames, calls.others(self._watched), time.monotonic())
+                line = others.look(
+                    frames, calls.calls_of_other_threads(self._watched), time.monotonic()
+                )
                 if line is not None:
                     connection.sendall(OTHER_STUCK + line.replace("\n", "\r").encode() + b"\n")
                 call = call_under_way(frame)
                 is_loading = loading.look(frame, calls.running(self._watched), time.monotonic())
-                waits = WAITS.told()
+                waits = OUTAGES.describe()
                 if waits != sent_waits:
                     connection.sendall(
                         " ".join(waits.split())[:MAX_WAITS_CHARACTERS].encode() + b"\n"
                     )
-                elif call is not last_call or is_loading or WAITS.blocks(self._watched):
+                elif call is not last_call or is_loading or OUTAGES.blocks(self._watched):
                     connection.sendall(BEAT)
                     stuck = 0
                 else:
@@ -177,7 +178,7 @@ class OtherThreads:
             call = self._last[thread] = call_under_way(frame)
             is_loading = self._loading[thread].look(frame, within, now_s)
             is_same = call is not None and call is last.get(thread)
-            if is_same and not is_loading and not WAITS.blocks(thread) and stuck is None:
+            if is_same and not is_loading and not OUTAGES.blocks(thread) and stuck is None:
                 stuck, position = call, describe_position(frame, within, self._loading[thread].what)
         was, self._stuck = self._stuck, stuck
         if stuck is not was:

@@ -74,7 +74,7 @@ class StageRunner:
         self._chunk = CHUNK_KEYS // 10  # keys to move next
         self._events: deque[m.Event] = deque()
         self._busy = False
-        self.leaving = Leaving()
+        self.leaving = LeavingKeys()
         # Of operators whose first state was checked.
         self._type_checks: dict[Keyed, KeyTypeCheck] = {}
         self._unchecked = [op for op in operators.keyed if type(op).packed is Keyed.packed]
@@ -282,7 +282,7 @@ class StageRunner:
         """Report the watermark of what is read here, in a stage that reads."""
         reading = self.operators.reading
         if reading is not None:
-            bound = reading.bound(now, self.distributor.frontiers.told)
+            bound = reading.bound(now, self.distributor.frontiers.announced)
             # In flows without timers only the end of the input matters.
             if bound != self.distributor.bound and (self.runtime.timed or bound == MAX):
                 self.handle(m.Bound(bound))
@@ -357,7 +357,9 @@ class StageRunner:
             return
         self._census = None
         # Sorting many keys takes long, so another thread does it while records flow.
-        self.runtime.environment.background(partial(Order.of, self.leaving.found), self._order_keys)
+        self.runtime.environment.background(
+            partial(Order.of, self.leaving.found_hashes), self._order_keys
+        )
 
     def _order_keys(self, order: Order | None, error: Exception | None) -> None:
         """Tell the distributor the sorted keys that have to move."""
