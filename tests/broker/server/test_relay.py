@@ -386,7 +386,7 @@ def test_a_master_that_takes_nothing_stops_the_publisher(tmp_path: Path) -> None
                 raw.connection.send(publish(number))
             await until(lambda: between.paused)
             upstream = next(iter(between._relay._upstreams.values()))  # type: ignore[union-attr]
-            assert upstream.unsent < 3 * upstream_module.ROOM
+            assert upstream.unsent < 3 * upstream_module.MAX_UNSENT_BYTES
             raw.connection.send(b"".join(encode(p.Ping(number=5))))
             there.go_on()
 
@@ -781,7 +781,7 @@ def test_a_node_that_does_not_let_others_in_is_told_of(
             there.secret = b"another one that nobody knows of"
             client = await nodes.client("a", timeout=0.5)
             await in_vain(client.publish("orders", b"x"))
-            assert "refuses us" in caplog.text
+            assert "refuses this node" in caplog.text
 
     run(main())
 
