@@ -237,7 +237,7 @@ class Relay:
     def _pass_on(self, raw: RawFrame, upstream: Upstream) -> None:
         upstream.send(raw.data)
         if upstream.unsent >= MAX_UNSENT_BYTES:
-            self._session.rest()
+            self._session.pause_reading()
 
     @property
     def full(self) -> bool:
@@ -560,7 +560,7 @@ class Relay:
 
     def room_there(self) -> None:
         """Resume reading the client, now that another node has taken what waited for it."""
-        self._session.go_on()
+        self._session.resume_reading()
 
     def room_here(self) -> None:
         """Resume reading other nodes, now that the client has taken what waited for it."""

@@ -260,7 +260,7 @@ class Server:
             for connection, session in list(self.sessions.items()):
                 session.move_readers()
                 if session.paused:
-                    session.live_on()
+                    session.send_sign_of_life()
                 elif (
                     is_late
                 ):  # this node was busy or suspended: data of clients waits in the sockets
@@ -298,7 +298,7 @@ class Server:
         self._listener.stop()
         await self._go_away()
         for session in list(self.sessions.values()):
-            session.rest(for_good=True)  # clients send further requests to the next node
+            session.pause_reading(for_good=True)  # clients send further requests to the next node
             for subscription in list(session.subscriptions.values()):
                 subscription.send_away()
             session.subscriptions.clear()
