@@ -40,7 +40,7 @@ def test_a_list_is_found_as_it_stands() -> None:
 
 
 BAD = {
-    "": "there are static://, dns://",
+    "": "the schemes are static://, dns://",
     "127.0.0.1:7173": "has to begin with a scheme",
     "://a:1": "has to begin with a scheme",
     "zookeeper://a:1": "there is no scheme zookeeper://; the schemes are static://, dns://, dns+srv://, consul://, etcd://",
