@@ -135,9 +135,8 @@ class Consensus:
         """The error that has ended it, or None."""
         self._disk, self._directory = disk, directory
         self._machine, self._send, self._clock = machine, send, clock
-        self._seed = seed ^ zlib.crc32(
-            id.encode()
-        )  # a seed per node: nodes must not all wait equally long
+        # A seed per node: nodes must not all wait equally long.
+        self._seed = seed ^ zlib.crc32(id.encode())
         self._snapshot_entries, self._changed, self._failed = snapshot_entries, changed, failed
         self._opened_raft: Raft | None = None
         self._wal: Wal
@@ -148,16 +147,14 @@ class Consensus:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="railgun-raft")
         self._ended = False
         self._busy = False  # whether the thread has work
-        self._idle: asyncio.Future[None] | None = (
-            None  # done when the thread has no work, for `close`
-        )
+        # Done when the thread has no work, for `close`.
+        self._idle: asyncio.Future[None] | None = None
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._observed: _Observed
-        self._proposals: dict[
-            int, tuple[int, asyncio.Future[Any]]
-        ] = {}  # by index: the term and the result
+        # By index: the term and the result.
+        self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
         self._reads: dict[int, _Barrier] = {}
         self._numbers = itertools.count(secrets.randbits(62))
         self._waiting: list[tuple[int, int, _Barrier]] = []  # a heap, by the index to be applied
@@ -568,7 +565,7 @@ class Consensus:
         self._compact_at = snapshot.index + self._snapshot_entries
         for index in [index for index in self._proposals if index <= snapshot.index]:
             _, future = self._proposals.pop(index)
-            _refuse(future, _lost_proposal(index, "a snapshot has replaced its place in the log"))
+            _refuse(future, _lost_proposal(index, "a snapshot covers its index"))
 
     def _apply(self, entry: Entry) -> None:
         result = self._machine.apply(entry.index, entry.data) if entry.data else None

@@ -35,9 +35,8 @@ from railgun.transport.records import Bytes, cut, head
 WINDOW_BYTES: Final = 32 << 20  # not confirmed by a replica
 PUSH_BYTES: Final = 4 << 20  # of one push
 READ_BYTES: Final = 4 << 20  # read at once
-NEWS_DELAY_S: Final = (
-    0.002  # until replicas are told a new safe offset, if there is nothing else to send
-)
+# Until replicas are told a new safe offset, if there is nothing else to send.
+NEWS_DELAY_S: Final = 0.002
 RETRY_S: Final = 0.5
 
 
@@ -93,9 +92,8 @@ class _Line:
     reading: bool = False
     loading: bool = False  # whether the states of groups are being read for it
     room: asyncio.Event = field(default_factory=asyncio.Event)
-    reported: tuple[int, int] | None = (
-        None  # the safe offset and the first offset, as the replica knows them
-    )
+    # The safe offset and the first offset, as the replica knows them.
+    reported: tuple[int, int] | None = None
 
     def sent(self, end: int, size: int) -> None:
         """Count a push of `size` bytes, which ends at offset `end`, as on its way."""

@@ -32,9 +32,8 @@ class Flight:
         try:
             await turn
         except asyncio.CancelledError:
-            if (
-                turn.done() and not turn.cancelled()
-            ):  # the room was granted just before the cancellation
+            # The room was granted just before the cancellation: give it back.
+            if turn.done() and not turn.cancelled():
                 self.give(size)
             raise
 

@@ -302,9 +302,8 @@ class Governing:
             try:
                 return await member.propose(command, timeout=3.0)
             except ClusterError as error:
-                if (
-                    error.code != "STALE" or not attempts_left
-                ):  # STALE: the region got a new epoch meanwhile
+                # STALE: the region got a new epoch meanwhile, so try again.
+                if error.code != "STALE" or not attempts_left:
                     raise
         raise AssertionError
 

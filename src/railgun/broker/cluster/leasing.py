@@ -122,9 +122,8 @@ class Leasing:
         if consensus is None or not consensus.leads:
             leader = (consensus.leader if consensus is not None else "") or ""
             return {"leader": "" if leader == me else leader}
-        if (
-            not consensus.knows_all
-        ):  # the master, or a new node, may be in an entry that is not applied yet
+        # An entry that is not applied yet may name another master, or a new node.
+        if not consensus.knows_all:
             return {"lease": 0.0, "epochs": {}}
         if self._member.metadata.cluster and node not in self._member.metadata.nodes:
             return {"removed": True}

@@ -50,9 +50,8 @@ LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 PULSE_S: Final = 0.5
 SILENCE_S: Final = 3.0
 DIAL_PAUSES_S: Final = (0.05, 1.0)  # pause before the next attempt to dial: first, and longest
-MAX_FRAME_BYTES: Final = (
-    256 << 20
-)  # between nodes: a frame has the states of all groups of a stream
+# Between nodes: a frame has the states of all groups of a stream.
+MAX_FRAME_BYTES: Final = 256 << 20
 OTHER_CLUSTER: Final = "OTHER_CLUSTER"
 OTHER_NODE: Final = "OTHER_NODE"
 _LOG: Final = logging.getLogger(__name__)

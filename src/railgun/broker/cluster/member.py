@@ -59,9 +59,8 @@ RETRY_PAUSE_S: Final = 0.05
 LEADERLESS_S: Final = 2.0  # time without a leader before the other nodes are looked for
 POSITIONS_INTERVAL_S: Final = 5.0  # between two reports of the groups' positions
 END_TIMEOUT_S: Final = 1.0  # for a master to tell where a stream ends
-ABSENCE_VALID_S: Final = (
-    0.05  # time for which it counts as certain that there is no stream of a name
-)
+# Time for which it counts as certain that there is no stream of a name.
+ABSENCE_VALID_S: Final = 0.05
 VERSION: Final = "0.1"
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,9 +121,8 @@ class Member:
         self._tasks: list[asyncio.Task[Any]] = []
         self._reported_positions: dict[str, dict[str, int]] = {}
         self._uncertain: set[str] = set()  # unknown streams about which the leader is being asked
-        self._absent: dict[
-            str, float
-        ] = {}  # unknown streams that do not exist, and until when that is certain
+        # Unknown streams that do not exist, and until when that is certain.
+        self._absent: dict[str, float] = {}
 
     # ------------------------------------------------------------ begin and end
 
@@ -288,9 +286,8 @@ class Member:
                 applied = await self._propose(request, deadline)
                 if applied["result"].get("error", {}).get("code") != "NOT_FORMED":
                     break
-                request["request"] = secrets.token_hex(
-                    12
-                )  # the entry with the old ID has already taken effect
+                # The old ID would get the same result again.
+                request["request"] = secrets.token_hex(12)
                 error: RailgunError = NoLeaderError("the cluster is being formed")
             except (NotLeaderError, LostProposalError, NoLeaderError) as failure:
                 error = failure
@@ -632,9 +629,8 @@ class Member:
             local_copy = self.node.streams.get(stream)
             is_uncertain = not self.metadata.cluster or self.has_no_quorum
             if not write and is_uncertain and isinstance(local_copy, Persistent):
-                return (
-                    Here()  # after a restart without a leader, the list of streams is unknown
-                )
+                # After a restart without a leader, the list of streams is unknown.
+                return Here()
             if not self.metadata.cluster:
                 return Nobody(NotYetError("this node is not a member of a cluster yet"))
             return self._unknown_place(stream)

@@ -51,13 +51,11 @@ class Overview:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._behind: dict[
-            tuple[str, str], tuple[float, int]
-        ] = {}  # since when, and up to which offset
+        # By region and replica: since when it is behind, and what it has to reach.
+        self._behind: dict[tuple[str, str], tuple[float, int]] = {}
         self._inactive: dict[str, tuple[int, float]] = {}  # by region: its epoch, and since when
-        self._idle: dict[
-            str, float
-        ] = {}  # since when this node is the master of a region without serving it
+        # By region: since when this node is its master without serving it.
+        self._idle: dict[str, float] = {}
         self._leaderless: float | None = time.monotonic()
 
     # ------------------------------------------------------------ durations
@@ -95,9 +93,8 @@ class Overview:
                 continue
             since, target = previous.get((region.name, node), (now, total))
             reached = total - lag if node in caught_up_nodes or lag else -1
-            if (
-                not target > reached or target > total
-            ):  # the replica has what it lacked, or that was deleted
+            # The replica has what it lacked, or that was deleted: start again.
+            if not target > reached or target > total:
                 since, target = now, total
             self._behind[region.name, node] = since, target
 
@@ -397,9 +394,8 @@ class Overview:
         """Describe a stream by the copy on this node, marked as perhaps old unless this node serves the stream now."""
         node = self._member.node
         description, stream = node.describe(name), node.streams[name]
-        if (
-            isinstance(stream, Persistent) and not stream.acting
-        ):  # also a master that has lost its quorum
+        # A master that has lost its quorum is not acting either.
+        if isinstance(stream, Persistent) and not stream.acting:
             description |= {
                 "trouble": description.get("trouble") or COPY_NOTE,
                 "from_copy": COPY_NOTE,

@@ -131,9 +131,8 @@ class Reconciling:
                 stream.groups_damaged = True
         elif stream.settings != settings:
             await node.change(info.name, settings)
-        if (
-            info.id not in self._made_ids
-        ):  # also after a crash between making the stream and recording it
+        # A crash may have left a stream that is made and not recorded.
+        if info.id not in self._made_ids:
             await member.loop.run_in_executor(None, self._remember, info.id)
         if isinstance(stream, Persistent):
             region = member.regions.get(info.region)

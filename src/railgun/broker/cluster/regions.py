@@ -120,9 +120,8 @@ class Region:
         self._sets: list[tuple[str, ...]] = []
         self._replicas: set[str] = set()  # other nodes with copies
         self._sessions: dict[str, int] = {}  # as a master
-        self._master: tuple[str, int, int] | None = (
-            None  # the master it follows: node, epoch, session
-        )
+        # The master it follows: node, epoch, session.
+        self._master: tuple[str, int, int] | None = None
         self._known_master: str | None = None  # the master, as the metadata last had it
         self._early: dict[int, dict[str, tuple[int, Standing]]] = {}
         self._is_yielding = False  # whether this node is about to hand over
@@ -250,9 +249,8 @@ class Region:
             promised = self.regions.promises.of(self.name)
             voting, active = tuple(info.voting), tuple(info.active)
             if info.master != self._known_master:
-                if (
-                    self._known_master is not None
-                ):  # requests passed on to the old master would never be answered
+                # Requests passed on to the old master would never be answered.
+                if self._known_master is not None:
                     streams = metadata.streams.values()
                     self.regions.moved(
                         {stream.name for stream in streams if stream.region == self.name}
@@ -422,9 +420,8 @@ class Region:
         if reply.refused:
             _LOG.info("region %r: node %s knows of epoch %d", self.name, sender, reply.epoch)
             return
-        if (
-            not reply.session and self.led and sender in self._replicas
-        ):  # the replica asks for a new session
+        # A reply without a session asks for a new one.
+        if not reply.session and self.led and sender in self._replicas:
             self.up(sender)
         if self._sessions.get(sender) != reply.session:
             return

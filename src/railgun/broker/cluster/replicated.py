@@ -128,13 +128,11 @@ class Replicated:
         self._feeder: Feeder | None = None  # while it is master
         self._fresh: list[Fresh] = []
         self._flushing = False
-        self._waiting: deque[tuple[int, Done]] = (
-            deque()
-        )  # publishers that wait for a quorum, by end offset
+        # Publishers that wait for a quorum, by end offset.
+        self._waiting: deque[tuple[int, Done]] = deque()
         self._accepting: deque[tuple[int, Done]] = deque()  # their IDs, until a quorum has them
-        self._stuck_since: float | None = (
-            None  # since when nothing has become safe although more is stored
-        )
+        # Since when nothing has become safe although more is stored.
+        self._stuck_since: float | None = None
         self._too_few = ""  # why too few replicas can write, while publishes are refused for it
         self._unwritten = ""  # the last error of a replica's write
         self._held: list[_Held] = []  # publishes that the disk has refused, and those behind them

@@ -59,9 +59,8 @@ class Responding:
         self.names = Names()
         """The names that this node keeps for others."""
         self._node, self._links, self._me, self._reachable = node, links, me, reachable
-        self._awaited: dict[
-            str, tuple[str, int]
-        ] = {}  # names awaited here: keeper and deadline in µs
+        # Names awaited here: keeper and deadline in µs.
+        self._awaited: dict[str, tuple[str, int]] = {}
         self._homes: dict[str, str] = {}  # names awaited elsewhere, by requests that came here
         self._waits: dict[int, _Wait] = {}  # by deadline, earliest first
         self._numbers = itertools.count(1)

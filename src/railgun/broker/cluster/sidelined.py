@@ -47,9 +47,8 @@ class Sidelined:
         self._member = member
         self._leader: str | None = None
         self._unfit: set[str] = set()  # nodes that take no part either
-        self._failed: dict[
-            str, tuple[str, float]
-        ] = {}  # why other nodes take no part, and until when that is believed
+        # Why other nodes take no part, and until when that is believed.
+        self._failed: dict[str, tuple[str, float]] = {}
 
     @property
     def leader(self) -> str | None:

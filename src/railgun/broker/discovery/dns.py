@@ -77,9 +77,8 @@ class Dns:
             except dns.exception.DNSException as error:
                 why = f"this machine has no name servers ({error}); name one with ?server=address:port"
                 raise self._place.failed(why) from error
-            deadline = (
-                asyncio.get_running_loop().time() + 0.9 * self._timeout
-            )  # leaves time to return what was found
+            # Leaves time to return what was found.
+            deadline = asyncio.get_running_loop().time() + 0.9 * self._timeout
 
             async def ask(name: dns.name.Name, kind: RdataType) -> list[Any]:
                 left_s = deadline - asyncio.get_running_loop().time()

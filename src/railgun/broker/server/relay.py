@@ -139,9 +139,8 @@ class Relay:
         self._upstreams: dict[str, Upstream] = {}
         self._channels: dict[int, _Channel] = {}
         self._busy: dict[str, _Busy] = {}
-        self._refusing: dict[
-            str, int
-        ] = {}  # by stream: the ping after whose pong publishes are taken again
+        # By stream: the ping after whose pong publishes are taken again.
+        self._refusing: dict[str, int] = {}
         self._pings = 0
         self._over = False
 

@@ -135,9 +135,8 @@ class Server:
             tls = trusted = None
             if config.certificate is not None:
                 trusted = ssl.create_default_context(cafile=config.certificate)
-                trusted.check_hostname = (
-                    False  # nodes are authenticated by the secret and their certificate
-                )
+                # Nodes are authenticated by the secret and their certificate.
+                trusted.check_hostname = False
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(config.certificate, config.key)
             source = config.host if in_cluster and is_loopback(config.host) else None
@@ -261,9 +260,8 @@ class Server:
                 session.move_readers()
                 if session.paused:
                     session.send_sign_of_life()
-                elif (
-                    is_late
-                ):  # this node was busy or suspended: data of clients waits in the sockets
+                elif is_late:
+                    # This node was busy or suspended: data of clients waits in the sockets.
                     session.heard = now_s
                 elif session.silent(now_s):
                     connection.transport.abort()

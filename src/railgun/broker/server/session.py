@@ -20,8 +20,8 @@ Rules:
    changes, members of its groups are told to subscribe again (`NO_MASTER`); a client with publishes that the old master
    does not answer is cut off, and reconnects. A master that hands over tells members before (`Consumer.let_go`), and
    takes their acks until they have unsubscribed.
-8. Consumers that end because of what nodes do are *sent away* (`Group.send_away`): their messages count as undelivered,
-   not as failed. That is so when this node is about to end, when their stream changes its master, when they are cut
+8. Consumers that end because of what nodes do are *sent away* (`Group.send_away`): their deliveries do not
+   count as failed. That is so when this node is about to end, when their stream changes its master, when they are cut
    off, and when a forwarded session ends, unless the forwarding node says that the client has left (`GoingAway`). A
    client that leaves by itself, or is silent, counts as dead.
 """
@@ -149,9 +149,8 @@ class Consumer:
                         self.outbox.appendleft(deliver)
                         break
                     damage = self.stream.damage
-                    if (
-                        damage is None
-                    ):  # in a cluster this copy is mended soon: the client subscribes again
+                    # In a cluster this copy is mended soon: the client subscribes again.
+                    if damage is None:
                         self.session.lose(self, error)
                         return
                     self.outbox.appendleft(deliver)
@@ -256,16 +255,14 @@ class Session:
         self._paused_for_good = False
         self._going = 0  # the number of the GoingAway that was sent, or 0
         self._confirmed = 0  # the highest number of a pong
-        self._client_gone = (
-            not self.forwarded
-        )  # whether an end of the session means that the client has left
+        # Whether an end of the session means that the client has left.
+        self._client_gone = not self.forwarded
         self._calls = 0  # admin calls under way
         self.paused = False
         """Whether the connection is not read for the time being."""
         self._outbox = Outbox(node.loop, connection.transport, self._flushed)
-        connection.transport.set_write_buffer_limits(
-            high=ROOM - 1
-        )  # `resumed` follows a full buffer
+        # From ROOM bytes on, the transport calls `resumed` when it has room again.
+        connection.transport.set_write_buffer_limits(high=ROOM - 1)
         connection.resumed = self._resumed
 
     # ------------------------------------------------------------ sending
@@ -731,9 +728,8 @@ class Session:
         consumer.driver = driver
 
         def begin(error: RailgunError | None) -> None:
-            if (
-                self.subscriptions.get(channel) is not consumer
-            ):  # the subscription has ended meanwhile
+            # The subscription has ended meanwhile.
+            if self.subscriptions.get(channel) is not consumer:
                 self.fail(command.request, error or consumer.gone, channel)
                 return
             if error is not None:

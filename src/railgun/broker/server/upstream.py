@@ -161,9 +161,8 @@ class Upstream:
         if self._wire is not None and self._outbox is not None:
             self._outbox.flush()
             self._wire.close()
-            self._loop.call_later(
-                CLOSING_S, self._wire.abort
-            )  # if the other node does not take the rest
+            # Abort the connection if the other node does not take the rest.
+            self._loop.call_later(CLOSING_S, self._wire.abort)
 
     def _beat(self) -> None:
         assert self._wire is not None
