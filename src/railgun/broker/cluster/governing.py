@@ -215,7 +215,7 @@ class Governing:
                     return await self.called(member.me, name, arguments)
                 leader = member.leader
                 if leader is None or leader == member.me:
-                    raise NoLeaderError("nobody leads the cluster now")
+                    raise NoLeaderError("the cluster has no leader now")
                 left_s = max(0.1, deadline - time.monotonic())
                 return await member.links.call(leader, name, arguments, left_s)
             except (NoLeaderError, NotLeaderError, PeerError) as error:
@@ -263,7 +263,7 @@ class Governing:
         ):
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._member.called_by(node)} cannot {what}: it is silent, or in trouble",
+                f"{self._member.called_by(node)} cannot {what}: it does not answer, or is in trouble",
             )
 
     def _transfer_lead(self, to: str) -> Result:
@@ -322,7 +322,7 @@ class Governing:
                 raise ClusterError(
                     "UNREACHABLE",
                     f"the master of region {region!r}, {self._member.called_by(master)}, does not answer: another "
-                    "one follows by itself when its lease is over",
+                    "master follows when its lease is over",
                 ) from error
             raise
 

@@ -245,7 +245,7 @@ class Links:
             if not answer.done():
                 code = error.code if isinstance(error, HelloError) else "UNREACHABLE"
                 answer.set_exception(
-                    PeerError(code, f"{address[0]}:{address[1]}: {error or 'it on_close'}")
+                    PeerError(code, f"{address[0]}:{address[1]}: {error or 'it disconnected'}")
                 )
 
         call = n.Call(request=1, name=name, arguments=json.dumps(arguments))
@@ -402,7 +402,7 @@ class Links:
         identity = self.identity
         if theirs and identity.cluster and theirs != identity.cluster:
             error_text = (
-                f"this is a node of the cluster {identity.cluster}, and you are of {theirs}"
+                f"this is a node of the cluster {identity.cluster}, and the caller is of {theirs}"
             )
             raise HelloError(error_text, OTHER_CLUSTER)
         if to and to != identity.node:

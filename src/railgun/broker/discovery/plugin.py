@@ -146,7 +146,7 @@ class Place:
         match = _HOST.fullmatch(text)
         if match is None:
             raise self.bad(
-                f"{text[:80]!r} is not a host; write name:port, 10.0.0.1:port and [::1]:port"
+                f"{text[:80]!r} is not a host; write name:port, 10.0.0.1:port or [::1]:port"
             )
         host: str = match["v6"] or match["name"]
         if not is_host(host):

@@ -300,7 +300,9 @@ class Relay:
             return place
         if self._session.forwarded or self._loop.time() < waiting.caught_up_by:
             return Nobody(
-                NoMasterError(f"the copy is at {local_stream.end}, and it ends at {waiting.end}")
+                NoMasterError(
+                    f"this copy ends at {local_stream.end}, and the stream at {waiting.end}"
+                )
             )
         return master_place
 
