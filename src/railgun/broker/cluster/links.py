@@ -297,12 +297,8 @@ class Links:
                 self._receiver.up(id, lane)
                 await asyncio.wait([lost])
                 error = lost.exception()
-            except (
-                OSError,
-                ValueError,
-                RailgunError,
-            ) as failure:  # ValueError: an invalid host name
-                error = failure
+            except (OSError, ValueError, RailgunError) as failure:
+                error = failure  # a ValueError is about an invalid host name
             finally:
                 if peer.lines.pop(lane, None) is not None and not self._closed:
                     self._fail_pending_calls(id) if lane == "control" else None
