@@ -67,7 +67,7 @@ class Alone:
     def changed(self) -> None:
         pass
 
-    def called(self, node: str) -> str:
+    def name_of(self, node: str) -> str:
         return node
 
     def give_way(self) -> bool:

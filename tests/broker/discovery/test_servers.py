@@ -31,12 +31,12 @@ from verification.ports import free_port
 
 from railgun.broker.discovery import Address, Discovery, DiscoveryError, discovery_of
 from railgun.broker.discovery.asking import MAX_ANSWER_BYTES
-from railgun.broker.discovery.keeping import Kept
+from railgun.broker.discovery.keeping import KeptDiscovery
 
 
 def die(discovery: Discovery) -> None:
     """As if its process had ended: nothing is kept alive, nothing withdrawn."""
-    assert isinstance(discovery, Kept)
+    assert isinstance(discovery, KeptDiscovery)
     assert discovery._keeping is not None
     discovery._keeping.cancel()
     discovery._keeping = discovery._announced = None
@@ -233,11 +233,11 @@ def test_etcd_comes_back_with_and_without_what_it_had(
             for empty in (False, True):
                 server.stop()
                 await failed(one.find())
-                await until(lambda: _told(caplog, "cannot be told"))
+                await until(lambda: _told(caplog, "cannot be announced"))
                 caplog.clear()
                 server.start(empty=empty)
                 await until_found(one, ONE)
-                await until(lambda: _told(caplog, "know again"))
+                await until(lambda: _told(caplog, "is announced again"))
 
     with caplog.at_level(logging.INFO, "railgun"), etcd(tmp_path) as server:
         run(main(server), 60)

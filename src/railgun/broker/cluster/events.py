@@ -304,7 +304,7 @@ class Events:
             interest.line, interest.seen, news, interest.gone, interest.whole, interest.more
         )
         if new:
-            self.responding.anew(neighbour.node)
+            self.responding.forget_names_of(neighbour.node)
             if neighbour.line:
                 self._send_all_interest(neighbour)
                 self.responding.remind(neighbour.node)

@@ -40,7 +40,7 @@ NEWS_DELAY_S: Final = 0.002
 RETRY_S: Final = 0.5
 
 
-class Around(Protocol):
+class CopyHost(Protocol):
     """The node as a copy of a stream sees it."""
 
     me: str
@@ -60,7 +60,7 @@ class Around(Protocol):
     def flight(self, node: str) -> Flight:
         """Return the bytes on their way to a node, of all streams."""
 
-    def called(self, node: str) -> str:
+    def name_of(self, node: str) -> str:
         """Return the name of a node, for people."""
 
     def give_way(self) -> bool:
@@ -71,7 +71,7 @@ class Around(Protocol):
         """
 
 
-class Fresh(NamedTuple):
+class StoredBatches(NamedTuple):
     """Batches that were just stored and are still in memory."""
 
     base: int
@@ -124,10 +124,10 @@ class Feeder:
         self,
         master: Master,
         stream: Persistent,
-        around: Around,
+        host: CopyHost,
         trouble: Callable[[RailgunError], None],
     ) -> None:
-        self._master, self._stream, self._around, self._trouble = master, stream, around, trouble
+        self._master, self._stream, self._host, self._trouble = master, stream, host, trouble
         self._loop = stream.loop
         self._lines: dict[str, _Line] = {}
         self._news_timer: asyncio.TimerHandle | None = None
@@ -145,7 +145,7 @@ class Feeder:
     def begin(self, node: str) -> None:
         """Begin a session with a replica, or begin it again because the replica has reported its state anew."""
         self.end(node)
-        self._lines[node] = _Line(self._around.flight(node))
+        self._lines[node] = _Line(self._host.flight(node))
         self.serve(node)
 
     def end(self, node: str) -> None:
@@ -171,12 +171,12 @@ class Feeder:
 
     # ------------------------------------------------------------ messages
 
-    def feed_all(self, fresh: Sequence[Fresh]) -> None:
+    def feed_all(self, fresh: Sequence[StoredBatches]) -> None:
         """Send new messages to all replicas."""
         for node in list(self._lines):
             self.feed(node, fresh)
 
-    def feed(self, node: str, fresh: Sequence[Fresh] = ()) -> None:
+    def feed(self, node: str, fresh: Sequence[StoredBatches] = ()) -> None:
         """Send a replica the messages it lacks, as far as there is room."""
         reached = self._line(node)
         if reached is None or reached[0].reading:
@@ -196,7 +196,7 @@ class Feeder:
             self._push(node, line, last, batches, size)
         if peer.next < self._master.copy.durable:
             line.reading = True
-            self._around.spawn(self._catch_up(node, line, peer))
+            self._host.spawn(self._catch_up(node, line, peer))
 
     def _push(
         self, node: str, line: _Line, end: int, batches: Sequence[Bytes] = (), size: int = 0
@@ -207,7 +207,7 @@ class Feeder:
         line.reported = (push.safe, push.first)
         if size:
             line.sent(push.end, size)
-        self._around.send(node, wire.encode_push(self._stream.id, push), batches)
+        self._host.send(node, wire.encode_push(self._stream.id, push), batches)
 
     async def _catch_up(self, node: str, line: _Line, peer: Peer) -> None:
         """Read the messages that a replica lacks from the log, and send them piece by piece."""
@@ -245,7 +245,7 @@ class Feeder:
             return True
         if self._lines.get(node) is not line or not batches:
             return False
-        batches = begun_at(begin, batches)
+        batches = batches_from(begin, batches)
         self._push(node, line, head(batches[-1]).end, batches, sum(map(len, batches)))
         return True
 
@@ -276,7 +276,7 @@ class Feeder:
         for node in list(self._lines):
             push = self._master.push_groups(node, whole=False, number=number)
             if push is not None:
-                self._around.send(node, wire.encode_push_groups(self._stream.id, push), [blob])
+                self._host.send(node, wire.encode_push_groups(self._stream.id, push), [blob])
                 continue
             peer = self._master.peers.get(node)
             if peer is not None and peer.sent is not None and peer.sent < number:
@@ -288,7 +288,7 @@ class Feeder:
         reached = self._line(node)
         if reached is not None and reached[1].sent is None and not reached[0].loading:
             reached[0].loading = True
-            self._around.spawn(self._send_groups(node, reached[0]))
+            self._host.spawn(self._send_groups(node, reached[0]))
 
     async def _send_groups(self, node: str, line: _Line) -> None:
         try:
@@ -307,15 +307,15 @@ class Feeder:
             return
         push = self._master.push_groups(node, whole=True, number=note.groups[1])
         if push is not None:
-            self._around.send(
+            self._host.send(
                 node, wire.encode_push_groups(self._stream.id, push), [pack_states(states)]
             )
 
 
-def begun_at(begin: int, batches: Sequence[Bytes]) -> Sequence[Bytes]:
+def batches_from(begin: int, batches: Sequence[Bytes]) -> Sequence[Bytes]:
     """Return the batches without messages before offset `begin`: a log may return a batch that begins earlier.
 
-    >>> begun_at(1, [])
+    >>> batches_from(1, [])
     []
     """
     if not batches or head(batches[0]).base >= begin:

@@ -263,7 +263,7 @@ class Governing:
         ):
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._member.called_by(node)} cannot {what}: it does not answer, or is in trouble",
+                f"{self._member.name_of(node)} cannot {what}: it does not answer, or is in trouble",
             )
 
     def _transfer_lead(self, to: str) -> Result:
@@ -273,7 +273,7 @@ class Governing:
         self._check_healthy(consensus, to, "lead")
         if to not in consensus.members.voters:
             raise ClusterError(
-                "NOT_ELIGIBLE", f"{self._member.called_by(to)} cannot lead: it does not vote"
+                "NOT_ELIGIBLE", f"{self._member.name_of(to)} cannot lead: it does not vote"
             )
         consensus.transfer(to)
         return {"result": "MOVING", "leader": to}
@@ -291,7 +291,7 @@ class Governing:
         if to not in region.voting or member.metadata.role(to, name) != MASTER:
             raise ClusterError(
                 "NOT_ELIGIBLE",
-                f"{self._member.called_by(to)} cannot be the master of region {name!r}: it has to vote there, and "
+                f"{self._member.name_of(to)} cannot be the master of region {name!r}: it has to vote there, and "
                 "its settings file has to allow it to be master there",
             )
         self._check_healthy(consensus, to, f"be the master of region {name!r}")
@@ -321,7 +321,7 @@ class Governing:
             if error.code == "UNREACHABLE":
                 raise ClusterError(
                     "UNREACHABLE",
-                    f"the master of region {region!r}, {self._member.called_by(master)}, does not answer: another "
+                    f"the master of region {region!r}, {self._member.name_of(master)}, does not answer: another "
                     "master follows when its lease is over",
                 ) from error
             raise

@@ -96,7 +96,9 @@ class _Peer:
     address: Address
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     lines: dict[Lane, _Line] = field(default_factory=dict)
-    called: asyncio.Event = field(default_factory=asyncio.Event)  # set when that node has called
+    has_called: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # set when that node has called
 
 
 class _Line:
@@ -307,10 +309,10 @@ class Links:
             if code in (OTHER_CLUSTER, "BAD_SECRET", BAD_VERSION) and str(error) != logged:
                 logged = str(error)
                 _LOG.warning("node %s at %s:%d refuses this node: %s", id, *peer.address, logged)
-            peer.called.clear()
+            peer.has_called.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await peer.called.wait()
+                    await peer.has_called.wait()
             pause = min(2 * pause, DIAL_PAUSES_S[1])
 
     async def _dial(self, id: str, peer: _Peer, lane: Lane) -> asyncio.Future[None]:
@@ -404,7 +406,7 @@ class Links:
         if to and to != identity.node:
             raise HelloError(f"this is node {identity.node}, not {to}", OTHER_NODE)
         if node in self._peers:
-            self._peers[node].called.set()
+            self._peers[node].has_called.set()
         connection.filling = reader = FrameReader(MAX_FRAME_BYTES)
         connection.tag = (reader, node, lane)
         self._callers.add(connection)

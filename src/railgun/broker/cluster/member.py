@@ -97,7 +97,7 @@ class Member:
         self.regions = Regions(
             *(self.me, self.links, disk, node.committer, node.spawn, self.notify),
             lambda names: moved(names.__contains__),
-            self.called_by,
+            self.name_of,
             self._hand_over,
         )
         self.events = Events(node, self.links, self.me)
@@ -489,7 +489,7 @@ class Member:
                 return await self.governing.called(sender, name, arguments)
         raise ClusterError("NO_CALL", f"there is no call {name[:80]!r}")
 
-    def called_by(self, id: str) -> str:
+    def name_of(self, id: str) -> str:
         """Return the name of a node by its ID; the ID itself if no such node is known."""
         node = self.metadata.nodes.get(id)
         return id if node is None else node.name

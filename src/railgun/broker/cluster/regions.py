@@ -152,9 +152,9 @@ class Region:
         """Return the bytes on their way to a node, of all streams."""
         return self.regions.flights.setdefault(node, Flight())
 
-    def called(self, node: str) -> str:
+    def name_of(self, node: str) -> str:
         """Return the name of a node, for people."""
-        return self.regions.called(node)
+        return self.regions.name_of(node)
 
     def give_way(self) -> bool:
         """Start handing the region over, because this node cannot write. Return False if no node can take it."""
@@ -485,10 +485,10 @@ class Regions:
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
         changed: Callable[[], None],
         moved: Callable[[set[str]], None],
-        called: Callable[[str], str] = str,
+        name_of: Callable[[str], str] = str,
         hand_over: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        self.me, self.links, self.committer, self.called = me, links, committer, called
+        self.me, self.links, self.committer, self.name_of = me, links, committer, name_of
         self.hand_over = hand_over or _no_successor
         """Lets another node be master of a region. Returns whether another node is."""
         self.closed = False

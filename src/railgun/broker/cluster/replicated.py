@@ -17,7 +17,7 @@ Rules:
    quorum without such replicas, and nothing has become safe for `STUCK_S`, waiting publishers get an error with the
    reason (`NotEnoughReplicasAfterAppendError`), and publishes are refused (`NotEnoughReplicasError`) until there is a
    quorum again. The IDs of what the master has stored stay taken: it may become safe yet.
-8. A master whose disk refuses a publish gives way (`Around.give_way`), and answers when the outcome is known. If
+8. A master whose disk refuses a publish gives way (`CopyHost.give_way`), and answers when the outcome is known. If
    another node becomes master, nothing was stored (`NO_MASTER`), and the client sends it again, to that node; if no
    other node can be master, the publisher gets the disk's error. Publishes behind a held publish are held, too.
 """
@@ -36,10 +36,10 @@ from railgun.broker.cluster import replica_messages as wire
 from railgun.broker.cluster.feeding import (
     PUSH_BYTES,
     RETRY_S,
-    Around,
+    CopyHost,
     Feeder,
-    Fresh,
-    begun_at,
+    StoredBatches,
+    batches_from,
     pack_states,
 )
 from railgun.broker.errors import (
@@ -105,8 +105,8 @@ class _Held:
 class Replicated:
     """The copy of a stream on this node. Create it within an event loop, when nothing is under way."""
 
-    def __init__(self, stream: Persistent, committer: Committer, around: Around) -> None:
-        self.stream, self.around = stream, around
+    def __init__(self, stream: Persistent, committer: Committer, host: CopyHost) -> None:
+        self.stream, self.host = stream, host
         self.id = stream.id
         self._trouble = ""  # why it cannot be a master, besides trouble with its files
         self._ends: dict[str, int] = {}  # the last known end of each replica
@@ -126,7 +126,7 @@ class Replicated:
         self._ready = False
         self._readying = False
         self._feeder: Feeder | None = None  # while it is master
-        self._fresh: list[Fresh] = []
+        self._fresh: list[StoredBatches] = []
         self._flushing = False
         # Publishers that wait for a quorum, by end offset.
         self._waiting: deque[tuple[int, Done]] = deque()
@@ -211,7 +211,7 @@ class Replicated:
     @property
     def acting(self) -> bool:
         """Whether it serves the stream now: it leads and has a lease."""
-        return self.leads and self.around.may_act()
+        return self.leads and self.host.may_act()
 
     @property
     def active(self) -> bool:
@@ -285,8 +285,8 @@ class Replicated:
         self._awaited = deque((0, done) for _, done in self._awaited)
         if self._feeder is not None:
             self._feeder.close()
-        self.master = Master(self.around.me, self.copy, epoch, sets)
-        self._feeder = Feeder(self.master, self.stream, self.around, self._note_trouble)
+        self.master = Master(self.host.me, self.copy, epoch, sets)
+        self._feeder = Feeder(self.master, self.stream, self.host, self._note_trouble)
         self._do(self.master.go_on() if go_on else self.master.begin())
 
     def step_down(self) -> None:
@@ -320,7 +320,7 @@ class Replicated:
         for done in waiting:
             _call_back(done, error)
         self.stream.follow(error)
-        self.around.changed()
+        self.host.changed()
 
     def close(self) -> None:
         """Close the copy: the stream is deleted, or the node is about to end."""
@@ -355,21 +355,21 @@ class Replicated:
     ) -> None:
         if error is not None:
             self._note_trouble(error)
-            self.around.changed()
+            self.host.changed()
         elif self.master is None:
             error = DeposedError(
                 "this node is no longer the master: the publish may be stored or not"
             )
         if error is not None:
             held = _Held(batches, acks, done, safe, error)
-            if held.may_be_taken_elsewhere and self.master is not None and self.around.give_way():
+            if held.may_be_taken_elsewhere and self.master is not None and self.host.give_way():
                 self._held.append(held)
             else:
                 held.tell(error)
             return
         first, last = head(batches[0]), head(batches[-1])
         is_unit = bool(first.flags & CONTINUES)
-        self._stored_more(Fresh(first.base, last.end, first.epoch, batches, is_unit))
+        self._stored_more(StoredBatches(first.base, last.end, first.epoch, batches, is_unit))
         if safe is not None:
             self._accepting.append((last.end, safe))
         if acks in (Acks.MASTER, Acks.NONE):
@@ -391,21 +391,21 @@ class Replicated:
 
         def stored(where: tuple[int, int]) -> None:
             if self.master is not None:
-                self._stored_more(Fresh(*where, stamp.epoch, (), is_unit=True))
+                self._stored_more(StoredBatches(*where, stamp.epoch, (), is_unit=True))
 
         try:
             base, end = await self.stream.perform(self.stream.log, lambda: write(stamp), stored)
         except RailgunError as error:
             self._note_trouble(error)
-            self.around.changed()
+            self.host.changed()
             if is_refusal(error) and self.master is not None:
-                self.around.give_way()
+                self.host.give_way()
             raise
         if self.master is None:
             raise DeposedError("this node is no longer the master: the unit may be stored or not")
         return base, end
 
-    def _stored_more(self, fresh: Fresh) -> None:
+    def _stored_more(self, fresh: StoredBatches) -> None:
         """Note what is on disk here, and push it to the replicas with everything else of this turn."""
         self._fresh.append(fresh)
         if self._stuck_since is None:
@@ -453,7 +453,7 @@ class Replicated:
         unable = [node for node in voting if node in reasons_by_node]
         able = sum(node in connected and node not in reasons_by_node for node in voting)
         reasons = "; ".join(
-            f"{self.around.called(node)}: {said(reasons_by_node[node])}" for node in unable
+            f"{self.host.name_of(node)}: {said(reasons_by_node[node])}" for node in unable
         )
         error_text = (
             f"{able} of {len(voting)} replicas of {self.stream.name!r} can write. {reasons}"
@@ -631,9 +631,9 @@ class Replicated:
             case n.HasGroups() if master is not None:
                 self._do(master.has_groups(sender, wire.decode_has_groups(command)))
             case n.Fetch() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._send_fetched(sender, replica, command))
+                self.host.spawn(self._send_fetched(sender, replica, command))
             case n.FetchGroups() if replica is not None and command.session == replica.session:
-                self.around.spawn(self._send_fetched_groups(sender, replica, command))
+                self.host.spawn(self._send_fetched_groups(sender, replica, command))
             case n.Fetched() if master is not None:
                 batches, runs, whole = _decode_batches(blob)
                 fetched = m.Fetched(command.session, command.base, runs)
@@ -652,13 +652,13 @@ class Replicated:
         read = self.stream.log.read
         try:
             batches_read = await self._loop.run_in_executor(None, read, request.begin, PUSH_BYTES)
-            batches = begun_at(request.begin, batches_read)
+            batches = batches_from(request.begin, batches_read)
             reply.end = head(batches[-1]).end if batches else request.begin
         except RailgunError as error:
             self._note_trouble(error)
             reply.trouble = str(error)
         if self.replica is replica:  # otherwise another master may have written it
-            self.around.send(to, reply, batches)
+            self.host.send(to, reply, batches)
 
     async def _send_fetched_groups(self, to: str, replica: Replica, request: n.FetchGroups) -> None:
         reply = n.FetchedGroups(stream=self.id, session=request.session)
@@ -672,7 +672,7 @@ class Replicated:
         except RailgunError as error:
             reply.trouble = str(error)
         if self.replica is replica:
-            self.around.send(to, reply, [blob])
+            self.host.send(to, reply, [blob])
 
     # ------------------------------------------------------------ commands of the machines
 
@@ -690,7 +690,7 @@ class Replicated:
         for command in commands:
             match command:
                 case m.Say(to, message):
-                    self.around.send(to, wire.encode(self.id, message))
+                    self.host.send(to, wire.encode(self.id, message))
                 case m.Write(_, runs):
                     wrote = partial(self._write_done, runs[-1][1], whole)
                     self._committer.submit(log, batches, wrote, cold=cold)
@@ -862,7 +862,7 @@ class Replicated:
         if self.master is None or self._ready or self._readying or not self.master.active:
             return
         self._readying = True
-        self.around.spawn(self._start_serving())
+        self.host.spawn(self._start_serving())
 
     async def _start_serving(self) -> None:
         try:
@@ -879,30 +879,30 @@ class Replicated:
         self._ready = True
         self.stream.more()
         self.stream.look()
-        self.around.changed()
+        self.host.changed()
 
     # ------------------------------------------------------------ errors
 
     def _note_trouble(self, error: RailgunError) -> None:
         if isinstance(error, LogFailedError | DamagedLogError):
             self._trouble = str(error)
-            self.around.changed()
+            self.host.changed()
 
     def _fail(self, error: RailgunError) -> None:
         """Handle a failed write: give way as a master, recover as a replica."""
         self._note_trouble(error)
         if self.master is not None and not self._trouble:
             self._trouble = trouble_in(error)  # another node can be master, perhaps
-            self.around.changed()
-            self.around.spawn(self._retry_as_master(self.master))
+            self.host.changed()
+            self.host.spawn(self._retry_as_master(self.master))
         if self.master is not None:
-            self.around.give_way()
+            self.host.give_way()
         if self.replica is not None:
             self._unwritten = trouble_in(error)
         if self._failing or self.replica is None:
             return
         self._failing = True
-        self.around.spawn(self._recover(self.replica))
+        self.host.spawn(self._recover(self.replica))
 
     async def _retry_as_master(self, master: Master) -> None:
         """Ask for another epoch once this copy can be written again, if it is still the master's."""
@@ -927,7 +927,7 @@ class Replicated:
                 self._trouble = str(error)
                 continue
             self.broken = True
-            self.around.changed()
+            self.host.changed()
             return
 
     async def _recover(self, replica: Replica) -> None:
@@ -1008,7 +1008,7 @@ def _decode_batches(blob: Blob) -> tuple[list[memoryview], Runs, int]:
 
 
 def _merge_runs(
-    fresh: Iterable[Fresh],
+    fresh: Iterable[StoredBatches],
 ) -> Iterable[tuple[int, int, int]]:
     """Merge adjacent stored ranges of one epoch. Yield base, end and epoch of each."""
     current: tuple[int, int, int] | None = None

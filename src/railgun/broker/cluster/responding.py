@@ -203,7 +203,7 @@ class Responding:
                     del self._waits[command.request]
                     wait.done(command)
 
-    def anew(self, peer: str) -> None:
+    def forget_names_of(self, peer: str) -> None:
         """Forget the names of a node whose connection is new: it is about to report those it still needs."""
         self.names.gone(peer)
 

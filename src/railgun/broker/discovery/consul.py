@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from railgun.broker.discovery.asking import Answer, Servers
-from railgun.broker.discovery.keeping import Kept
+from railgun.broker.discovery.keeping import KeptDiscovery
 from railgun.broker.discovery.plugin import TIMEOUT_S, Address, DiscoveryError, Place, is_address
 
 TTL_S: Final = 15.0
@@ -30,7 +30,7 @@ _POLICY: Final = "X-Consul-Default-ACL-Policy"
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Consul(Kept):
+class Consul(KeptDiscovery):
     """Discovery by the instances of a Consul service."""
 
     def __init__(self, place: Place) -> None:
@@ -73,7 +73,7 @@ class Consul(Kept):
             )
         return list(dict.fromkeys(addresses))
 
-    async def _tell(self, address: Address, node: str) -> None:
+    async def _register(self, address: Address, node: str) -> None:
         if self._registered == (address, node):
             check = quote(_check(self._id(node)), safe="")
             try:

@@ -24,7 +24,7 @@ import math
 from typing import Any, Final
 
 from railgun.broker.discovery.asking import Answer, Servers
-from railgun.broker.discovery.keeping import Kept
+from railgun.broker.discovery.keeping import KeptDiscovery
 from railgun.broker.discovery.plugin import TIMEOUT_S, Address, DiscoveryError, Place, is_address
 
 TTL_S: Final = 15.0
@@ -33,7 +33,7 @@ _OLD_TOKEN: Final = "revision of auth store is old"
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Etcd(Kept):
+class Etcd(KeptDiscovery):
     """Discovery by etcd keys with a common prefix."""
 
     def __init__(self, place: Place) -> None:
@@ -74,7 +74,7 @@ class Etcd(Kept):
 
     # ------------------------------------------------------------ announcing
 
-    async def _tell(self, address: Address, node: str) -> None:
+    async def _register(self, address: Address, node: str) -> None:
         if self._lease is not None and not await self._keep_alive(self._lease):
             self._lease = None
         if self._lease is not None:

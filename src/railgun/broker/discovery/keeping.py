@@ -22,7 +22,7 @@ from railgun.broker.discovery.plugin import Address, DiscoveryError, Place
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Kept(ABC):
+class KeptDiscovery(ABC):
     """Base class of discoveries that keep an announcement alive in a registry."""
 
     def __init__(self, place: Place, timeout: float, beat_s: float) -> None:
@@ -33,7 +33,7 @@ class Kept(ABC):
         self._closed = False
 
     @abstractmethod
-    async def _tell(self, address: Address, node: str) -> None:
+    async def _register(self, address: Address, node: str) -> None:
         """Announce this node's address to the registry, or renew the announcement."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Kept(ABC):
     async def _announce_now(self) -> None:
         if self._announced is not None and not self._closed:
             async with self._place.within(self._timeout):
-                await self._tell(*self._announced)
+                await self._register(*self._announced)
 
     async def _keep(self) -> None:
         error_text = ""

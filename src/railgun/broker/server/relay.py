@@ -353,7 +353,7 @@ class Relay:
             self._channels[waiting.raw.channel] = _Channel(waiting.key, waiting.command.request)
         waiting.raw = waiting.raw.kept()
         line.append(waiting)
-        self._session.hold_back(waiting.size)
+        self._session.add_unstored(waiting.size)
 
     async def _wait(self, key: _Key, line: deque[_StreamFrame]) -> None:
         """Serve the frames of a line in order, as soon as possible. Refuse them all at their deadline.
@@ -380,7 +380,7 @@ class Relay:
         self._leave_line(first)
         if line:  # otherwise the session has ended and the line was refused
             line.popleft()
-            self._session.let_go(first.size)
+            self._session.remove_unstored(first.size)
         return True
 
     def _leave_line(self, waiting: _StreamFrame) -> None:
@@ -468,7 +468,7 @@ class Relay:
         for waiting in frames:
             if waiting.command is None:
                 self._session.take(waiting.raw.frame())
-        self._session.let_go(sum(waiting.size for waiting in frames))
+        self._session.remove_unstored(sum(waiting.size for waiting in frames))
 
     def give_up(self) -> None:
         """Refuse all waiting frames because this node is about to end: the client sends them to another node."""
@@ -526,7 +526,7 @@ class Relay:
 
     # ------------------------------------------------------------ from other nodes
 
-    def heard(self, upstream: Upstream, raw: RawFrame) -> None:
+    def frame_received(self, upstream: Upstream, raw: RawFrame) -> None:
         """Take a frame from another node, and pass it on to the client."""
         kind, channel = raw.kind, self._channels.get(raw.channel) if raw.channel else None
         if channel is not None and channel.upstream is not upstream and kind != UNSUBSCRIBED:
@@ -559,16 +559,16 @@ class Relay:
             self.answered(stream)
         return stream
 
-    def room_there(self) -> None:
+    def resume_client(self) -> None:
         """Resume reading the client, now that another node has taken what waited for it."""
         self._session.resume_reading()
 
-    def room_here(self) -> None:
+    def resume_upstreams(self) -> None:
         """Resume reading other nodes, now that the client has taken what waited for it."""
         for upstream in self._upstreams.values():
             upstream.read()
 
-    def broke(self, upstream: Upstream) -> None:
+    def upstream_lost(self, upstream: Upstream) -> None:
         """Handle a broken connection to another node. If that node has ended in order, nothing is in doubt."""
         if self._over:
             return

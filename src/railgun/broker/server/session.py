@@ -299,7 +299,7 @@ class Session:
         for subscription in list(self.subscriptions.values()):
             subscription.flush()
         if self._relay is not None:
-            self._relay.room_here()
+            self._relay.resume_upstreams()
 
     def pass_back(self, frame: Blob) -> None:
         """Send a frame of another node unchanged."""
@@ -443,13 +443,13 @@ class Session:
         limit_s = SILENCE_PASSED_ON_S if self.forwarded else SILENCE_S
         return now_s - self.heard > limit_s
 
-    def hold_back(self, size: int) -> None:
+    def add_unstored(self, size: int) -> None:
         """Count `size` bytes as waiting. Stop reading if too many wait."""
         self._unstored += size
         if self._unstored > MAX_UNSTORED_BYTES:
             self.pause_reading()
 
-    def let_go(self, size: int) -> None:
+    def remove_unstored(self, size: int) -> None:
         """Count `size` bytes as waiting no more. Read on if that leaves room."""
         self._unstored -= size
         self.resume_reading()
@@ -486,7 +486,7 @@ class Session:
             raise RequestError(
                 "BAD_REQUEST", f"acks is {command.acks}; the levels are 0 to {max(p.Acks.values())}"
             )
-        self.hold_back(len(blob))
+        self.add_unstored(len(blob))
         if self._relay is not None:
             self._relay.published(stream.name)
         answer = partial(self._stored, command, len(blob))
@@ -513,7 +513,7 @@ class Session:
 
     def _stored(self, command: p.Publish, size: int, outcome: Stored | RailgunError) -> None:
         request = command.request
-        self.let_go(size)
+        self.remove_unstored(size)
         if self._relay is not None:
             self._relay.answered(command.stream)
         if isinstance(outcome, RailgunError):

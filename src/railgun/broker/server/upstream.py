@@ -3,7 +3,7 @@
 Rules:
 
 1. It is dialled once. If that fails nothing was sent, and the waiting frame gets the error; a break later calls
-   `broke`.
+   `upstream_lost`.
 2. Its hello says that the session is forwarded, and for which client.
 3. It pings several times a second, so that the other node soon notices when this one is frozen, and is dead if pings
    are not answered for `SILENCE_S` seconds while it is read (`transport.heartbeat`). Pings of the other node are
@@ -135,7 +135,7 @@ class Upstream:
             raise UpstreamError(str(self._lost))
         self._wire = wire
         wire.transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES - 1)
-        wire.resumed = self._relay.room_there
+        wire.resumed = self._relay.resume_client
         self._outbox = Outbox(self._loop, wire.transport, self._flushed)
         self._heartbeat = Heartbeat(SILENCE_S, self._loop.time())
         self._beating = self._loop.call_later(self._heartbeat.interval_s, self._beat)
@@ -146,7 +146,7 @@ class Upstream:
         if self._beating is not None:
             self._beating.cancel()
         if was_open and not self._closed:
-            self._relay.broke(self)
+            self._relay.upstream_lost(self)
 
     def client_gone(self) -> None:
         """Tell the other node that the client itself has left, and will not come back by another node."""
@@ -188,7 +188,7 @@ class Upstream:
 
     def _flushed(self) -> None:
         if self.unsent < MAX_UNSENT_BYTES and not self._closed:
-            self._relay.room_there()
+            self._relay.resume_client()
 
     def _received(self, connection: Connection, data: bytes) -> None:
         if self._closed:
@@ -202,7 +202,7 @@ class Upstream:
                     self.going = self.going or raw.kind == GOING_AWAY_KIND
                     self.send(b"".join(encode(p.Pong(number=raw.command().number))))
                     continue
-                self._relay.heard(self, raw)
+                self._relay.frame_received(self, raw)
                 if self._closed:
                     return
         except FrameError as error:
