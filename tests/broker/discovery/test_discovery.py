@@ -55,7 +55,7 @@ BAD = {
     "static://a b:1": "is not a host",
     "static://a:1/path": "has no path",
     "static://a:1?ttl=3": "it has none",
-    "static://ann:hidden@a:1": "are options",
+    "static://ann:hidden@a:1": "given as options",
     "dns://nodes.example": "the port is missing",
     "dns://a.example:1,b.example:1": "one name",
     "dns://10.0.0.1:7173": "use static://",
