@@ -164,11 +164,11 @@ class Events:
         """Give the listeners of a node credit again once there is room on the way to it; otherwise check again
         later."""
         self._room_timers.pop(node, None)
-        known = self._neighbours[node].known
-        if not known.held:  # the connection was lost, which resets the credit
+        remote_listeners = self._neighbours[node].known
+        if not remote_listeners.held:  # the connection was lost, which resets the credit
             return
         if self._links.unsent(node, "events") < ROOM:
-            known.free()
+            remote_listeners.free()
             if self._losses:
                 self._flush_soon()
         else:

@@ -134,7 +134,7 @@ class Feeder:
         self._number = 0  # of the last change of groups
 
     def close(self) -> None:
-        """End all sessions."""
+        """End the sessions with all replicas."""
         if self._news_timer is not None:
             self._news_timer.cancel()
         for node in list(self._lines):

@@ -137,7 +137,7 @@ class Governing:
                     remaining, "remove", arguments, (wait or 0) + CALL_TIMEOUT_S
                 )
             )
-        result = await member.propose({"do": "leave", "node": id})
+        outcome = await member.propose({"do": "leave", "node": id})
         deadline = time.monotonic() + (wait or 0)
         while id in member.metadata.nodes and time.monotonic() < deadline:
             if id not in member.metadata.wanted_gone:
@@ -145,7 +145,7 @@ class Governing:
             await member.wait_for_change(0.2)
         if id not in member.metadata.nodes:
             return {"result": "REMOVED", "why": ""}
-        return {"result": result["result"], "why": self._removal_blocker(id)}
+        return {"result": outcome["result"], "why": self._removal_blocker(id)}
 
     def _remaining_node(self) -> str | None:
         """Return a node that stays and can be reached, or None."""
@@ -335,8 +335,8 @@ class Governing:
             if region.master != node:
                 continue
             now = time.monotonic()
-            around = (member.metadata, consensus.members, member.me, name, now)
-            to = member.leasing.steering.heir(*around)
+            state = (member.metadata, consensus.members, member.me, name, now)
+            to = member.leasing.steering.heir(*state)
             if to is None:
                 kept.append(name)
                 continue
@@ -394,8 +394,8 @@ class Governing:
     async def _hand_over_lead(self, consensus: Consensus) -> None:
         member = self._member
         while consensus.leads:
-            around = (member.metadata, consensus.members, member.me, time.monotonic())
-            to = member.leasing.steering.next_leader(*around)
+            state = (member.metadata, consensus.members, member.me, time.monotonic())
+            to = member.leasing.steering.next_leader(*state)
             if to is None:
                 return
             with contextlib.suppress(ChangeError):

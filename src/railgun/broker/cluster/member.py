@@ -427,9 +427,9 @@ class Member:
                 if str(id) in positions and group not in positions[str(id)]
             ]
             changed = {
-                id: driver
-                for id, driver in positions.items()
-                if driver and driver != reported.get(id)
+                id: offsets
+                for id, offsets in positions.items()
+                if offsets and offsets != reported.get(id)
             }
             if changed or gone:
                 command = {"do": "groups", "region": region.name, "epoch": region.led}

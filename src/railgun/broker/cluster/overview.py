@@ -167,11 +167,11 @@ class Overview:
     def _left_alone(self) -> list[str]:
         """Return streams in the directory that are not of this cluster, so that no node serves them."""
         member, metadata = self._member, self._member.metadata
-        known = {info.id for info in metadata.streams.values()} | metadata.deleted
+        cluster_ids = {info.id for info in metadata.streams.values()} | metadata.deleted
         foreign = [
             name
             for name, stream in member.node.streams.items()
-            if metadata.cluster and stream.id not in known
+            if metadata.cluster and stream.id not in cluster_ids
         ]
         return sorted({*member.node.left_alone, *foreign} - self._kept_streams().keys())
 
@@ -359,10 +359,10 @@ class Overview:
         await self._wait_for_news()
         metadata, kept = member.metadata, self._kept_streams()
         if not kept and not metadata.cluster and member.who.state != identity.ALONE:
-            description = (
+            error_text = (
                 "the list of streams is unknown: there is no quorum, and this node has no copies"
             )
-            raise NoMasterError(description, member.has_no_quorum)
+            raise NoMasterError(error_text, member.has_no_quorum)
         masters = {name: info.master for name, info in metadata.regions.items()}
         infos = dict(metadata.streams)
         lasting = [info for info in infos.values() if info.settings.get("kind") != "ephemeral"]

@@ -52,12 +52,12 @@ MAX_NUMBER: Final = 1 << 62
 
 
 def encode_members(members: Members) -> r.Members:
-    """Encode the members."""
+    """Encode the voters and learners."""
     return r.Members(voters=members.voters, learners=members.learners)
 
 
 def decode_members(stored: r.Members) -> Members:
-    """Decode the members."""
+    """Decode the voters and learners."""
     return Members(tuple(stored.voters), tuple(stored.learners))
 
 

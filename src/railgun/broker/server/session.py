@@ -389,7 +389,7 @@ class Session:
         return self._going > 0
 
     def confirmed(self, number: int) -> None:
-        """Note a pong."""
+        """Note that the client has answered the ping `number`."""
         self._confirmed = max(self._confirmed, number)
 
     @property

@@ -182,7 +182,7 @@ class Upstream:
         return 0 if self._outbox is None else self._outbox.unsent
 
     def send(self, data: Blob) -> None:
-        """Send a frame."""
+        """Send an encoded frame to the other node."""
         if self._outbox is not None:
             self._outbox.send([data])
 
