@@ -100,7 +100,7 @@ def test_a_node_without_copies_does_not_say_that_there_are_no_streams(tmp_path: 
             await cluster.stop("n2")
             await cluster.start("n2")
             client = await cluster.client("n2", timeout=DEADLINE)
-            with pytest.raises(StreamsError, match="not known") as caught:
+            with pytest.raises(StreamsError, match="is unknown") as caught:
                 await client.streams()
             assert caught.value.code == "NO_MASTER"
 
