@@ -107,7 +107,7 @@ ABOUT = r.Snapshot(index=5, term=1)
         (r.Append(term=2, prev_term=2, entries=[r.Entry(index=1, term=1)]), "of term 1"),
         (r.Append(), "needs a term"),
         (r.Campaign(), "needs a term"),
-        (r.AskVote(term=1 << 63), "no term"),
+        (r.AskVote(term=1 << 63), "too large for a term"),
         (r.Install(term=1, snapshot=ABOUT, offset=3, data=b"abc", size=5), "3 bytes at 3"),
         (r.Install(term=1, snapshot=r.Snapshot(index=5, data=b"x")), "with the whole"),
         (p.Ping(), "Ping is not a message of Raft"),
