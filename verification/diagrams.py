@@ -16,7 +16,7 @@ from railgun.engine.protocol.rescale.phase import TRANSITIONS
 from verification.rescale.mutants import MUTANTS
 from verification.rescale.seed_rules import HOLES, story_of
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

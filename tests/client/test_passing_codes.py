@@ -35,8 +35,8 @@ BY_VALUE = [sys.modules[__name__], tallies, flows]
 
 def _errors() -> Iterator[type[RailgunError]]:
     """All errors that a node, its cluster, its machines or a client can give."""
-    for package in ("core", "wire", "client", "node"):
-        path = [str(Path(railgun.__file__).parent / package)]
+    for package in ("engine.protocol", "transport", "storage", "client", "broker"):
+        path = [str(Path(railgun.__file__).parent / package.replace(".", "/"))]
         for module in pkgutil.walk_packages(path, f"railgun.{package}."):
             importlib.import_module(module.name)
     waiting = [RailgunError]
@@ -44,7 +44,7 @@ def _errors() -> Iterator[type[RailgunError]]:
         found = waiting.pop()
         waiting += found.__subclasses__()
         if found.__module__.startswith(
-            ("railgun.engine.protocol.", "railgun.broker.server.", "railgun.client.")
+            ("railgun.errors", "railgun.engine.protocol.", "railgun.broker.", "railgun.client.")
         ):
             yield found
 

@@ -120,7 +120,7 @@ def served(data: Path, target: Target, **options: Any) -> Iterator[Served]:
 
 PROGRAM = """
 import asyncio, sys
-from railgun.ingest import FileTarget, SinkServer, TableTarget
+from railgun.sinkserver import FileTarget, SinkServer, TableTarget
 kind, data, port, *where = sys.argv[1:]
 target = FileTarget(*where) if kind == "files" else TableTarget(*where)
 asyncio.run(SinkServer(target, data, port=int(port)).run())

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from railgun.engine.snapshots.errors import SnapshotError
 from railgun.storage.errors import (
     DiskError,
     FullDiskError,
     LockedError,
     MissingError,
     ReadOnlyError,
+    StorageError,
 )
 from railgun.storage.object_store import ArrowDisk, Disk, LocalDisk, open_disk
 from railgun.testing.disks import SimulatedDisk
@@ -78,9 +78,9 @@ def test_deleting_twice_is_no_error(disk: Disk) -> None:
 
 @pytest.mark.parametrize("path", ["../out", "/etc/x", "a/../../b", "a//b", "./a", "a/", "a\0b"])
 def test_nothing_outside_can_be_reached(disk: Disk, path: str) -> None:
-    with pytest.raises(SnapshotError, match="no path inside"):
+    with pytest.raises(StorageError, match="no path inside"):
         disk.write(path, b"x")
-    with pytest.raises(SnapshotError, match="no path inside"):
+    with pytest.raises(StorageError, match="no path inside"):
         disk.read(path)
 
 
@@ -124,7 +124,7 @@ def test_a_relative_path_stays_where_it_was(
 
 @pytest.mark.parametrize("url", ["gopher://x/y", "file://elsewhere/x"])
 def test_a_url_nobody_opens_is_refused(url: str) -> None:
-    with pytest.raises(SnapshotError, match=url):
+    with pytest.raises(StorageError, match=url):
         open_disk(url)
 
 

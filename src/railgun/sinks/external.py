@@ -1,4 +1,4 @@
-"""Outside: a sink that is a program of its own (`railgun.ingest.SinkServer`, `railgun sink`).
+"""Outside: a sink that is a program of its own (`railgun.sinkserver.SinkServer`, `railgun sink`).
 
 Rules:
 

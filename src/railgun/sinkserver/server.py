@@ -2,7 +2,7 @@
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
->>> from railgun.ingest import FileTarget, SinkServer
+>>> from railgun.sinkserver import FileTarget, SinkServer
 >>> async def main(directory):
 ...     target = FileTarget(directory / "out.jsonl")
 ...     async with SinkServer(target, data=directory / "sink", port=0) as server:
@@ -19,7 +19,7 @@ Rules:
    Only some who have not proved it yet are let in at a time.
 2. It listens on loopback, and elsewhere only with TLS.
 3. What is asked for is done by one thread, in the order in which it came; what it means is told in `participant.py`.
-   The frames are in `wire/proto/sinks.proto`. Every frame has one answer, in order; while it takes long a `Pong` comes
+   The frames are in `transport/proto/sinks.proto`. Each has one answer, in order; while that takes long a `Pong` comes
    now and then, so a slow sink is not taken for one that is gone.
 4. What a session asks for wrongly is answered with `Failed`, a code and a sentence. Bytes that are no frame, a command
    that is none of ours or too long, or bytes with a gap before them, also end that session. Nothing ends the server.

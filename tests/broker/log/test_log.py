@@ -669,7 +669,7 @@ while True:
 @pytest.mark.slow
 def test_ps_1_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
     chance = random.Random(9)
-    source = Path(__file__).resolve().parents[2] / "src"
+    source = Path(__file__).resolve().parents[3] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source)}
     total = 0
     for _ in range(20):

@@ -57,7 +57,8 @@ def restarted(group: Group, first: int | None = None, end: int | None = None) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["ranges", "messages", "shares", "saved", "letters", "state", "group", "explain"]
+    "module",
+    ["ranges", "messages", "shares", "persisted", "dead_letters", "state", "group", "explain"],
 )
 def test_examples_run(module: str) -> None:
     results = doctest.testmod(importlib.import_module(f"railgun.broker.protocol.groups.{module}"))
@@ -65,7 +66,7 @@ def test_examples_run(module: str) -> None:
 
 
 def test_the_transcript_is_as_recorded() -> None:
-    results = doctest.testfile("test_delivery_transcript.txt", encoding="utf-8")
+    results = doctest.testfile("test_groups_transcript.txt", encoding="utf-8")
     assert results.attempted > 15
     assert results.failed == 0
 

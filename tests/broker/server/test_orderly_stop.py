@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.broker.clustered import clustered, retried, until
 from tests.broker.outages import DEADLINE, Processes, processes
 from tests.broker.running import run, stored
 
+from railgun.broker.log.disk import _NodeFile
 from railgun.client.client import Client
 from railgun.client.subscription import Subscription
 
@@ -149,6 +151,38 @@ def test_what_was_acked_does_not_come_again_from_the_next_master(
             assert twice(seen) == {}
             for task in tasks:
                 task.cancel()
+
+    run(main(), deadline=4 * DEADLINE)
+
+
+def test_a_master_with_a_slow_disk_answers_what_it_has_taken_before_another_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that takes a second is slow, and no fault: no publisher is left in doubt."""
+    sync, slow = _NodeFile.sync, [False]
+
+    def slowly(file: _NodeFile) -> None:
+        if slow[0] and "/streams/" in file.place:  # the log of Raft is another matter
+            time.sleep(1.0)
+        sync(file)
+
+    monkeypatch.setattr(_NodeFile, "sync", slowly)
+
+    async def main() -> None:
+        async with clustered(tmp_path) as cluster:
+            publisher, _ = await cluster.serving("orders")
+            for _ in range(2):
+                steady = Steady(publisher, "p")
+                await steady.more(50)
+                slow[0] = True
+                await asyncio.sleep(0.2)  # publishes wait for slow syncs now
+                master = cluster.master()
+                to = next(name for name in ("n1", "n2", "n3") if name != master)
+                await publisher.admin("transfer", node=to, region="global")
+                slow[0] = False
+                await steady.more(50)
+                await steady.end()
+                assert steady.errors == []
 
     run(main(), deadline=4 * DEADLINE)
 

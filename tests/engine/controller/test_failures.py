@@ -49,6 +49,7 @@ def test_workers_that_are_killed_together_are_one_failure_and_all_are_replaced()
         for pid in pids(job):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: flows.kinds(job).count("running") == 2, "it runs again")
+        running(job, records=100)
         assert flows.kinds(job).count("restarting") == 1
         assert job.status()["failures"] == 1
         assert job.stop(timeout=flows.DEADLINE)

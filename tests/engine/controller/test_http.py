@@ -229,8 +229,11 @@ SAMPLE = re.compile(r'^(railgun_\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (-?[\d.
 
 def test_metrics_are_what_prometheus_reads(job: Job, api: Http) -> None:
     here = 'flow="served",worker="0",stage="keys"'
-    told = f"railgun_records_total{{{here}}} [1-9]"
-    eventually(lambda: re.search(told, api.ask("GET", "/metrics")[1]))  # the worker tells of itself
+    for sample in (
+        f"railgun_records_total{{{here}}} [1-9]",
+        'railgun_unsent_bytes{flow="served",worker="0"}',
+    ):
+        eventually(lambda s=sample: re.search(s, api.ask("GET", "/metrics")[1]))  # type: ignore[misc]
     status, text = api.ask("GET", "/metrics")
     assert status == 200
     names, samples = {}, {}

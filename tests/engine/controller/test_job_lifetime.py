@@ -160,7 +160,7 @@ def test_whoever_waits_for_a_rescale_is_told_that_the_flow_started_again_instead
 FORKS = """
 import os, sys
 from railgun.errors import RailgunError
-from tests.controller import flows
+from tests.engine.controller import flows
 from tests.engine.controller.test_job_lifetime import start
 from pathlib import Path
 
@@ -199,7 +199,7 @@ job.close()
 def test_a_forked_child_leaves_the_job_of_its_parent_alone(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(tmp_path), how],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=2 * flows.DEADLINE,
@@ -243,7 +243,7 @@ ENDS = """
 import atexit, sys, time
 from railgun.job import Snapshots, run
 from railgun.testing.local_workers import SubprocessLauncher
-from tests.controller import flows
+from tests.engine.controller import flows
 
 flow = flows.counting("ends")
 snapshots = Snapshots(sys.argv[1], every=0.01)
@@ -259,7 +259,7 @@ def test_a_program_that_ends_while_a_job_takes_snapshots_ends_without_a_word(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=2 * flows.DEADLINE,

@@ -282,7 +282,8 @@ from pathlib import Path
 from railgun import run
 from railgun.job import Snapshots
 from railgun.testing.local_workers import SubprocessLauncher
-from tests.controller import tallies, flows
+from tests.engine.controller import tallies
+from tests.engine.controller import flows
 path = Path(sys.argv[1])
 job = run(
     tallies.tallies(path / "out"), 3, launcher=SubprocessLauncher(), http=False,
@@ -299,7 +300,7 @@ def test_the_program_is_killed_its_workers_end_and_the_next_goes_on_from_the_sna
 ) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    there = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    there = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
     with subprocess.Popen(
         [sys.executable, script, tmp_path],
         stdout=subprocess.PIPE,

@@ -24,7 +24,7 @@ from railgun.client.errors import NoNodeError
 from railgun.client.sync import SyncClient, connect_sync
 
 DEADLINE = 180.0
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BROKER = """
 import asyncio, sys
 from pathlib import Path
@@ -37,7 +37,7 @@ asyncio.run(main())
 """
 SINK = """
 import asyncio, sys
-from railgun.ingest import SinkServer, TableTarget
+from railgun.sinkserver import SinkServer, TableTarget
 target = TableTarget(sys.argv[3], "counted")
 asyncio.run(SinkServer(target, sys.argv[1], port=int(sys.argv[2])).run())
 """
@@ -150,7 +150,9 @@ def world(work: Path, sinks: tuple[str, ...], **plan: Any) -> Iterator[World]:
         for who in made._commands:
             made.start(who)
         for name in ("node", "sink")[: len(made._commands)]:
+            deadline = time.monotonic() + 60
             while not any((work / name).glob("*.json")):
+                assert time.monotonic() < deadline, f"the {name} does not start\n{made.logs()}"
                 time.sleep(0.02)
         yield made
     finally:

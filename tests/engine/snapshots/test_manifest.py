@@ -13,7 +13,7 @@ import pytest
 from railgun.engine.snapshots.errors import DamagedError, FormatError, SnapshotError
 from railgun.engine.snapshots.manifest import Manifest, Part, SinkPart, StepInfo, seal
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parent / "data"
 
 MANIFEST = Manifest(
     format=1,

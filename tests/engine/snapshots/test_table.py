@@ -37,7 +37,7 @@ from railgun.engine.snapshots.errors import (
 from railgun.engine.snapshots.table import Rows, TableWriter, read_rows
 from railgun.hashing import Hashes, hash_keys
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parent / "data"
 
 
 class Color(enum.Enum):

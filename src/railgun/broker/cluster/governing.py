@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.05
 GIVE_WAY_S: Final = 2.0  # time for a master that cannot write to find a successor
-YIELD_TIMEOUT_S: Final = 1.5  # time for a master to answer what it has taken
+YIELD_TIMEOUT_S: Final = (
+    7.0  # time for a master to answer what it has taken: more than `regions.DRAIN_S`
+)
 LEAVING: Final = "it is about to end"
 NODE_CALLS: Final = frozenset({"here", "yield", "hand_over", "transfer", "lead", "remove", "admin"})
 """Calls from other nodes."""

@@ -52,7 +52,13 @@ from railgun.transport.proto import cluster_pb2 as n
 
 PROMISES: Final = "cluster/promises.json"
 MAX_EARLY_STANDINGS: Final = 10_000  # of streams that are not known here yet
-DRAIN_S: Final = 0.5  # for what was taken, when a master hands over
+DRAIN_S: Final = 5.0
+"""Seconds that a master that hands over waits at most until everything it has taken is safe."""
+DRAIN_WITHOUT_QUORUM_S: Final = 0.5
+"""The same for a master that cannot write, or is cut off from a majority of the copies."""
+STALLED_POLLS: Final = 1000
+"""Polls without progress after which a master that hands over stops waiting. Counted, not timed: on a busy machine
+polls are rarer, and a slow answer is no sign of a fault there."""
 LAST_ACKS_S: Final = 0.4  # for consumers to send their last acks, before that
 POLL_S: Final = 0.002
 RETRY_S: Final = 0.5
@@ -327,15 +333,33 @@ class Region:
         return [driver for stream in streams for driver in stream.groups.values() if driver.tracked]
 
     async def write_groups(self) -> None:
-        """Write all changes of groups, and wait until everything taken is safe, for at most `DRAIN_S`."""
+        """Write the changes of all groups, and wait until they and all publishes taken are safe.
+
+        A publisher without an answer cannot know whether its message is stored when another master follows. So this
+        method waits as long as there is progress, for at most `DRAIN_S`.
+        """
+        limit_s = DRAIN_S if self._can_settle() else DRAIN_WITHOUT_QUORUM_S
         with contextlib.suppress(TimeoutError, RailgunError):
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(limit_s):
                 for driver in self._groups():
                     driver.safe(lambda error: None)
                 for copy in list(self.streams.values()):
                     await copy.settle()
-                while any(copy.owes for copy in self.streams.values()):
+                unsettled, polls = self._unsettled(), 0
+                while any(unsettled) and polls < STALLED_POLLS:
                     await asyncio.sleep(POLL_S)
+                    before, unsettled = unsettled, self._unsettled()
+                    polls = polls + 1 if unsettled == before else 0
+
+    def _can_settle(self) -> bool:
+        """Return whether this node can write, and is connected to a majority of the copies."""
+        connected = {self.me, *self._sessions}
+        majority = all(2 * len(connected.intersection(nodes)) > len(nodes) for nodes in self._sets)
+        return majority and not self.trouble
+
+    def _unsettled(self) -> list[int]:
+        """Return for each stream how much was taken and is not answered, or not safe, yet."""
+        return [copy.unsettled for copy in self.streams.values()]
 
     def report(self, metadata: Metadata) -> dict[str, Any] | None:
         """Return the report for the leader of the cluster, or None if this node is not the region's master."""

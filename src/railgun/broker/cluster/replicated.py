@@ -219,10 +219,10 @@ class Replicated:
         return self.master is not None and self.master.active
 
     @property
-    def owes(self) -> bool:
-        """Whether callers wait for an answer, or something taken is not safe yet."""
-        unsafe: bool = self.master is not None and self.copy.safe < self.copy.durable
-        return unsafe or bool(self._waiting or self._waiting_for_all or self._awaited)
+    def unsettled(self) -> int:
+        """The number of callers without an answer, plus this master's messages that are not safe; 0: settled."""
+        unsafe = max(self.copy.durable - self.copy.safe, 0) if self.master is not None else 0
+        return unsafe + len(self._waiting) + len(self._waiting_for_all) + len(self._awaited)
 
     @property
     def lost(self) -> bool:

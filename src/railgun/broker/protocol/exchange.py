@@ -349,8 +349,9 @@ class Responses(Generic[P]):
     >>> responses.open("r-2", "bob", deadline=50)
     >>> responses.answer("r-1")
     'ann'
-    >>> responses.answer("r-1") Traceback (most recent call last): railgun.broker.protocol.exchange.RsGoneError: no
-    response is awaited as 'r-1': answered, timed out, or its requester left
+    >>> responses.answer("r-1")
+    Traceback (most recent call last):
+    railgun.broker.protocol.exchange.RsGoneError: no response is awaited as 'r-1': answered, timed out, ...
     >>> responses.deadline()
     50
     >>> responses.expired(now=50)

@@ -71,8 +71,9 @@ def check_topic(text: str) -> tuple[str, ...]:
     ('orders', 'eu', 'paid')
     >>> check_topic("")
     ()
-    >>> check_topic("orders..paid") Traceback (most recent call last): railgun.broker.protocol.topics.TopicError: topic
-    'orders..paid', character 7: an empty word; join words by single dots
+    >>> check_topic("orders..paid")
+    Traceback (most recent call last):
+    railgun.broker.protocol.topics.TopicError: topic 'orders..paid', character 7: an empty word; ...
     """
     words = _words(text, "topic", TopicError)
     wild = _WILD.search(text)

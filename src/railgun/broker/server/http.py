@@ -1,7 +1,7 @@
 """Serve a node's HTTP API on a port of its own: admin calls, metrics and health.
 
     GET /streams   and all other calls of `broker.streams.admin`      GET /health         200, or 503 with the reasons
-    GET /metrics   metrics for Prometheus                             GET /openapi.json   the OpenAPI document of this API
+    GET /metrics   metrics for Prometheus                             GET /openapi.json   this API as OpenAPI document
 
 Rules:
 

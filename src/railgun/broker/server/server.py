@@ -52,7 +52,7 @@ from railgun.transport.listener import Listener
 
 PORT: Final = 7171
 HTTP_PORT: Final = 7172
-HAND_OVER_S: Final = 3.0
+HAND_OVER_S: Final = 8.0
 """Seconds that other nodes have to take over before a node of a cluster ends."""
 
 

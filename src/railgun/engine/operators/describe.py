@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from railgun import errors
 from railgun.errors import RailgunError, represent
 from railgun.flows.errors import StepError
 
 SHOWN: Final = 500
-_RAILGUN: Final = str(Path(__file__).parents[1])
+_RAILGUN: Final = str(Path(errors.__file__).parent)
 PLACES: Final = 200  # of which tracebacks are remembered
 
 

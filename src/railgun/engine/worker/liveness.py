@@ -35,6 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
+from railgun import errors
 from railgun.client.outages import WAITS
 from railgun.engine.operators import calls
 from railgun.engine.worker.spec import WorkerSpec
@@ -58,7 +59,7 @@ IN_STEP: Final = "it is in step"
 UNPICKLE_FLOW: Final = "unpickling the flow"
 """The function that a call of user code is said to be in while the flow is unpickled."""
 _IMPORT: Final = ("<frozen importlib._bootstrap>", "_find_and_load")
-_RAILGUN: Final = str(Path(__file__).resolve().parents[1])
+_RAILGUN: Final = str(Path(errors.__file__).resolve().parent)
 _OURS: Final = (_RAILGUN, str(Path(asyncio.__file__).resolve().parent))
 R = TypeVar("R")
 

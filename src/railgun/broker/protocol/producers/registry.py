@@ -100,9 +100,9 @@ class Producers:
     >>> producers.committed("flow", intent.number)
     >>> producers.commit("flow", 1, {sequence: 3}, end=103, now=0) is None
     True
-    >>> producers.commit("flow", 1, {2: 5}, end=103, now=0) Traceback (most recent call last):
-    railgun.broker.protocol.producers.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor
-    committed here: ...
+    >>> producers.commit("flow", 1, {2: 5}, end=103, now=0)
+    Traceback (most recent call last):
+    railgun.broker.protocol.producers.producer.LostOutputError: producer 'flow': sequence 2 is neither staged nor ...
     """
 
     __slots__ = ("_last_number", "_names", "by_name")
