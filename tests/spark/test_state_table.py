@@ -104,7 +104,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many groups, and batches and shares of a few rows."""
-    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP", 7)
+    monkeypatch.setattr("railgun.engine.snapshots.table._GROUP_ROWS", 7)
     for module in (saved_rows, saved_changes):
         monkeypatch.setattr(module, "BATCH_ROWS", 3)
 

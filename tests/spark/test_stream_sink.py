@@ -35,7 +35,7 @@ from railgun.broker.protocol.producers import registry as rules
 from railgun.broker.streams import persistent
 from railgun.broker.streams.producing import Producing
 from railgun.client.errors import StreamsError
-from railgun.client.retrying import Patient
+from railgun.client.retrying_client import RetryingClient
 from railgun.client.sync import SyncClient, connect_sync
 from railgun.sinks.old_staged_streams import delete_stream
 from railgun.spark.session import SparkSession
@@ -457,16 +457,16 @@ class Batch:
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Ends the next commit before the node is asked, or before its answer comes."""
-    original = Patient.commit
+    original = RetryingClient.commit
 
     def make(when: str) -> None:
-        def commit(self: Patient, *given: Any, **more: Any) -> int:
-            monkeypatch.setattr(Patient, "commit", original)
+        def commit(self: RetryingClient, *given: Any, **more: Any) -> int:
+            monkeypatch.setattr(RetryingClient, "commit", original)
             if when == "after":
                 original(self, *given, **more)
             raise Cut
 
-        monkeypatch.setattr(Patient, "commit", commit)
+        monkeypatch.setattr(RetryingClient, "commit", commit)
 
     return make
 
@@ -772,10 +772,10 @@ def test_an_upgrade_that_is_interrupted_is_done_again(
     def interrupted(*args: Any) -> Any:
         raise Cut
 
-    original = Patient.commit
+    original = RetryingClient.commit
     with monkeypatch.context() as patch:
         if when == "finished":
-            patch.setattr(Patient, "commit", lambda *args, **more: interrupted())
+            patch.setattr(RetryingClient, "commit", lambda *args, **more: interrupted())
         elif when == "passed over":
             patch.setattr(upgrade, "delete_stream", interrupted)
         else:
@@ -788,7 +788,7 @@ def test_an_upgrade_that_is_interrupted_is_done_again(
             )
         with pytest.raises(Cut):
             Batch(client, stream).write(texts(0, 5))
-    assert Patient.commit is original
+    assert RetryingClient.commit is original
     assert Batch(client, stream, 0, "run-2").write(texts(0, 5)) == 0
     assert stored(client, stream) == texts(0, 5)
     assert older.left() == []

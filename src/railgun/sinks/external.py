@@ -44,7 +44,7 @@ from railgun.sinks.files import as_json, encoded
 from railgun.sinks.staging import MODES, Mode
 from railgun.transport.commands import LARGEST, VERSION, FrameError, FrameReader, encode
 from railgun.transport.hello import BAD_SECRET, BAD_VERSION, NONCE, Dialer, HelloError
-from railgun.transport.packed_records import BEFORE, pack
+from railgun.transport.packed_records import LENGTH_BYTES, pack
 from railgun.transport.proto import sinks_pb2 as s
 from railgun.transport.proto import streams_pb2 as p
 
@@ -420,7 +420,7 @@ class _Encoding(TwoPhaseWriter[Any]):
                 f"{MAX_RECORD_BYTES:,} are allowed"
             )
         self._records += records
-        self._records_bytes += sum(map(len, records)) + BEFORE * len(records)
+        self._records_bytes += sum(map(len, records)) + LENGTH_BYTES * len(records)
         if self._records_bytes >= PIECE_BYTES:
             self.send()
 
@@ -429,10 +429,10 @@ class _Encoding(TwoPhaseWriter[Any]):
         waiting, self._records, self._records_bytes = self._records, [], 0
         at = size = 0
         for n, record in enumerate(waiting):
-            if at < n and size + BEFORE + len(record) > PIECE_BYTES:
+            if at < n and size + LENGTH_BYTES + len(record) > PIECE_BYTES:
                 self._transaction().add(waiting[at:n])
                 at, size = n, 0
-            size += BEFORE + len(record)
+            size += LENGTH_BYTES + len(record)
         if waiting:
             self._transaction().add(waiting[at:])
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from railgun.client.address import DATA
 from railgun.client.errors import StreamsError, refuse_damaged
 from railgun.client.nodes import Pauses
-from railgun.client.outages import WAITS
-from railgun.client.patience import PAUSES_S
+from railgun.client.outages import OUTAGES
 from railgun.client.payloads import from_json, from_msgpack
-from railgun.client.retrying import PREFETCH, Patient
+from railgun.client.retries import PAUSES_S
+from railgun.client.retrying_client import PREFETCH, RetryingClient
 from railgun.client.shared import SHARED_CLIENTS, NodeAddress
 from railgun.engine.operators.operator import shorten
 from railgun.errors import said
@@ -140,7 +140,7 @@ class Streams(Source[Any]):
         if not patterns:
             return plain
         with named(str(self)), SHARED_CLIENTS.use(self.node) as client:
-            listed = Patient(client, str(self)).admin("list")
+            listed = RetryingClient(client, str(self)).admin("list")
         matches = [
             stream["name"]
             for stream in listed
@@ -154,7 +154,7 @@ class Streams(Source[Any]):
         """Return a source of the streams that exist now, up to their present ends."""
         now = copy.copy(self)
         with named(str(self)), SHARED_CLIENTS.use(self.node) as client:
-            node = Patient(client, str(self))
+            node = RetryingClient(client, str(self))
             statuses = {name: node.admin("describe", name=name) for name in self.partitions()}
             for status in statuses.values():
                 refuse_damaged(status)
@@ -190,7 +190,7 @@ class _Reader(Reader[Any]):
                 self.end = end = source.ends[stream]
             elif not source.follow or at_end:
                 with named(self._name):
-                    node = Patient(self._client, self._name)
+                    node = RetryingClient(self._client, self._name)
                     status = node.admin("describe", name=stream)
                     end = status["end"]
                     if not source.follow:
@@ -234,14 +234,14 @@ class _Reader(Reader[Any]):
         """Note whether an outage is the reason why no messages come."""
         trouble = self._feed.trouble
         if trouble:
-            WAITS.begin(self._name, trouble)
+            OUTAGES.begin(self._name, trouble)
         elif self._in_outage:
-            WAITS.end(self._name)
+            OUTAGES.end(self._name)
         self._in_outage = bool(trouble)
 
     def _take(self, records: Records, identity: str) -> None:
         if self._in_outage:
-            WAITS.end(self._name)
+            OUTAGES.end(self._name)
             self._in_outage = False
         expected = self._offset
         replaced = bool(identity and self._identity and identity != self._identity)
@@ -272,7 +272,7 @@ class _Reader(Reader[Any]):
         self._items, self._row = items, 0
 
     def close(self) -> None:
-        WAITS.end(self._name)
+        OUTAGES.end(self._name)
         self._feed.close()
         SHARED_CLIENTS.release(self._client)
 

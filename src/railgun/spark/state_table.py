@@ -33,7 +33,7 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from railgun.engine.controller.storekeeper import where_to_begin
+from railgun.engine.controller.storekeeper import parse_begin
 from railgun.errors import RailgunError
 from railgun.spark import kinds
 from railgun.spark.saved_changes import StepChanges
@@ -106,7 +106,7 @@ def state_changes(
 def _options(
     snapshot: str | os.PathLike[str], name: str, flow: str | None, step: str
 ) -> dict[str, str]:
-    directory, number = where_to_begin(os.fspath(snapshot))
+    directory, number = parse_begin(os.fspath(snapshot))
     if directory is None:
         raise StateTableError(
             f"{snapshot!r} has the number of a snapshot but no directory: name it as DIRECTORY#NUMBER"
@@ -183,12 +183,12 @@ class Table:
             else None
         )
         if number is None:
-            directory, at = where_to_begin(url)
+            directory, at = parse_begin(url)
             url, number = (url, None) if directory is None else (directory, at)
         saved = SavedStep.find(url, number, flow, step)
         rows: StepRows | StepChanges = StepRows(saved)
         if "since" in by_name:
-            directory, number = where_to_begin(by_name["since"])
+            directory, number = parse_begin(by_name["since"])
             rows = StepChanges(
                 SavedStep.find(directory or url, number, flow or saved.flow, step), saved
             )

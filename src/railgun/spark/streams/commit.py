@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from railgun.client.errors import StreamsError
-from railgun.client.retrying import Patient, Staged, producer_name
+from railgun.client.retrying_client import RetryingClient, StagedPieces, producer_name
 from railgun.client.sync import SyncClient
 from railgun.spark.streams.errors import InDoubtError, StreamSourceError
 from railgun.spark.streams.feed import OUTAGE_S
@@ -65,7 +65,7 @@ class Target:
         self.label = label
         self.subject = f"railgun, stream {stream!r}"
         self._name = producer_name(f"spark/{query}")
-        self._node = Patient(client, self.subject, max(OUTAGE_S, timeout))
+        self._node = RetryingClient(client, self.subject, max(OUTAGE_S, timeout))
 
     def ensure(self) -> None:
         """Create the stream if it does not exist; raise `StreamSourceError` if it cannot have exactly-once writes."""
@@ -104,13 +104,13 @@ class Target:
         return report
 
     def _stage(self, report: TaskReport, pieces: Iterable[list[bytes]]) -> None:
-        staged: Staged | None = None
+        staged: StagedPieces | None = None
         try:
             for piece in pieces:
                 if staged is None:
                     producer = self.begin()
                     report.epoch, report.identity = producer.epoch, producer.identity
-                    staged = Staged(self._node, self._node.open_stage(producer, self.label))
+                    staged = StagedPieces(self._node, self._node.open_stage(producer, self.label))
                 staged.add(piece)
             if staged is not None:
                 staged.wait()

@@ -26,7 +26,7 @@ from railgun.spark.streams.errors import InDoubtError
 
 if TYPE_CHECKING:
     from railgun.client.producer import Producer
-    from railgun.client.retrying import Patient
+    from railgun.client.retrying_client import RetryingClient
 
 
 class _PublishedIds:
@@ -51,7 +51,9 @@ def journal_name(query: str, target: str) -> str:
     return f"_spark.{target[:100]}.{digest(query, target)}"
 
 
-def take_over(node: Patient, producer: Producer, query: str, batch: int, *, numbered: bool) -> None:
+def take_over(
+    node: RetryingClient, producer: Producer, query: str, batch: int, *, numbered: bool
+) -> None:
     """Commit what the journal says to the producer, before it commits a micro-batch; mostly there is no journal."""
     target = producer.stream
     journal = journal_name(query, target)
@@ -86,7 +88,9 @@ def take_over(node: Patient, producer: Producer, query: str, batch: int, *, numb
         delete_stream(node, journal)
 
 
-def _entries(node: Patient, journal: str, status: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _entries(
+    node: RetryingClient, journal: str, status: dict[str, Any]
+) -> dict[int, dict[str, Any]]:
     """Return the entries of a journal, by the numbers of micro-batches."""
     entries: dict[int, dict[str, Any]] = {}
     at, end = status["first"], status["end"]
@@ -100,7 +104,9 @@ def _entries(node: Patient, journal: str, status: dict[str, Any]) -> dict[int, d
     return entries
 
 
-def _finish(node: Patient, target: str, query: str, batch: int, entry: dict[str, Any]) -> bool:
+def _finish(
+    node: RetryingClient, target: str, query: str, batch: int, entry: dict[str, Any]
+) -> bool:
     """Publish what is missing of a micro-batch that has begun; return whether all of it is published then."""
     if entry.get("done"):
         return True

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, cast
 from railgun.client.address import DATA, SECRET, Address
 from railgun.client.checks import MAX_OFFSET
 from railgun.client.errors import StreamsError
-from railgun.client.patience import patiently
+from railgun.client.retries import call_with_retries
 from railgun.errors import said
 from railgun.spark.streams.errors import BadOptionError, StreamSourceError
 
@@ -103,7 +103,7 @@ class Options:
             if secret is None and self.secret_file is not None:
                 secret = Path(self.secret_file).read_text("ascii").strip()
             was_there = self.node is None and (Path(self.data) / SECRET).exists()
-            address = patiently(
+            address = call_with_retries(
                 lambda: Address.find(self.node, secret=secret, data=self.data),
                 timeout_s=self.timeout if was_there else 0.0,
             )

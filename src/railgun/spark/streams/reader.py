@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from railgun.client.address import Address
 from railgun.client.errors import StreamsError, refuse_damaged
-from railgun.client.patience import patiently
+from railgun.client.retries import call_with_retries
 from railgun.client.sync import SyncClient, connect_to
 from railgun.spark.streams.decode import Decoder, FromArrow, FromBytes
 from railgun.spark.streams.errors import (
@@ -275,7 +275,7 @@ class MicroBatchReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
     def _status(self) -> dict[str, Any]:
         """Return the node's status of the stream, over a connection that is kept."""
         with node_errors(str(self.options)):
-            return patiently(
+            return call_with_retries(
                 self._ask,
                 give_up=lambda: not self._was_connected,
                 timeout_s=max(OUTAGE_S, self.options.timeout),
