@@ -121,7 +121,7 @@ def test_the_broker_and_its_commands_run(installed: Installed) -> None:
             "import railgun\n"
             "with railgun.connect_sync() as client:\n"
             "    client.publish('orders', b'second')\n"
-            "    print(client.describe('orders')['end'])\n"
+            "    print(client.admin('describe', name='orders')['end'])\n"
         )
         assert installed.run("python", "-c", program) == "2\n"
 
@@ -138,7 +138,7 @@ def test_what_needs_spark_says_how_to_install_it(installed: Installed) -> None:
     with pytest.raises(AssertionError, match=r"pip install 'railgun\[spark\]'"):
         installed.run("railgun", "run", "words.py")
     with pytest.raises(AssertionError, match=r"pip install 'railgun\[spark\]'"):
-        installed.run("railgun", "state", "--dir", "snapshots", "--key", "to")
+        installed.run("python", "-c", "import railgun; railgun.Parquet('results').open(None)")
 
 
 def test_a_file_of_the_user_does_not_stand_in_for_a_module_of_ours(installed: Installed) -> None:
