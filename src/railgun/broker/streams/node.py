@@ -62,6 +62,7 @@ from railgun.broker.log.disk import (
     unless_read_only,
     write_format,
 )
+from railgun.broker.log.log import LogConfig
 from railgun.broker.protocol.exchange import Exchange, Responses
 from railgun.broker.protocol.groups import OffsetRangeError
 from railgun.broker.protocol.metadata.alarms import of_lone_node, wrong_at_start
@@ -97,6 +98,8 @@ RESPONSE_TIMEOUT_S: Final = OPTIONS["rs_timeout"].default or 30.0
 DEAD_BOX: Final = 7 * 24 * 3600.0  # so long a dead letter is not brought twice
 NODE_FORMAT: Final = Format("railgun node", 1)
 """Of the directory of a node."""
+STAGING_LOG: Final = LogConfig(segment_bytes=16 << 20)
+"""Of what is staged little is needed for long: small segments can be taken away soon."""
 STREAM_FORMAT: Final = Format("railgun stream", 1)
 """Of the directory of a stream: its settings, its log and its group log."""
 SETTINGS_FILE: Final = "stream.json"
@@ -534,6 +537,7 @@ class Node:
                 *(self.now, self._graves, self._staging),
                 in_cluster=self.in_cluster,
                 paced=self.paced,
+                log_config=STAGING_LOG if name.endswith(STAGING) else None,
                 known=known,
             )
         stream.id, stream.made = id, made
