@@ -768,7 +768,15 @@ class Client:
                 )
             return self._producers[stream]
 
-        transaction = Transaction(begin)
+        async def check() -> None:
+            described = await self.admin("describe", name=stream)
+            if described["settings"]["kind"] != "persistent":
+                raise StreamsError(
+                    "NOT_PERSISTENT",
+                    f"stream {stream!r} is ephemeral: nothing can be staged for it",
+                )
+
+        transaction = Transaction(begin, check)
         try:
             yield transaction
             await transaction.commit()
@@ -796,10 +804,17 @@ class Client:
         return await begin(self, stream, name, epoch, keep, lifetime, session)
 
     def put_staged(
-        self, stream: str, payloads: list[bytes], staging: p.Staging
+        self,
+        stream: str,
+        payloads: list[bytes],
+        staging: p.Staging,
+        wanted: Callable[[], bool] | None = None,
     ) -> asyncio.Future[Any]:
-        """Stage messages of a producer (`Stage.put_soon`), until they are safe or refused."""
-        return self._publisher.put_staged(stream, payloads, staging, math.inf)
+        """Stage messages of a producer (`Stage.put_soon`), until they are safe or refused.
+
+        `wanted`: whether they are to be sent when nobody waits for them any more.
+        """
+        return self._publisher.put_staged(stream, payloads, staging, math.inf, wanted)
 
     # ------------------------------------------------------------ requests
 
