@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from railgun.broker.protocol.groups import LONGEST_DELAY
 from railgun.client.errors import StreamsError
+from railgun.errors import shortened
 from railgun.transport.records import LONGEST_ID
 
 DAY_S: Final = 86_400.0
@@ -29,11 +30,6 @@ class BadValueError(StreamsError, ValueError):
         super().__init__("BAD_REQUEST", text)
 
 
-def _shown(value: object) -> str:
-    told = repr(value)
-    return told if len(told) <= 80 else f"{told[:77]}..."
-
-
 def check_text(name: str, value: Any, *, empty: bool = True) -> str:
     """Return a text that can be sent.
 
@@ -42,7 +38,7 @@ def check_text(name: str, value: Any, *, empty: bool = True) -> str:
     railgun.client.checks.BadValueError: group is text, not 5 (BAD_REQUEST)
     """
     if not isinstance(value, str):
-        raise BadValueError(f"{name} is text, not {_shown(value)}")
+        raise BadValueError(f"{name} is text, not {shortened(value)}")
     if not value and not empty:
         raise BadValueError(f"{name} is empty")
     if not value.isascii():
@@ -95,14 +91,14 @@ def as_bytes(name: str, value: Any) -> bytes:
         return _encoded(name, value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise BadValueError(f"{name} is bytes or text, not {_shown(value)}")
+    raise BadValueError(f"{name} is bytes or text, not {shortened(value)}")
 
 
 def check_list(name: str, value: Any) -> Sequence[Any]:
     """Return a sequence of values: nothing unordered, and no single text or bytes, which would be taken apart."""
     apart = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set)
     if apart or not isinstance(value, Iterable):
-        raise BadValueError(f"{name} is a list, not {_shown(value)}")
+        raise BadValueError(f"{name} is a list, not {shortened(value)}")
     return value if isinstance(value, Sequence) else list(value)
 
 
@@ -119,10 +115,10 @@ def check_id(value: Any) -> bytes:
 def check_headers(value: Any) -> bytes:
     """Return headers as they are sent."""
     if not isinstance(value, Mapping):
-        raise BadValueError(f"headers are names with values, not {_shown(value)}")
+        raise BadValueError(f"headers are names with values, not {shortened(value)}")
     for key, one in value.items():
         check_text("the name of a header", key)
-        check_text(f"the header {_shown(key)}", one)
+        check_text(f"the header {shortened(key)}", one)
     return json.dumps(dict(value)).encode()
 
 
@@ -137,7 +133,7 @@ def check_seconds(name: str, value: Any, least: float = 0.0, most: float = math.
     railgun.client.checks.BadValueError: delay is 0 to 31622400 seconds (366 days), not 1000000000.0 (BAD_REQUEST)
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise BadValueError(f"{name} is {_limits(least, most)}, not {_shown(value)}")
+        raise BadValueError(f"{name} is {_limits(least, most)}, not {shortened(value)}")
     return float(value)
 
 
@@ -156,7 +152,9 @@ def check_timeout(value: Any) -> float | None:
 def check_whole(name: str, value: Any, least: int, most: int) -> int:
     """Return a whole number within limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadValueError(f"{name} is a whole number from {least} to {most}, not {_shown(value)}")
+        raise BadValueError(
+            f"{name} is a whole number from {least} to {most}, not {shortened(value)}"
+        )
     return value
 
 
@@ -166,7 +164,7 @@ def check_start(value: Any) -> Any:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET:
         return value
-    raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {_shown(value)}")
+    raise BadValueError(f"start is 'start', 'end' or an offset from 0 on, not {shortened(value)}")
 
 
 def check_nack(delay: Any, reason: Any, block: Any) -> None:
@@ -179,5 +177,5 @@ def check_nack(delay: Any, reason: Any, block: Any) -> None:
 def check_flag(name: str, value: Any) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):
-        raise BadValueError(f"{name} is True or False, not {_shown(value)}")
+        raise BadValueError(f"{name} is True or False, not {shortened(value)}")
     return value
