@@ -481,6 +481,9 @@ def test_a_cluster_moves_what_stays_staged(tmp_path: Path) -> None:
                 await flow.commit([await staged(flow, bytes(90_000))], timeout=PATIENCE)
                 if turn == 8:
                     await cluster.kill(master)
+            master_now = await cluster.ready(STREAM)
+            staging = cluster.servers[master_now].node.get_persistent(f"{STREAM}.staged")
+            await until(partial(is_small, staging), f"{staging.log.size} bytes are staged")
             assert await idle.commit([kept], timeout=PATIENCE) == 50
             assert (await everything(client))[-50:] == payloads
             await cluster.start(master)
