@@ -1006,7 +1006,10 @@ class Client:
         return list(told["deleted"])
 
     async def purge(self, stream: str, before: int | None = None) -> dict[str, int]:
-        """Take all messages out of a stream, or those before an offset: `first`, `end`, and how many (`purged`)."""
+        """Take all messages out of a stream, or those before an offset: `first`, `end`, and how many (`purged`).
+
+        An offset within a committed transaction cuts it: its later messages stay.
+        """
         return dict(await self.admin("purge", name=stream, before=before))
 
     async def redrive(

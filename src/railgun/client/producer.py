@@ -24,6 +24,7 @@ Rules:
    by the client if need be; the stream keeps them in order, each once.
 3. A commit may be repeated at any time, by any process that knows what was staged (`Stage.sequence`, `Stage.count`).
    What is neither staged nor committed is an error (`LOST_OUTPUT`).
+   So is what was staged by a producer that was forgotten since, also if it has begun anew.
 4. A commit may have a label, a number of the producer's own. What has a label that was committed before is done, for as
    long as there is the stream, also if it was staged once more for other sequences: these are dropped.
 5. Who cannot count its epochs has a session instead, a name that nobody else has. The stream gives a new session the

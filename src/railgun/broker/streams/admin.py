@@ -261,7 +261,7 @@ _TABLE: Final = (
     ),
     Call(
         "purge", "Take messages out of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
-        (_NAME, Argument("before", WHOLE, "Only those before this offset.")),
+        (_NAME, Argument("before", WHOLE, "Only those before this offset; within a committed unit, it is cut.")),
         Node.purge,
     ),
     Call(
