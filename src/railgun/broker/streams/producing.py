@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from railgun.broker.errors import NoMasterError, NotEnoughReplicasAfterAppendError
 from railgun.broker.log.committer import Stamp
@@ -488,20 +489,31 @@ class Producing:
             assert staging is not None
             if producer is None:  # it was forgotten meanwhile
                 return True
-            sequences, size = {}, 0
-            for sequence, staged in sorted(producer.staged.items(), key=lambda one: one[1].first):
-                if staged.first < end and (not size or size + staged.size <= MOVED_BYTES):
-                    sequences[sequence] = staged.first
-                    size += staged.size
+            old = sorted(
+                (staged.first, sequence, staged.count, staged.size)
+                for sequence, staged in producer.staged.items()
+                if staged.first < end
+            )
+            if not old:  # it was dropped meanwhile
+                return True
+            sizes = itertools.accumulate(size for *_, size in old)
+            some = [one for one, size in zip(old, sizes, strict=True) if size <= MOVED_BYTES]
+            some = some or old[:1]
+            found: dict[int, _Ranges] = {sequence: [] for _, sequence, *_ in some}
+            # What was accepted, and is not on disk yet, lies behind that, and is looked for when it is copied.
+            known = staging.log.durable_end
+            begin = max(some[0][0], staging.log.first)
+            where = partial(_add_ranges, staging, producer.number, found, begin, known)
+            messages = sum(count for _, _, count, _ in some)
+            await self._stream.loop.run_in_executor(None, where, messages)
             bases: dict[int, int] = {}
-            copy = partial(_copy_forward, staging, producer.number, sequences, bases)
-            if sequences:
-                _, copied_end = await staging.write_unit(copy)
-                await _until_safe(staging, copied_end)
+            copy = partial(_copy_forward, staging, producer.number, found, known, bases)
+            _, copied_end = await staging.write_unit(copy)
+            await _until_safe(staging, copied_end)
             self._check_life(life)
             for sequence, base in bases.items():
                 producers.moved(producer.number, sequence, base)
-        return bool(bases) or not sequences
+        return bool(bases)
 
     @contextlib.contextmanager
     def _holding(self, producers: Producers) -> Iterator[None]:
@@ -634,53 +646,70 @@ def _find_unit(stream: Persistent, producer: int, intent: Intent) -> int | None:
     return None
 
 
+_Ranges: TypeAlias = list[tuple[int, int]]
+
+
 def _find_ranges(
+    staging: Persistent, producer: int, sequences: Sequence[int], first: int
+) -> _Ranges:
+    """Return where the batches of some sequences lie in the staging log, in the order of the sequences."""
+    found: dict[int, _Ranges] = {sequence: [] for sequence in sequences}
+    _add_ranges(staging, producer, found, max(first, staging.log.first), staging.end)
+    return [one for sequence in sequences for one in found[sequence]]
+
+
+def _add_ranges(
     staging: Persistent,
     producer: int,
-    sequences: Sequence[int],
-    first: int,
-    end: int | None = None,
-) -> list[tuple[int, int]]:
-    """Return where the batches of some sequences lie in the staging log, in the order of the sequences.
+    found: dict[int, _Ranges],
+    at: int,
+    end: int,
+    most: int | None = None,
+) -> None:
+    """Add to `found` where the batches of its sequences lie from `at` to before `end`.
 
-    `end`: where to stop; None: behind all that is safe.
+    `most`: how many messages there are at most; it does not look further when it has them.
     """
-    ranges: dict[int, list[tuple[int, int]]] = {sequence: [] for sequence in sequences}
-    at, end = max(first, staging.log.first), staging.end if end is None else end
+    messages = 0
     while at < end and (batches := staging.log.read(at, PIECE_BYTES, end)):
         for batch in batches:
             header = head(batch)
             at = header.end
-            if header.producer != producer or header.number not in ranges:
+            if header.producer != producer or header.number not in found:
                 continue
-            own, begin = ranges[header.number], header.base
+            own, begin = found[header.number], header.base
             if header.flags & ANEW:
+                messages -= sum(stop - start for start, stop in own)
                 own.clear()
+            messages += header.count
             if own and own[-1][1] == begin:
                 begin = own.pop()[0]
             own.append((begin, header.end))
-    return [one for sequence in sequences for one in ranges[sequence]]
+        if most is not None and messages >= most:
+            return
 
 
 def _copy_forward(
     staging: Persistent,
     producer: int,
-    sequences: Mapping[int, int],
+    found: dict[int, _Ranges],
+    known: int,
     bases: dict[int, int],
     stamp: Stamp,
 ) -> tuple[int, int]:
     """Copy what is staged for sequences to the end of the staging log; return where the copies begin and end.
 
-    `sequences`: where each begins. `bases`: where the copy of each begins; it is filled in. It is called in the turn of
-    the log's one writer: all pieces are copied that lie before the copy, also those that are not safe yet.
+    `found`: where the pieces of each lie that are before the offset `known`. `bases`: where the copy of each begins; it
+    is filled in. It is called in the turn of the log's one writer: all pieces are copied that lie before the copy, also
+    those that are not safe yet.
     """
     log = staging.log
     log.sync()  # what is not on disk cannot be read
     log.roll()  # else the segment that is left cannot be taken away
-    begin = end = log.end
+    begin = log.end
+    _add_ranges(staging, producer, found, known, begin)
     try:
-        for sequence, first in sequences.items():
-            ranges = _find_ranges(staging, producer, [sequence], first, end)
+        for sequence, ranges in found.items():
             flags, last = STAGED | ANEW, None
             bases[sequence] = log.end
             for at, range_end in ranges:
