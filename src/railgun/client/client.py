@@ -1031,7 +1031,8 @@ class Client:
     async def purge(self, stream: str, before: int | None = None) -> dict[str, int]:
         """Delete all messages of a stream, or those before an offset.
 
-        An offset within a committed transaction cuts it: its later messages stay. Return the stream's `first` and `end` offsets, and how many messages were `purged`.
+        An offset within a committed transaction cuts it: its later messages stay. Return the
+        stream's `first` and `end` offsets, and how many messages were `purged`.
         """
         return dict(await self.admin("purge", name=stream, before=before))
 

@@ -266,7 +266,7 @@ _TABLE: Final = (
     ),
     Call(
         "purge", "Remove messages of a stream for good; offsets go on.", "POST", _STREAM + "/purge",
-        (_NAME, Argument("before", WHOLE, "Remove only messages before this offset; within a committed unit, it is cut.")),
+        (_NAME, Argument("before", WHOLE, "Remove only messages before this offset; a committed unit is cut.")),
         Node.purge,
     ),
     Call(
