@@ -1,111 +1,46 @@
-"""The hash of a key decides where its state lives, so it may never differ: not between the column
-path and the single one, not between equal keys of different types, not between processes, and not
-between releases.
-"""
+"""The hash of a key is the same in columns, for equal keys, in every process, and in every release."""
 
 from __future__ import annotations
 
 import datetime
-import enum
 import math
 import os
-import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.hashed_keys import (
+    EAST,
+    UTC,
+    WEST,
+    Access,
+    Colour,
+    Level,
+    Pair,
+    Point,
+    Unit,
+    big_ints,
+    blobs,
+    keys,
+    one_by_one,
+    quick,
+    texts,
+)
 
-from railgun.errors import KeyCodeError, KeyTypeError, RailgunError
 from railgun.hashing import BYTES, INT, MASK, P1, P2, P3, STR, hash_buffer, hash_keys, key_hash
-
-quick = settings(max_examples=100, deadline=None)
-
-UTC = datetime.UTC
-EAST = datetime.timezone(datetime.timedelta(hours=5, minutes=45))
-WEST = datetime.timezone(-datetime.timedelta(hours=8))
-
-
-class Colour(enum.Enum):
-    RED = 1
-    GREEN = 2
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
-
-
-class Unit(enum.StrEnum):
-    METRE = "m"
-
-
-class Access(enum.Flag):
-    READ = 1
-    WRITE = 2
-
-
-class Pair(NamedTuple):
-    name: str
-    number: float
-
-
-@dataclass(frozen=True)
-class Point:
-    x: float
-    y: float
-    note: str = field(default="", compare=False)
-
-
-def one_by_one(keys: Iterable[object]) -> list[int]:
-    return [key_hash(key) for key in keys]
-
 
 # --- A column is hashed as its keys are -----------------------------------------------------------
 
-# Characters of every length in UTF-8, the zero character and lone surrogates.
-characters = st.one_of(
-    st.characters(), st.characters(categories=["Cs"]), st.sampled_from("\0aé€🦀\ud800\udfff")
-)
-texts = st.text(characters, max_size=40)
-blobs = st.one_of(st.binary(max_size=40), st.lists(st.sampled_from([0, 1]), max_size=20).map(bytes))
+
 small_ints = st.integers(-(1 << 63), (1 << 63) - 1)
-big_ints = st.integers(-(1 << 80), 1 << 80)
-simple = st.one_of(
-    st.none(),
-    st.booleans(),
-    big_ints,
-    texts,
-    blobs,
-    st.floats(allow_nan=False),
-    st.decimals(-1000, 1000, places=3),
-    st.fractions(max_denominator=1000),
-    st.complex_numbers(allow_nan=False),
-    st.datetimes(timezones=st.sampled_from([None, UTC, EAST, WEST])),
-    st.dates(),
-    st.times(),
-    st.timedeltas(),
-    st.uuids(),
-    st.sampled_from([*Colour, *Level, *Unit, *Access, Pair("ada", 1), Point(1, 2)]),
-    st.sampled_from([np.int8(-3), np.uint64(MASK), np.float32(0.5), np.bool_(True), np.str_("é")]),
-)
-keys = st.recursive(
-    simple,
-    lambda parts: st.one_of(
-        st.lists(parts, max_size=3).map(tuple),
-        st.frozensets(st.one_of(texts, big_ints), max_size=3),
-    ),
-    max_leaves=5,
-)
 
 
 @quick
@@ -457,116 +392,8 @@ def test_a_hash_does_not_depend_on_the_process() -> None:
     assert len(stable) == 1
 
 
-# --- What cannot be a key is refused --------------------------------------------------------------
-
-
-@dataclass
-class Changeable:
-    x: int
-
-
-@dataclass(eq=False)
-class Identical:
-    x: int
-
-
-class Nested:
-    class Thing:
-        pass
-
-
-REFUSED: list[tuple[Any, str, str]] = [
-    (["ada"], "list", "it can change"),
-    ({"ada": 1}, "dict", "it can change"),
-    ({"ada"}, "set", "it can change"),
-    (bytearray(b"ada"), "bytearray", "it can change"),
-    (Changeable(1), "Changeable", "it can change"),
-    (object(), "object", "does not know which of them are equal"),
-    (np.datetime64("2024-01-01"), "datetime64", "does not know which of them are equal"),
-    (np.timedelta64(1, "s"), "timedelta64", "does not know which of them are equal"),
-    (Identical(1), "Identical", "does not know which of them are equal"),
-    (Point, "type", "does not know which of them are equal"),
-    (Nested.Thing(), r"Nested\.Thing", "does not know which of them are equal"),
-]
-
-
-@pytest.mark.parametrize(("key", "kind", "why"), REFUSED, ids=[kind for _, kind, _ in REFUSED])
-def test_what_cannot_be_a_key_is_refused_with_its_type_and_what_to_do(
-    key: Any, kind: str, why: str
-) -> None:
-    message = rf"^a {kind} cannot be a key: .*{why}.* Use a .* The key was "
-    for single in (key, (1, key), (1, (2, key))):
-        with pytest.raises(KeyTypeError, match=message):
-            key_hash(single)
-    for column in ([key], ["ada", key], [1, key], [None, key]):
-        with pytest.raises(KeyTypeError, match=message):
-            hash_keys(column)
-
-
-def test_the_refusal_of_a_class_tells_of_stable_key() -> None:
-    with pytest.raises(KeyTypeError, match="__stable_key__"):
-        key_hash(object())
-
-
-def test_the_refusal_of_a_large_key_is_short() -> None:
-    with pytest.raises(KeyTypeError) as refusal:
-        key_hash(list(range(100_000)))
-    assert len(str(refusal.value)) < 300
-
-
-def test_a_refusal_can_be_caught_as_a_type_error_and_as_one_of_ours() -> None:
-    assert issubclass(KeyTypeError, TypeError)
-    assert issubclass(KeyTypeError, RailgunError)
-
-
-# --- A class can tell its identity ----------------------------------------------------------------
-
-
-class Account:
-    def __init__(self, number: object, balance: int) -> None:
-        self.number = number
-        self.balance = balance
-
-    def __stable_key__(self) -> object:
-        return ("account", self.number)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Account) and other.number == self.number
-
-    def __hash__(self) -> int:
-        return hash(self.number)
-
-
-@dataclass(frozen=True)
-class Word:
-    text: str
-
-    def __stable_key__(self) -> object:
-        return self.text.casefold()
-
-
-def test_a_class_is_hashed_by_its_stable_key() -> None:
-    assert key_hash(Account(7, balance=1)) == key_hash(Account(7.0, balance=2))
-    assert key_hash(Account(7, balance=1)) == key_hash(("account", 7))
-    assert key_hash(Account(7, balance=1)) != key_hash(Account(8, balance=1))
-
-
-def test_a_stable_key_is_honoured_within_other_keys_and_columns() -> None:
-    assert key_hash((1, Account(7, 0))) == key_hash((1, ("account", 7)))
-    assert key_hash(Account(Account(7, 0), 0)) == key_hash(("account", ("account", 7)))
-    assert hash_keys([Account(7, 0), "x"]).tolist() == one_by_one([("account", 7), "x"])
-
-
-def test_a_stable_key_wins_over_the_fields_of_a_dataclass() -> None:
-    assert key_hash(Word("Ada")) == key_hash(Word("ADA")) == key_hash("ada")
-
-
-def test_a_stable_key_that_cannot_be_a_key_is_refused_by_its_own_name() -> None:
-    with pytest.raises(KeyTypeError, match=r"^a list cannot be a key"):
-        key_hash(Account([7], 0))
-
-
 # --- Keys spread evenly ---------------------------------------------------------------------------
+
 
 COUNT = 100_000
 SPREAD: dict[str, Any] = {
@@ -596,181 +423,11 @@ def test_structured_text_does_not_collide() -> None:
     assert len(set(hash_keys(keys).tolist())) == len(keys)
 
 
-def test_columns_refuse_what_single_keys_refuse() -> None:
-    """Whichever key comes first."""
-    for column in (
-        [b"a", bytearray(b"b")],
-        [b"a", np.arange(2)],
-        [1, np.array(5)],
-        [1, np.timedelta64(5, "s")],
-        np.array(["2024-02-29"], dtype="M8[ns]"),
-        np.array([5], dtype="m8[s]"),
-        np.zeros((2, 2), dtype=np.int64),
-    ):
-        with pytest.raises(KeyTypeError):
-            hash_keys(column)
-
-
 def test_a_memoryview_in_a_column_of_bytes_is_its_bytes() -> None:
     wide = memoryview(b"abcdefgh").cast("i")
     assert hash_keys([b"a", wide, b"c"]).tolist() == [
         key_hash(k) for k in (b"a", b"abcdefgh", b"c")
     ]
-
-
-class Half(float, enum.Enum):
-    HALF = 0.5
-
-
-@dataclass(frozen=True)
-class Base:
-    x: int
-
-
-@dataclass(frozen=True, eq=False)
-class Inherited(Base):
-    y: int
-
-
-@dataclass(frozen=True)
-class OwnEquality:
-    x: int
-    y: int
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OwnEquality) and self.x == other.x
-
-    def __hash__(self) -> int:
-        return self.x
-
-
-def test_an_enum_of_numbers_is_its_number() -> None:
-    assert key_hash(Half.HALF) == key_hash(0.5)
-
-
-@pytest.mark.parametrize("key", [Inherited(1, 2), OwnEquality(1, 2)])
-def test_a_dataclass_whose_equality_is_not_of_its_fields_is_refused(key: object) -> None:
-    with pytest.raises(KeyTypeError, match="__stable_key__"):
-        key_hash(key)
-
-
-class AnyCase(str):
-    """Text that is equal whatever its case."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and self.lower() == other.lower()
-
-    def __hash__(self) -> int:
-        return hash(self.lower())
-
-
-class TellingCase(AnyCase):
-    __slots__ = ()
-
-    def __stable_key__(self) -> str:
-        return self.lower()
-
-
-class Parity(int):
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, int) and int(self) % 2 == int(other) % 2
-
-    def __hash__(self) -> int:
-        return int(self) % 2
-
-
-class ByPlace(bytes):
-    """Equal by its bytes, and found by where it lies."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-class Rough(float):
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and round(self) == round(other)
-
-    def __hash__(self) -> int:
-        return round(self)
-
-
-class Length(tuple[int, ...]):
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple) and len(self) == len(other)
-
-    def __hash__(self) -> int:
-        return len(self)
-
-
-class Ordinal(enum.IntEnum):
-    ONE = 1
-    UNO = 3
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, int) and int(self) % 2 == int(other) % 2
-
-    def __hash__(self) -> int:
-        return 1
-
-
-class Mood(enum.Enum):
-    GOOD = "good"
-    FINE = "fine"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mood)
-
-    def __hash__(self) -> int:
-        return 1
-
-
-@pytest.mark.parametrize(
-    "key",
-    [AnyCase("a"), Parity(1), ByPlace(b"a"), Rough(1.2), Length((1, 2)), Ordinal.ONE, Mood.GOOD],
-    ids=lambda key: type(key).__name__,
-)
-def test_a_subclass_with_an_equality_of_its_own_is_refused_wherever_it_stands(key: Any) -> None:
-    plain: Any = {str: "a", int: 1, bytes: b"a", float: 1.5, tuple: (1,), enum.Enum: None}
-    beside = next(value for kind, value in plain.items() if isinstance(key, kind))
-    for column in [[key], [beside, key], [key, beside], [(1, key)], [frozenset([key])]]:
-        with pytest.raises(
-            KeyTypeError, match=rf"a {type(key).__name__} cannot be.*__stable_key__"
-        ):
-            hash_keys(column)
-    with pytest.raises(KeyTypeError):
-        key_hash(key)
-
-
-def test_one_that_tells_its_identity_is_hashed_by_it() -> None:
-    keys = ["Ada", TellingCase("ADA"), TellingCase("ada")]
-    assert hash_keys(keys).tolist() == [key_hash("Ada"), key_hash("ada"), key_hash("ada")]
-
-
-class Name(str):
-    __slots__ = ()
-
-
-class Count(int):
-    pass
-
-
-class Paint(enum.StrEnum):
-    RED = "red"
-
-
-def test_subclasses_that_are_equal_as_what_they_come_from_hash_as_it_does() -> None:
-    assert (
-        hash_keys([Name("a"), Paint.RED, np.str_("b")]).tolist()
-        == hash_keys(["a", "red", "b"]).tolist()
-    )
-    assert hash_keys([Count(1), Level.LOW, True]).tolist() == hash_keys([1, 1, 1]).tolist()
-    assert key_hash(np.float64(1.5)) == key_hash(1.5)
 
 
 @pytest.mark.parametrize(
@@ -782,173 +439,6 @@ def test_numbers_of_any_length_have_a_hash(key: Any) -> None:
     assert 0 <= key_hash(key) < 1 << 64
     if key == int(key):
         assert key_hash(key) == key_hash(int(key))
-
-
-NAN = math.nan
-NANS: list[Any] = [
-    *(
-        NAN,
-        -NAN,
-        np.float64("nan"),
-        np.float32("nan"),
-        np.float16("nan"),
-        Decimal("NaN"),
-        Decimal("-NaN7"),
-        Decimal("sNaN"),
-    ),
-    *(complex(NAN, 0), complex(0, NAN), complex(1, NAN), np.complex128(complex(NAN, 1))),
-    *((NAN,), ("a", (1, NAN)), frozenset({NAN}), (Decimal("NaN"), "b"), Point(1, NAN)),
-    *(np.datetime64("NaT"), np.timedelta64("NaT")),
-]
-
-
-@pytest.mark.parametrize("key", NANS, ids=repr)
-def test_what_does_not_equal_itself_is_refused_alone_and_in_columns(key: Any) -> None:
-    for column in ([key], [0.5, key], ["ada", key], [1, key], [(1, 2), key]):
-        with pytest.raises(KeyTypeError, match="cannot be a key"):
-            hash_keys(column)
-    with pytest.raises(KeyTypeError, match="cannot be a key"):
-        key_hash(key)
-
-
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "O", "M8[us]", "m8[us]"])
-def test_an_array_with_a_value_that_does_not_equal_itself_is_refused(dtype: str) -> None:
-    column = np.array(["NaT" if dtype[0] in "Mm" else NAN], dtype=dtype)
-    with pytest.raises(KeyTypeError, match="cannot be a key"):
-        hash_keys(column)
-
-
-class Unequal:
-    def __stable_key__(self) -> int:
-        return 1
-
-
-def test_a_class_whose_objects_are_never_equal_is_refused() -> None:
-    with pytest.raises(KeyTypeError, match="Give the class __eq__"):
-        key_hash(Unequal())
-
-
-@quick
-@given(st.recursive(keys | st.floats() | st.decimals() | st.complex_numbers(), st.tuples))
-@example(0.0)
-@example(-0.0)
-@example((-0.0, True))
-def test_every_key_equals_itself_after_a_journey_or_is_refused(key: Any) -> None:
-    try:
-        hashed = key_hash(key)
-    except KeyTypeError:
-        return
-    again = pickle.loads(pickle.dumps(key))
-    assert again == key
-    assert {key: "state"}[again] == "state"
-    assert key_hash(again) == hashed == hash_keys([again])[0]
-
-
-@pytest.mark.parametrize("key", [Decimal("sNaN"), Decimal("-sNaN7"), ("a", Decimal("sNaN"))])
-def test_a_signalling_nan_is_refused_as_other_nans_are(key: object) -> None:
-    with pytest.raises(
-        KeyTypeError, match=r"sNaN7?.* cannot be a key, .*NaN does not equal itself"
-    ):
-        key_hash(key)
-
-
-class NotATime(datetime.datetime):
-    """Has the class and the equality of pandas.NaT."""
-
-    def __ne__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return 1
-
-    def toordinal(self) -> int:
-        raise ValueError("NaTType does not support toordinal")
-
-
-def test_a_time_that_does_not_equal_itself_is_refused() -> None:
-    with pytest.raises(KeyTypeError, match="a NotATime cannot be a key"):
-        key_hash(NotATime(2026, 1, 1))
-
-
-class Nowhere(datetime.tzinfo):
-    def utcoffset(self, dt: datetime.datetime | None) -> datetime.timedelta:
-        raise ValueError("boom")
-
-    def dst(self, dt: datetime.datetime | None) -> None:
-        pass
-
-    def tzname(self, dt: datetime.datetime | None) -> None:
-        pass
-
-
-def test_what_a_timezone_raises_is_told_as_itself() -> None:
-    with pytest.raises(ValueError, match=r"^boom$"):
-        key_hash(datetime.datetime(2026, 1, 1, tzinfo=Nowhere()))
-
-
-class Raising:
-    def __init__(self, identity: object = 1, error: BaseException | None = None) -> None:
-        self.identity, self.error = identity, error
-
-    def __stable_key__(self) -> object:
-        if isinstance(self.identity, BaseException):
-            raise self.identity
-        return self.identity
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Raising)
-
-    def __hash__(self) -> int:
-        if self.error is not None:
-            raise self.error
-        return 1
-
-
-ERRORS = [ValueError("boom"), OverflowError("boom"), StopIteration("boom"), SystemExit(3)]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_what_the_code_of_a_key_raises_is_told_with_the_method(error: BaseException) -> None:
-    for method, key in ("__stable_key__", Raising(error)), ("__hash__", Raising(1, error)):
-        for column in [key], [1, key, 2], ["a", (key, 1)], [Raising((1, key))]:
-            with pytest.raises(KeyCodeError) as caught:
-                hash_keys(column)
-            assert str(caught.value) == f"Raising.{method} of a key raised {error!r}"
-            assert caught.value.__cause__ is error
-            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_an_interrupt_in_the_code_of_a_key_passes() -> None:
-    for key in Raising(KeyboardInterrupt()), Raising(1, KeyboardInterrupt()):
-        with pytest.raises(KeyboardInterrupt):
-            hash_keys([key])
-
-
-class Unhashable:
-    def __stable_key__(self) -> int:
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unhashable)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        raise ValueError("no repr")
-
-
-def test_a_class_with_a_stable_key_but_without_a_hash_is_refused() -> None:
-    with pytest.raises(KeyTypeError, match=r"Give the class __hash__.*Unhashable that has no repr"):
-        key_hash(Unhashable())
-
-
-def test_how_far_a_column_is_hashed_can_be_told_from_the_iterator() -> None:
-    keys = [Raising(1), Raising(2), Raising(KeyboardInterrupt()), Raising(4)]
-    walked = iter(keys)
-    with pytest.raises(KeyboardInterrupt):
-        hash_keys(keys, walked)
-    assert list(walked) == keys[3:]
-    assert hash_keys(keys[:2], iter(keys)).tolist() == [key_hash(1), key_hash(2)]
 
 
 def test_one_very_long_key_among_short_ones() -> None:
