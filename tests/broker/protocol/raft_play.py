@@ -7,6 +7,7 @@ from typing import Any
 from railgun.broker.protocol.raft.machine import Raft
 from railgun.broker.protocol.raft.messages import (
     Append,
+    Appended,
     Entry,
     Hard,
     Id,
@@ -117,3 +118,12 @@ def append(
 def of(kind: type[Any], sent: list[tuple[Id, Message]], to: Id | None = None) -> list[Any]:
     """The messages of a kind, to all or to one."""
     return [m for who, m in sent if isinstance(m, kind) and to in (None, who)]
+
+
+def leading(members: Members = ABC) -> Play:
+    node = Play(members=members)
+    others = [voter for voter in members.voters if voter != "a"]
+    node.elect(*others)
+    for other in (*others, *members.learners):
+        node.hear(other, Appended(1, True, 1, 1))
+    return node
