@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-_ELSEWHERE = {
+_MODULE_OF = {
     "connect": "railgun.client.client",
     "connect_sync": "railgun.client.sync",
     **dict.fromkeys(("state_changes", "state_table"), "railgun.spark.state_table"),
@@ -103,7 +103,8 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    # Only who starts flows or talks to nodes needs these: workers, which import this too, start sooner without them.
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    # Only programs that start flows or connect to nodes need these names: workers, which import this module too, start
+    # sooner without them.
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'railgun' has no attribute {name!r}")

@@ -35,7 +35,7 @@ def list_(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         found = list(ledger.txns.values())
         out.data(target=ledger.target, transactions=[_told(txn) for txn in found])
         for txn in found:
-            what = job_of(txn.of) if txn.state == "open" else _in_words(txn)
+            what = job_of(txn.origin) if txn.state == "open" else _in_words(txn)
             state = "is damaged" if txn.damaged else _WORDS[txn.state]
             out.line(f"{txn.id} {state}: {what}", "red" if txn.damaged else "")
         if not found:
@@ -66,7 +66,7 @@ def moved(options: argparse.Namespace, out: Output, registry: Registry) -> int:
         confirm(
             options, out, f"let the next sink in {options.data} fill something else than {before}"
         )
-        ledger.belong_to("")
+        ledger.set_target("")
         waiting = [txn for txn in ledger.txns.values() if txn.state != "open"]
         out.data(was=before, transactions=[_told(txn) for txn in waiting])
         out.line(
@@ -108,4 +108,4 @@ def _told(txn: Txn) -> dict[str, Any]:
 
 def _in_words(txn: Txn) -> str:
     """What a transaction holds."""
-    return f"{txn.count:,} records of {job_of(txn.of)} for snapshot {txn.snapshot}"
+    return f"{txn.count:,} records of {job_of(txn.origin)} for snapshot {txn.snapshot}"
