@@ -129,7 +129,7 @@ def test_a_vote_is_no_if_the_numbers_differ(
 
 
 def test_a_vote_is_no_for_what_is_unknown_or_no_records(part: Participant) -> None:
-    with pytest.raises(SinkError, match="nothing is here"):
+    with pytest.raises(SinkError, match="has not begun here"):
         part.prepare(new(), 1, 5, 1)
     txn = new()
     part.begin(txn, "demo", "out", 1, 0)

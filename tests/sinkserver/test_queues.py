@@ -244,7 +244,7 @@ def test_what_belongs_to_no_snapshot_is_thrown_away_without_a_restart(
     left = new()
     part.begin(left, "demo", "out", 1, 0, alone=True)
     monkeypatch.setattr(ledgers, "ABANDONED_AFTER_S", -1.0)
-    monkeypatch.setattr(participants, "_HOUR", -1.0)
+    monkeypatch.setattr(participants, "SWEEP_INTERVAL_S", -1.0)
     begun = new()
     part.begin(begun, "demo", "out", 1, 0)
     assert list(part.txns) == [begun]

@@ -372,7 +372,7 @@ def test_what_was_in_a_file_stays_and_what_is_cut_off_by_others_is_told(tmp_path
 
 def test_a_record_is_a_line_unless_bytes_are_raw(tmp_path: Path) -> None:
     target = FileTarget(tmp_path / "out.txt")
-    with pytest.raises(TargetError, match="record 1 has an end of line"):
+    with pytest.raises(TargetError, match="record 1 contains an end of line"):
         target.check(InMemoryRecords([b"a", b"b\nc"]))
     raw = FileTarget(tmp_path / "out.bin", raw=True)
     raw.open()

@@ -261,7 +261,7 @@ def test_a_sender_is_not_read_while_the_sink_is_busy(
     sending.start()
     sessions = list(sink.server._sessions.values())
     eventually(lambda: any(session._paused for session in sessions), "it is not read any more")
-    assert max(session._undone for session in sessions) <= (1 << 20) + (1 << 19)
+    assert max(session._pending_bytes for session in sessions) <= (1 << 20) + (1 << 19)
     assert sending.is_alive()
     free.set()
     voting.join()

@@ -127,7 +127,7 @@ class FileTarget(Target):
                 if b"\n" in record:
                     raise BadRecordError(
                         f"record {at} contains an end of line, and each record is one line of {self.path}: write it as "
-                        "JSON, or start the sink with --raw",
+                        "JSON, or write raw bytes (raw=True, --raw)",
                         at,
                     )
             number += len(batch)
