@@ -28,7 +28,7 @@ exit codes:
   6    the snapshots cannot be used: damaged, incompatible with the flow, or not readable
   7    no node answers, or its secret differs; or the data directory or the port is in use
   8    refused by the node (no such stream, group or node; other settings; duplicate ID), or by the flow
-  130  interrupted by Ctrl-C; flows, nodes, sinks, connectors and `sub` stop in order, and are killed by a second one
+  130  interrupted by Ctrl-C; what stops in order (flows, nodes, sinks, connectors, `sub`) is interrupted by a second
 """
 
 

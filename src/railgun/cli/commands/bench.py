@@ -36,8 +36,8 @@ def measure(options: argparse.Namespace, out: Output, registry: Registry) -> int
     """Measure the selected loads, one after the other."""
 
     async def work(client: Client) -> int:
-        async with await connect_by(options) as other:
-            return await _Bench(client, other, options, out).run()
+        async with await connect_by(options) as peer:
+            return await _Bench(client, peer, options, out).run()
 
     return talk(options, work)
 
@@ -46,9 +46,9 @@ class _Bench:
     """One run of the benchmark against one node."""
 
     def __init__(
-        self, client: Client, other: Client, options: argparse.Namespace, out: Output
+        self, client: Client, peer: Client, options: argparse.Namespace, out: Output
     ) -> None:
-        self.client, self.other = client, other
+        self.client, self.peer = client, peer
         self.out = out
         self.only: tuple[str, ...] = options.only
         self.seconds: float = options.seconds
@@ -122,18 +122,18 @@ class _Bench:
 
     async def _scatter(self, progress: load.Progress) -> load.Measured:
         return await load.scatter_batches(
-            self.client, self.other, self.ephemeral, self.payloads, self.seconds, progress=progress
+            self.client, self.peer, self.ephemeral, self.payloads, self.seconds, progress=progress
         )
 
     async def _scatter_singly(self, progress: load.Progress) -> load.Measured:
         payload = self.payloads[0]
         return await load.scatter_singly(
-            self.client, self.other, self.ephemeral, payload, self.seconds, self.tasks, progress
+            self.client, self.peer, self.ephemeral, payload, self.seconds, self.tasks, progress
         )
 
     async def _requests(self) -> None:
         ready = asyncio.Event()
-        responding = asyncio.create_task(load.respond(self.other, self.ephemeral, ready.set))
+        responding = asyncio.create_task(load.respond(self.peer, self.ephemeral, ready.set))
         try:
             await ready.wait()
             with self._progress("request, one at a time") as progress:
